@@ -1,0 +1,251 @@
+"""A bundle: a folder that stands alone, with all that is needed to turn a text into a vector.
+
+    config.json                 the encoder's architecture
+    tokenizer.json, tokenizer_config.json
+    onnx/model.onnx             fp32; and/or model_fp16.onnx, model_int8.onnx
+    README.md                   the model card
+    embedding.json              the contract: `Spec`, with the sha256 of every file above; written last
+
+A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives `sentence_embedding`, float32
+(batch, dimension), not normalised. All mathematics is in it. This module reads and writes folders; it runs no graph.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from encoding.errors import BundleError, TemplateError
+from encoding.template import ReadOut, Template
+from encoding.text import TOKENIZER_FILES, TextEncoder
+
+__all__ = [
+    "GRAPHS",
+    "INPUTS",
+    "OUTPUT",
+    "PRECISIONS",
+    "SPEC_FILE",
+    "Bundle",
+    "Precision",
+    "Provenance",
+    "Reading",
+    "Source",
+    "Spec",
+    "seal",
+    "sha256",
+    "staging",
+]
+
+FORMAT_VERSION: Final = 1
+SPEC_FILE: Final = "embedding.json"
+INPUTS: Final = ("input_ids", "attention_mask")
+OUTPUT: Final = "sentence_embedding"
+
+Precision = Literal["fp32", "fp16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+GRAPHS: dict[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+    "int8": "onnx/model_int8.onnx",
+}
+REQUIRED_FILES: Final = ("config.json", *TOKENIZER_FILES, "README.md")
+EXPORT_COMMAND: Final = "python -m training.export RUN OUT"
+RESTORE: Final = f"restore it or export again: `{EXPORT_COMMAND}`"
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Source(_Record):
+    """One file of training text."""
+
+    name: str
+    sentences: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Provenance(_Record):
+    """Where the model comes from.
+
+    `scores` maps a precision to a suite's scores ({"int8": {"STS12": 73.1, …}}), `parity` a precision to the largest
+    absolute difference between torch's vectors and the graph's, relative to the longest vector.
+    """
+
+    parent: str
+    recipe: dict[str, Any]
+    data: list[Source]
+    commit: str | None
+    seeds: list[int]
+    scores: dict[str, dict[str, float]]
+    parity: dict[str, float]
+
+
+class Reading(_Record):
+    """How a text becomes token ids, and where its vector is read: what a trained model and its bundle share."""
+
+    template: str
+    read_out: ReadOut
+    max_tokens: Annotated[int, Field(ge=3)]
+    final_period: bool
+    denoising: bool
+
+    def text_encoder(self, folder: Path) -> TextEncoder:
+        """Join it with the tokenizer files in `folder`. Raises TemplateError, BundleError."""
+        template = Template.parse(self.template, self.read_out)
+        return TextEncoder.load(folder, template, self.max_tokens, self.final_period)
+
+
+class Spec(Reading):
+    """`embedding.json`: the reading, the graph's signature and output size, and the digest of every file."""
+
+    format_version: Literal[1]
+    dimension: Annotated[int, Field(ge=1)]
+    inputs: tuple[Literal["input_ids"], Literal["attention_mask"]]
+    output: Literal["sentence_embedding"]
+    files: dict[str, Sha256]
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that has been checked."""
+
+    path: Path
+    spec: Spec
+    text_encoder: TextEncoder
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read and check all of a bundle.
+
+        Raises BundleError, which names the missing or altered file and the command that makes a bundle.
+        """
+        folder = Path(path)
+        spec = _read_spec(folder)
+        _check_files(folder, spec)
+        try:
+            encoder = spec.text_encoder(folder)
+        except TemplateError as error:
+            raise BundleError(f"{folder / SPEC_FILE}: {error}") from error
+        return cls(folder, spec, encoder)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        return tuple(precision for precision in PRECISIONS if GRAPHS[precision] in self.spec.files)
+
+    def graph(self, precision: Precision) -> Path:
+        """The path of one precision's graph. Raises BundleError where the bundle has none."""
+        if precision not in self.precisions:
+            raise BundleError(
+                f"{self.path} has no {precision} graph, only {', '.join(self.precisions)}; choose one of these, "
+                f"or make it with `{EXPORT_COMMAND} --precision {precision}`"
+            )
+        return self.path / GRAPHS[precision]
+
+
+@contextmanager
+def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to build a bundle in, put in place of `out` at the end of the block; nothing is left of a failure.
+
+    `out` may be absent, empty or a bundle. Raises BundleError where it is anything else, before work is lost.
+    """
+    target = Path(out).absolute()
+    if target.exists() and not _replaceable(target):
+        raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as workshop:
+        folder, former = Path(workshop, "new"), Path(workshop, "old")
+        folder.mkdir()
+        yield folder
+        if target.exists():
+            target.rename(former)
+        folder.rename(target)
+
+
+def seal(folder: Path, reading: Reading, dimension: int, provenance: Provenance) -> Spec:
+    """Hash every file in `folder` and write the contract, atomically and last: from here on it is a bundle."""
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    spec = Spec(
+        **reading.model_dump(),
+        format_version=FORMAT_VERSION,
+        dimension=dimension,
+        inputs=INPUTS,
+        output=OUTPUT,
+        files={name: sha256(folder / name) for name in files if name != SPEC_FILE},
+        provenance=provenance,
+    )
+    text = json.dumps(spec.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+    partial = folder / f".{SPEC_FILE}.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / SPEC_FILE)
+    return spec
+
+
+def sha256(path: Path) -> str:
+    """The hexadecimal digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_spec(folder: Path) -> Spec:
+    path = folder / SPEC_FILE
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is not a folder; make a bundle with `{EXPORT_COMMAND}`")
+    if not path.is_file():
+        raise BundleError(f"{folder} has no {SPEC_FILE}, so it is no finished bundle; make one with `{EXPORT_COMMAND}`")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); {RESTORE}") from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(
+            f"{path} has format_version {version!r}, this Cloze reads {FORMAT_VERSION}; "
+            f"export again with this version: `{EXPORT_COMMAND}`"
+        )
+    try:
+        return Spec.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{path}, {key}: {first['msg']}, found {first['input']!r:.200}; {RESTORE}") from error
+
+
+def _check_files(folder: Path, spec: Spec) -> None:
+    for name in (*REQUIRED_FILES, *spec.files):
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise BundleError(f"{folder / SPEC_FILE}: file {name!r} lies outside the bundle")
+        if name not in spec.files:
+            raise BundleError(f"{folder / SPEC_FILE} does not list {name}; export again: `{EXPORT_COMMAND}`")
+        path = folder / name
+        if not path.is_file():
+            raise BundleError(f"{path} is missing; {RESTORE}")
+        if sha256(path) != spec.files[name]:
+            raise BundleError(
+                f"{path} is not the file that was exported (sha256 differs); restore it or export again: "
+                f"`{EXPORT_COMMAND}`"
+            )
+    if not any(graph in spec.files for graph in GRAPHS.values()):
+        raise BundleError(f"{folder} holds no graph ({', '.join(GRAPHS.values())}); export again: `{EXPORT_COMMAND}`")
+
+
+def _replaceable(target: Path) -> bool:
+    return target.is_dir() and ((target / SPEC_FILE).is_file() or not any(target.iterdir()))

@@ -1,0 +1,1 @@
+"""Fine-tune an encoder by a recipe, evaluate it, and export it as a bundle."""

@@ -1,0 +1,198 @@
+"""The sentence encoder: a transformers backbone and the place its vector is read.
+
+All that is served is here, and nothing that is not: heads, teachers and second templates belong to the objectives.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from encoding.bundle import Reading
+from encoding.template import ReadOut, Template
+from encoding.text import SpecialTokens, TextEncoder
+from training.errors import EncoderError
+
+__all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "token_batches"]
+
+READING_FILE = "reading.json"
+
+
+class Prompt:
+    """One template, and how a vector is read from the backbone's last layer behind it."""
+
+    def __init__(self, text_encoder: TextEncoder, read_out: ReadOut, denoising: bool = False) -> None:
+        self.text_encoder = text_encoder
+        self.read_out = read_out
+        self.denoising = denoising
+
+    def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
+        if self.read_out == "mean":
+            weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
+            return (hidden * weights).sum(1) / weights.sum(1)
+        if self.read_out == "cls":
+            return hidden[:, 0]
+        index = self.text_encoder.mask_index
+        assert index is not None, "a template read at the mask has one: Template.parse holds it. This is a bug."
+        if index >= 0:
+            return hidden[:, index]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return hidden[rows, attention_mask.sum(1) + index]
+
+
+class SentenceEncoder(nn.Module):
+    """Backbone and prompt. `forward` maps a padded batch to one vector a text, not normalised."""
+
+    def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reading: Reading) -> None:
+        super().__init__()
+        if getattr(backbone, "pooler", None) is not None:
+            backbone.pooler = None  # next-sentence head: never read
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.reading = reading
+        self.prompt = self.make_prompt(reading.template, reading.max_tokens, reading.denoising)
+
+    @classmethod
+    def load(cls, source: str, **changes: object) -> Self:
+        """Load a folder that `save` wrote, or any hub or local encoder.
+
+        `changes` are fields of Reading; a model that carries no reading of its own needs `template` and `read_out`.
+        `max_tokens` defaults to what the position table holds. Raises EncoderError.
+        """
+        saved = Path(source) / READING_FILE
+        fields: dict[str, object] = {"final_period": False, "denoising": False}
+        if saved.is_file():
+            fields |= json.loads(saved.read_text(encoding="utf-8"))
+        fields |= {key: value for key, value in changes.items() if value is not None}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            backbone = AutoModel.from_pretrained(source, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as error:
+            raise EncoderError(
+                f"{source!r} cannot be loaded as an encoder: {_first_line(error)}; give a folder with config.json, "
+                "model.safetensors and tokenizer.json, or a model name that is in the local hub cache"
+            ) from error
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+        limit = int(backbone.config.max_position_embeddings) - _first_position(backbone)
+        fields.setdefault("max_tokens", limit)
+        try:
+            reading = Reading.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise EncoderError(
+                f"{source!r}: {first['loc'][0]}: {first['msg']}; give --template and --read-out"
+            ) from error
+        if reading.max_tokens > limit:
+            raise EncoderError(f"max_tokens is {reading.max_tokens}; {source!r} has positions for {limit}: lower it")
+        return cls(backbone, tokenizer, reading)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, configuration, tokenizer and reading; `load` reads them back."""
+        self.backbone.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        text = json.dumps(self.reading.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        (folder / READING_FILE).write_text(text, encoding="utf-8")
+
+    @property
+    def dimension(self) -> int:
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
+
+    def make_prompt(self, template: str, max_tokens: int, denoising: bool = False) -> Prompt:
+        """Another way to read the same backbone: a second view's template, training's shorter limit."""
+        read_out = self.reading.read_out
+        tokenizer = self.tokenizer
+        special = SpecialTokens(
+            cls=tokenizer.cls_token_id,
+            sep=tokenizer.sep_token_id,
+            pad=tokenizer.pad_token_id,
+            mask=tokenizer.mask_token_id,
+        )
+        text_encoder = TextEncoder(
+            tokenizer.backend_tokenizer,
+            special,
+            Template.parse(template, read_out),
+            max_tokens,
+            self.reading.final_period,
+        )
+        return Prompt(text_encoder, read_out, denoising)
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """The backbone's last layer, (n, L, d)."""
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        return output.last_hidden_state
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """Token ids (n, L) -> vectors (n, d), read by `prompt` (by default the encoder's own)."""
+        prompt = prompt or self.prompt
+        vectors = prompt.read(self.hidden(input_ids, attention_mask), attention_mask)
+        if prompt.denoising:
+            lengths = attention_mask.sum(1) - prompt.text_encoder.template_tokens
+            vectors = vectors - self.template_bias(lengths, prompt)
+        return vectors
+
+    def template_bias(self, lengths: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """Vectors (n, d) that the template alone gives, its suffix standing where a text of `lengths` (n) puts it.
+
+        PromptBERT section 4.3: the template without [X], the position ids of what follows [X] raised by the text's
+        length. One row a distinct length is computed, with gradient; texts of one length share it, dropout included.
+        """
+        prompt = prompt or self.prompt
+        text_encoder = prompt.text_encoder
+        distinct, rows = torch.unique(lengths, return_inverse=True)  # (m,), (n,)
+        prefix, suffix = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids)
+        ids = torch.tensor([text_encoder.prefix_ids + text_encoder.suffix_ids], device=lengths.device)
+        ids = ids.expand(len(distinct), -1)  # (m, template)
+        places = torch.arange(prefix + suffix, device=lengths.device) + _first_position(self.backbone)  # (template,)
+        follows = torch.arange(prefix + suffix, device=lengths.device) >= prefix
+        positions = places + follows * distinct.unsqueeze(1)  # (m, template)
+        attention = torch.ones_like(ids)
+        return prompt.read(self.hidden(ids, attention, positions), attention)[rows]
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32 in the texts' order, in evaluation mode, by the encoder's own prompt."""
+        was_training = self.training
+        self.eval()
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        sequences = [tokens.ids for tokens in self.prompt.text_encoder.encode(texts)]
+        for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
+            batch = self.prompt.text_encoder.pad([sequences[row] for row in rows])
+            input_ids, attention_mask = (torch.from_numpy(array).to(self.device) for array in batch)
+            vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
+        self.train(was_training)
+        return vectors
+
+
+def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def _first_position(backbone: PreTrainedModel) -> int:
+    """BERT counts positions from 0, RoBERTa and its kin from padding_idx + 1."""
+    padding = getattr(backbone.embeddings.position_embeddings, "padding_idx", None)
+    return 0 if padding is None else padding + 1
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,33 @@
+"""What a user of the training commands can put right.
+
+ClozeError
+├── RecipeError     a key, value or file of a recipe
+├── CorpusError     a file of sentences
+├── EncoderError    a model folder or hub name
+├── RunError        a run folder
+└── ExportError     a graph that does not keep what the run promised
+"""
+
+from encoding.errors import ClozeError
+
+__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError"]
+
+
+class RecipeError(ClozeError):
+    """A recipe has an unknown key, a wrong type or an impossible value."""
+
+
+class CorpusError(ClozeError):
+    """A file of sentences cannot be read."""
+
+
+class EncoderError(ClozeError):
+    """A model cannot be loaded as a sentence encoder."""
+
+
+class RunError(ClozeError):
+    """A run folder is missing, unfinished or in the way."""
+
+
+class ExportError(ClozeError):
+    """A graph is not close enough to the model it was made from."""
