@@ -1,0 +1,162 @@
+"""Pairs of sentences with a human score, and how well a model's cosines rank them.
+
+Two forms are read:
+
+- the STS benchmark's own `sts-*.csv`: no header, tab-separated, no quoting, score in column 4, sentences in 5 and 6
+- csv, tsv or jsonl with the columns `sentence1`, `sentence2`, `score`
+
+each also with `.gz` behind its name. White space is split and joined again with single blanks, as SentEval does.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from training.errors import CorpusError
+
+__all__ = ["Embed", "Pairs", "cosines", "load_pairs", "rank_correlation", "spearman"]
+
+Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Texts (n) -> vectors (n, d), in the texts' order."""
+
+Row: TypeAlias = tuple[str, str, object]
+COLUMNS = ("sentence1", "sentence2", "score")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`left[i]` and `right[i]` are as similar as `gold[i]` says, on any scale that grows with similarity."""
+
+    left: list[str]
+    right: list[str]
+    gold: list[float]
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def __add__(self, other: Self) -> "Pairs":
+        return Pairs(self.left + other.left, self.right + other.right, self.gold + other.gold)
+
+
+def load_pairs(path: str | Path) -> Pairs:
+    """Read a file of scored pairs.
+
+    Raises CorpusError, which names the file and the line, where it is missing, is not UTF-8 or has other columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CorpusError(f"{path} is not a file; give scored pairs, for example STS/STSBenchmark/sts-dev.csv")
+    try:
+        lines = _read(path).replace("\r\n", "\n").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
+    pairs = Pairs([], [], [])
+    for number, (left, right, score) in _rows(path, lines):
+        pairs.left.append(" ".join(left.split()))
+        pairs.right.append(" ".join(right.split()))
+        pairs.gold.append(_number(score, f"{path}, line {number}"))
+    if not pairs:
+        raise CorpusError(f"{path} has no pairs; give one with the columns {', '.join(COLUMNS)}")
+    return pairs
+
+
+def spearman(embed: Embed, pairs: Pairs) -> float:
+    """Spearman's correlation x100 of cosine and gold; each distinct sentence is embedded once."""
+    sentences = sorted({*pairs.left, *pairs.right})
+    vectors = dict(zip(sentences, embed(sentences), strict=True))
+    left, right = (np.stack([vectors[text] for text in side]) for side in (pairs.left, pairs.right))
+    return rank_correlation(cosines(left, right), pairs.gold)
+
+
+def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Two arrays (n, d) -> (n), in float64; 0 where a vector is zero or not finite."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        cosine = (left * right).sum(1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
+    return np.nan_to_num(cosine, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def rank_correlation(predicted: Sequence[float] | NDArray[np.floating], gold: Sequence[float]) -> float:
+    """Spearman's rho x100: Pearson's correlation of ranks, ties sharing their average; 0 where one side is constant."""
+    ranks = np.stack([rankdata(predicted), rankdata(gold)])
+    centred = ranks - ranks.mean(1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1)
+    return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
+
+
+def _read(path: Path) -> str:
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return content.decode("utf-8-sig")
+
+
+def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
+    """Line numbers, counted from 1, and rows. Blank lines are no rows."""
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    if kind == ".jsonl":
+        return _json_rows(path, numbered)
+    if kind not in (".csv", ".tsv"):
+        raise CorpusError(f"{path}: pairs are read from .csv, .tsv and .jsonl, also with .gz; rename or convert it")
+    if lines and _is_benchmark(lines[0]):
+        return _benchmark_rows(path, numbered)
+    return _table_rows(path, lines, "\t" if kind == ".tsv" else ",")
+
+
+def _is_benchmark(line: str) -> bool:
+    cells = line.split("\t")
+    return len(cells) >= 7 and cells[4].strip().replace(".", "", 1).isdigit()
+
+
+def _benchmark_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) < 7:
+            raise CorpusError(f"{path}, line {number} has {len(cells)} tab-separated columns; the benchmark has 7")
+        yield number, (cells[5], cells[6], cells[4])
+
+
+def _table_rows(path: Path, lines: list[str], delimiter: str) -> Iterator[tuple[int, Row]]:
+    reader = csv.DictReader((line + "\n" for line in lines), delimiter=delimiter)
+    try:
+        for cells in reader:
+            yield reader.line_num, _columns(cells, f"{path}, line {reader.line_num}")
+    except csv.Error as error:
+        raise CorpusError(f"{path}, line {reader.line_num}: {error}; is its quoting right?") from error
+
+
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+    for number, line in lines:
+        try:
+            cells = json.loads(line)
+        except ValueError as error:
+            raise CorpusError(f"{path}, line {number} is not JSON ({error})") from error
+        yield number, _columns(cells, f"{path}, line {number}")
+
+
+def _columns(cells: Any, where: str) -> Row:
+    missing = [name for name in COLUMNS if not isinstance(cells, dict) or cells.get(name) is None]
+    if missing:
+        found = ", ".join(map(str, cells)) if isinstance(cells, dict) else type(cells).__name__
+        raise CorpusError(
+            f"{where} has no {', '.join(missing)} (it has {found}); name the columns {', '.join(COLUMNS)}"
+        )
+    return str(cells["sentence1"]), str(cells["sentence2"]), cells["score"]
+
+
+def _number(score: object, where: str) -> float:
+    try:
+        number = float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise CorpusError(f"{where}: score {score!r} is not a number")
+    return number
