@@ -11,14 +11,13 @@ from encoding.errors import ClozeError
 __all__ = ["run"]
 
 
-def run(main: Callable[[], None]) -> int:
-    """Call `main` and give the exit code; a ClozeError becomes one line on stderr, without a traceback."""
+def run(main: Callable[[], int | None]) -> int:
+    """Call `main` and give the exit code, its own or 0; a ClozeError becomes one line on stderr, no traceback."""
     try:
-        main()
+        return main() or 0
     except ClozeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return 0

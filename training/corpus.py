@@ -1,0 +1,151 @@
+"""A corpus: files of text to rows of sentences, counted and checked before a model is loaded.
+
+A row has one sentence (a line of a .txt file) or one a column (csv, tsv, jsonl). Empty rows and rows outside the
+length limits are left out and counted.
+"""
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from encoding.bundle import Source, sha256
+from training.errors import CorpusError
+
+__all__ = ["Corpus", "read_corpus", "read_records"]
+
+Row = tuple[str, ...]
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass
+class Corpus:
+    """Rows to train on, where they come from, and how many were left out for which reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    empty: int = 0
+    outside: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        left_out = f"left out: {self.empty:,} empty, {self.outside:,} by length"
+        return f"{len(self):,} rows from {len(self.sources)} files; {left_out}"
+
+
+def read_corpus(
+    paths: Sequence[str],
+    columns: Sequence[str] = (),
+    min_words: int = 1,
+    max_words: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+) -> Corpus:
+    """Read every file, in order; then keep a random `sample` of the rows (seeded) where one is asked for.
+
+    Raises CorpusError for a missing file, a missing column or bytes that are not UTF-8, with file and line.
+    """
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        raise CorpusError(f"{missing[0]} does not exist; give the path of a file of sentences")
+    corpus = Corpus()
+    for path in map(Path, paths):
+        before = len(corpus.rows)
+        for row in _rows(path, columns):
+            if not all(row):
+                corpus.empty += 1
+            elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
+                corpus.rows.append(row)
+            else:
+                corpus.outside += 1
+        corpus.sources.append(Source(name=path.name, sentences=len(corpus.rows) - before, sha256=sha256(path)))
+    if not corpus.rows:
+        raise CorpusError(
+            f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and min_words, max_words"
+        )
+    if sample is not None and sample < len(corpus.rows):
+        corpus.rows = random.Random(seed).sample(corpus.rows, sample)
+    return corpus
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz)."""
+    suffix = _suffix(path)
+    with _open(path) as file:
+        if suffix == ".jsonl":
+            yield from _json_lines(path, _decoded(path, file))
+            return
+        reader = csv.DictReader(_decoded(path, file), delimiter=_SEPARATORS[suffix], restkey="")
+        for record in reader:
+            yield reader.line_num, record
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    if _suffix(path) == ".txt":
+        with _open(path) as file:
+            for line in _decoded(path, file):
+                yield (line.strip(),)
+        return
+    for number, record in read_records(path):
+        if not columns:
+            raise CorpusError(f"{path} has columns {', '.join(map(str, record))}; say which to read: --columns NAME")
+        for column in columns:
+            if column not in record:
+                found = ", ".join(map(str, record))
+                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: choose with --columns")
+            if not isinstance(record[column], str | None):
+                raise CorpusError(f"{path}, line {number}: {column} is {record[column]!r}; write a text")
+        yield tuple((record[column] or "").strip() for column in columns)
+
+
+def _suffix(path: Path) -> str:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix not in {".txt", ".jsonl", *_SEPARATORS}:
+        raise CorpusError(
+            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with .gz"
+        )
+    return suffix
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _decoded(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """Lines as they come; bytes that are not UTF-8 and broken gzip files speak with file and line."""
+    number = 0
+    try:
+        for line in lines:
+            number += 1
+            yield line
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path}, after line {number}: not UTF-8 ({error.reason}); convert the file to UTF-8"
+        ) from error
+    except (OSError, EOFError) as error:
+        raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise CorpusError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise CorpusError(f"{path}, line {number}: {line.strip():.60} is no JSON object; write one a line")
+        yield number, record

@@ -1,0 +1,55 @@
+"""What a training method is: views of a batch of texts, and a loss over them.
+
+An objective owns what only training needs (heads, second templates, teachers); the encoder inside it is what is
+served, so export forgets the rest by construction.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from training.corpus import Row
+from training.encoder import Prompt, SentenceEncoder
+from training.recipe import Recipe
+
+__all__ = ["Objective", "View", "projection", "view"]
+
+View = dict[str, Tensor]  # input_ids and attention_mask, (n, L) both
+
+
+class Objective(nn.Module, ABC):
+    """Base of the methods: a subclass sets `Recipe` and writes `views` and `forward`."""
+
+    Recipe: ClassVar[type[Recipe]]
+    texts_a_row: ClassVar[int] = 1
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.recipe = recipe
+        self.prompt = encoder.make_prompt(recipe.template, recipe.max_tokens)  # the encoder's own, cut shorter
+
+    @abstractmethod
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        """Rows of the corpus -> the token ids that `forward` takes by name."""
+
+    @abstractmethod
+    def forward(self, **views: View) -> dict[str, Tensor]:
+        """Views -> {"loss": scalar with gradient, and named parts to log, detached}."""
+
+
+def view(prompt: Prompt, texts: Sequence[str]) -> View:
+    """Texts in one template, padded to the longest."""
+    input_ids, attention_mask = map(torch.from_numpy, prompt.text_encoder.batch(texts))
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def projection(encoder: SentenceEncoder) -> nn.Sequential:
+    """The contrastive papers' head, Linear(d, d) and tanh, drawn as BERT draws its own weights."""
+    linear = nn.Linear(encoder.dimension, encoder.dimension)
+    nn.init.normal_(linear.weight, std=encoder.backbone.config.initializer_range)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(linear, nn.Tanh())

@@ -1,0 +1,10 @@
+"""The training methods, by the name a recipe calls them."""
+
+from training.objective import Objective
+from training.objectives.distill import Distill
+from training.objectives.promptbert import PromptBERT
+from training.objectives.simcse import SimCSE
+
+__all__ = ["OBJECTIVES"]
+
+OBJECTIVES: dict[str, type[Objective]] = {"distill": Distill, "promptbert": PromptBERT, "simcse": SimCSE}

@@ -1,0 +1,80 @@
+"""Distillation: match a teacher's sentence vectors, so that a good sentence encoder learns to speak at [MASK].
+
+The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
+between teacher's and student's distributions of similarity over the batch.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from encoding.errors import TemplateError
+from encoding.template import ReadOut, Template
+from training.corpus import Row
+from training.encoder import SentenceEncoder
+from training.errors import RecipeError
+from training.losses import cosine_distance, similarity_divergence
+from training.objective import Objective, View, view
+from training.recipe import Recipe
+
+__all__ = ["Distill", "DistillRecipe"]
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class DistillRecipe(Recipe):
+    """The keys of `method = "distill"`."""
+
+    method: Literal["distill"]
+    teacher: str = Field(description="encoder to match: a local folder or a hub name")
+    teacher_template: str = Field("[X]", description="words around the teacher's text")
+    teacher_read_out: ReadOut = Field("mean", description="where the teacher's vector is read: mask, cls or mean")
+    cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
+    divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
+
+    @model_validator(mode="after")
+    def _weights(self) -> Self:
+        if self.cosine_weight == self.divergence_weight == 0:
+            raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
+        try:
+            Template.parse(self.teacher_template, self.teacher_read_out)
+        except TemplateError as error:
+            raise ValueError(f"teacher_template: {error}") from error
+        return self
+
+
+class Distill(Objective):
+    """The teacher is frozen, in evaluation mode, and no part of a checkpoint. The student has no dropout."""
+
+    Recipe = DistillRecipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
+        super().__init__(encoder, recipe)
+        teacher = SentenceEncoder.load(
+            recipe.teacher, template=recipe.teacher_template, read_out=recipe.teacher_read_out, denoising=False
+        )
+        if recipe.cosine_weight and teacher.dimension != encoder.dimension:
+            raise RecipeError(
+                f"teacher {recipe.teacher!r} has {teacher.dimension} dimensions and the encoder {encoder.dimension}; "
+                "choose a teacher of the same width, or cosine_weight = 0"
+            )
+        self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
+        self.teacher_prompt = teacher.make_prompt(recipe.teacher_template, recipe.max_tokens)
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        texts = [text for (text,) in rows]
+        return {"student": view(self.prompt, texts), "teacher": view(self.teacher_prompt, texts)}
+
+    def forward(self, student: View, teacher: View) -> dict[str, Tensor]:
+        self.encoder.eval()
+        vectors = self.encoder(**student, prompt=self.prompt)  # (n, d)
+        with torch.no_grad():
+            targets = self._teacher[0].to(vectors.device)(**teacher, prompt=self.teacher_prompt)
+        distance = cosine_distance(vectors, targets)
+        divergence = similarity_divergence(vectors, targets, self.recipe.temperature)
+        loss = self.recipe.cosine_weight * distance + self.recipe.divergence_weight * divergence
+        return {"loss": loss, "cosine_distance": distance.detach(), "divergence": divergence.detach()}

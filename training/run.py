@@ -1,0 +1,141 @@
+"""A run folder: all that one training run leaves behind.
+
+recipe.toml        the resolved recipe
+log.jsonl          a line a logged step: loss, its parts, rate, dev scores
+tensorboard/       the same for TensorBoard
+checkpoint-N/      weights, optimiser, schedule and random states after step N
+model/             the chosen encoder, once training is finished
+run.json           provenance: parent, recipe, data, commit, seeds, versions, scores
+"""
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from training.corpus import Corpus
+from training.encoder import SentenceEncoder
+from training.errors import RunError
+from training.recipe import Recipe, to_toml
+
+__all__ = ["Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of one run folder, and what may be done with them."""
+
+    path: Path
+
+    @classmethod
+    def start(cls, path: Path, recipe: Recipe) -> Self:
+        """Make a fresh run folder with its recipe. Raises RunError where something is in the way."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not empty; continue it with --resume {path}, or choose another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path)
+        run.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run folder. Raises RunError where there is none."""
+        run = cls(path)
+        if not run.recipe_file.is_file():
+            raise RunError(
+                f"{path} is no run folder (no recipe.toml); start one: python -m training.fit RECIPE --out {path}"
+            )
+        return run
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "run.json").is_file()
+
+    def rewind(self) -> Path | None:
+        """Drop what a killed process left half done; the newest whole checkpoint, or None to begin again.
+
+        A checkpoint is whole when its trainer_state.json is, which is written last.
+        """
+        newest, step = None, 0
+        for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
+            if newest is None and _is_json(folder / "trainer_state.json"):
+                newest, step = folder, _step(folder)
+            elif newest is None:
+                shutil.rmtree(folder)
+        if self.log_file.is_file():
+            lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
+            self.log_file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return newest
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to the log."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def finish(self, encoder: SentenceEncoder, recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
+        """Save the chosen encoder, then the provenance: a run with run.json is finished."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        encoder.save(self.model)
+        provenance = {
+            "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
+            "recipe": recipe.model_dump(mode="json", exclude_none=True),
+            "data": [source.model_dump(mode="json") for source in corpus.sources],
+            "commit": _commit(),
+            "seeds": [recipe.seed],
+            "rows": len(corpus),
+            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
+            **figures,
+        }
+        partial = self.path / ".run.json.partial"
+        partial.write_text(json.dumps(provenance, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(self.path / "run.json")
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_logged(line: str, step: int) -> bool:
+    """Whether a line of the log was written at or before `step`; the last line may be torn."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError):
+        return False
+
+
+def _commit() -> str | None:
+    """The commit of Cloze's own working tree, where it runs from one."""
+    try:
+        result = subprocess.run(  # noqa: S603 - fixed words
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()

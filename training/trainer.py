@@ -1,0 +1,131 @@
+"""transformers' Trainer around an objective: named loss parts in the log, dev pairs as evaluation, a soft Ctrl-C."""
+
+import math
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training.errors import RunError
+from training.objective import Objective
+from training.recipe import Recipe
+from training.run import Run
+from training.sts import Pairs, spearman
+
+__all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "training_arguments"]
+
+DEV_SCORE = "eval_dev_spearman"
+
+
+class ObjectiveTrainer(Trainer):
+    """Trains `objective`; its evaluation is Spearman's correlation x 100 of the encoder on scored pairs."""
+
+    def __init__(self, objective: Objective, pairs: Pairs | None, **keywords: Any) -> None:
+        super().__init__(model=objective, eval_dataset=pairs, data_collator=objective.views, **keywords)
+        self.objective = objective
+        self.pairs = pairs
+        self._parts: list[dict[str, Tensor]] = []
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+        outputs = model(**inputs)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._parts:
+            parts, self._parts = self._parts, []
+            for name in parts[0]:
+                logs[name] = torch.stack([part[name] for part in parts]).mean().item()
+            if not math.isfinite(logs["loss"] + logs.get("grad_norm", 0.0)):
+                raise RunError(
+                    f"the loss is {logs['loss']} at step {self.state.global_step}, the gradient's norm "
+                    f"{logs.get('grad_norm')}; lower learning_rate, or use precision = 'fp32'"
+                )
+        super().log(logs, start_time)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        assert self.pairs is not None, "evaluation is asked for only where there are dev pairs. This is a bug."
+        metrics = {DEV_SCORE: spearman(self.objective.encoder.embed, self.pairs)}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class Journal(TrainerCallback):
+    """Writes each logged entry to the run's log.jsonl."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        self.run.log({"step": state.global_step, **(logs or {})})
+
+
+class Interrupt(TrainerCallback):
+    """Turns Ctrl-C into: finish the step, save a checkpoint, stop. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._former: Any = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._former = signal.signal(signal.SIGINT, self._ask)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.asked:
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        signal.signal(signal.SIGINT, self._former)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._former)
+
+
+def training_arguments(recipe: Recipe, run: Run, dev: bool) -> TrainingArguments:
+    """A recipe in the Trainer's words. One seed for all; the last, short batch of an epoch is dropped."""
+    return TrainingArguments(
+        output_dir=str(run.path),
+        per_device_train_batch_size=recipe.batch_size,
+        num_train_epochs=recipe.epochs,
+        max_steps=recipe.max_steps or -1,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        optim="adamw_torch",
+        bf16=recipe.precision == "bf16",
+        seed=recipe.seed,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        logging_strategy="steps",
+        logging_steps=recipe.log_steps,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if dev else "no",
+        eval_steps=recipe.eval_steps,
+        eval_on_start=dev,
+        save_strategy="steps",
+        save_steps=recipe.eval_steps,
+        save_total_limit=2,
+        load_best_model_at_end=dev,
+        metric_for_best_model=DEV_SCORE if dev else None,
+        greater_is_better=True if dev else None,
+        report_to=[],
+    )
