@@ -5,11 +5,13 @@ All that is served is here, and nothing that is not: heads, teachers and second 
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -73,13 +75,19 @@ class SentenceEncoder(nn.Module):
             fields |= json.loads(saved.read_text(encoding="utf-8"))
         fields |= {key: value for key, value in changes.items() if value is not None}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            backbone = AutoModel.from_pretrained(source, dtype=torch.float32)
+            with _quiet():
+                tokenizer = AutoTokenizer.from_pretrained(source)
+                backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, KeyError) as error:
             raise EncoderError(
                 f"{source!r} cannot be loaded as an encoder: {_first_line(error)}; give a folder with config.json, "
                 "model.safetensors and tokenizer.json, or a model name that is in the local hub cache"
             ) from error
+        missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
+        if missing:
+            raise EncoderError(
+                f"{source!r} lacks the weights {', '.join(missing[:3])} ({len(missing)} in all); get it again"
+            )
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
         limit = int(backbone.config.max_position_embeddings) - _first_position(backbone)
@@ -97,7 +105,8 @@ class SentenceEncoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write weights, configuration, tokenizer and reading; `load` reads them back."""
-        self.backbone.save_pretrained(folder)
+        with _quiet():
+            self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         text = json.dumps(self.reading.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
         (folder / READING_FILE).write_text(text, encoding="utf-8")
@@ -186,6 +195,19 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
         rows.append(row)
     if rows:
         yield rows
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its progress bars and load report; what matters of these is checked here."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
 
 
 def _first_position(backbone: PreTrainedModel) -> int:

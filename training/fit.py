@@ -53,6 +53,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
     """
     corpus, pairs, objective = prepare(recipe)
+    run.start(recipe)
     checkpoint = run.rewind() if resume else None
     interrupt = Interrupt()
     trainer = _trainer(objective, corpus, pairs, training_arguments(recipe, run, dev=pairs is not None))
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             dry_run(recipe)
             return 0
-        run = Run.start(options.out or Path("runs", Path(options.recipe).stem), recipe)
+        run = Run.fresh(options.out or Path("runs", Path(options.recipe).stem))
     if not fit(recipe, run, resume=bool(options.resume)):
         console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
         return 130

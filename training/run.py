@@ -31,14 +31,11 @@ class Run:
     path: Path
 
     @classmethod
-    def start(cls, path: Path, recipe: Recipe) -> Self:
-        """Make a fresh run folder with its recipe. Raises RunError where something is in the way."""
+    def fresh(cls, path: Path) -> Self:
+        """A run folder to be. Raises RunError where something is in the way."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path} is not empty; continue it with --resume {path}, or choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path)
-        run.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
-        return run
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -65,6 +62,11 @@ class Run:
     @property
     def finished(self) -> bool:
         return (self.path / "run.json").is_file()
+
+    def start(self, recipe: Recipe) -> None:
+        """Make the folder, with the recipe in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
 
     def rewind(self) -> Path | None:
         """Drop what a killed process left half done; the newest whole checkpoint, or None to begin again.

@@ -74,7 +74,11 @@ class Distill(Objective):
         vectors = self.encoder(**student, prompt=self.prompt)  # (n, d)
         with torch.no_grad():
             targets = self._teacher[0].to(vectors.device)(**teacher, prompt=self.teacher_prompt)
-        distance = cosine_distance(vectors, targets)
-        divergence = similarity_divergence(vectors, targets, self.recipe.temperature)
-        loss = self.recipe.cosine_weight * distance + self.recipe.divergence_weight * divergence
-        return {"loss": loss, "cosine_distance": distance.detach(), "divergence": divergence.detach()}
+        parts: dict[str, Tensor] = {}
+        if self.recipe.cosine_weight:
+            parts["cosine_distance"] = cosine_distance(vectors, targets)
+        if self.recipe.divergence_weight:
+            parts["divergence"] = similarity_divergence(vectors, targets, self.recipe.temperature)
+        weights = {"cosine_distance": self.recipe.cosine_weight, "divergence": self.recipe.divergence_weight}
+        loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
+        return {"loss": loss} | {name: part.detach() for name, part in parts.items()}

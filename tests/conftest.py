@@ -1,0 +1,77 @@
+"""Tiny random encoders with real tokenizers, made in code; nothing is fetched."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+SENTENCES = [
+    "A man is playing the guitar on a stage.",
+    "Two dogs run over the green field.",
+    "The markets fell sharply after the announcement.",
+    "She wrote a letter to her old friend in the city.",
+    "Nothing grows here without a little rain.",
+    "This sentence of a text means something : \"quoted\" and 'single'.",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random 2-layer BERT, 32 wide, 64 positions, and a word-piece tokenizer."""
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertConfig, BertModel, BertTokenizerFast, set_seed
+
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    words = BertWordPieceTokenizer(lowercase=True)
+    words.train_from_iterator(SENTENCES * 3, vocab_size=400, min_frequency=1, show_progress=False)
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(sorted(words.get_vocab(), key=words.get_vocab().get)) + "\n", encoding="utf-8")
+    tokenizer = BertTokenizerFast(vocab=str(vocabulary))
+    set_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,  # wide enough that texts differ
+    )
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random 2-layer RoBERTa, 32 wide, 64 positions, and a byte-level BPE tokenizer."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaConfig, RobertaModel, RobertaTokenizerFast, set_seed
+
+    folder = tmp_path_factory.mktemp("tiny-roberta")
+    pieces = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    pieces.train_from_iterator(
+        SENTENCES * 3, vocab_size=500, min_frequency=1, special_tokens=special, show_progress=False
+    )
+    pieces.save_model(str(folder))
+    tokenizer = RobertaTokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    set_seed(0)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=66,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.2,
+    )
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

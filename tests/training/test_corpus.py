@@ -1,0 +1,80 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from encoding.bundle import sha256
+from training.corpus import read_corpus
+from training.errors import CorpusError
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_text_file_has_a_sentence_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\r\n\n  two three \n \nvier ä\u2028b")
+    corpus = read_corpus([path])
+    assert corpus.rows == [("one",), ("two three",), ("vier ä\u2028b",)]
+    assert corpus.empty == 2
+    source = corpus.sources[0]
+    assert (source.name, source.sentences, source.sha256) == ("a.txt", 3, sha256(Path(path)))
+
+
+def test_tables_and_json_lines_give_the_columns_asked_for(tmp_path: Path) -> None:
+    csv = write(tmp_path / "a.csv", 'id,text,other\n1,"a, ""b""",x\n2,,y\n3,"two\nlines",z\n')
+    tsv = write(tmp_path / "a.tsv", "text\tother\nfive\tsix\n")
+    jsonl = write(tmp_path / "a.jsonl", '{"text": "seven", "other": null}\n\n{"other": "x", "text": "eight"}\n')
+    corpus = read_corpus([csv, tsv, jsonl], ["text"])
+    assert corpus.rows == [('a, "b"',), ("two\nlines",), ("five",), ("seven",), ("eight",)]
+    assert corpus.empty == 1
+    assert read_corpus([csv], ["text", "other"]).rows == [('a, "b"', "x"), ("two\nlines", "z")]
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_gzip_is_read_as_it_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("ein satz\n" if "txt" in name else json.dumps({"text": "ein satz"}) + "\n")
+    assert read_corpus([str(path)], ["text"]).rows == [("ein satz",)]
+
+
+def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "".join("w " * words + "\n" for words in range(10)))
+    corpus = read_corpus([path], min_words=2, max_words=8)
+    assert (len(corpus), corpus.empty, corpus.outside) == (7, 1, 2)
+    first, second, other = (read_corpus([path], sample=4, seed=seed).rows for seed in (1, 1, 2))
+    assert first == second != other
+    assert len(first) == 4
+    assert len(read_corpus([path], sample=100)) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.txt", b"good\nbad \xff byte\n", (), r"a\.txt, after line \d: not UTF-8"),
+        ("a.txt", b"\n \n", (), r"no sentence is left of .*2 empty"),
+        ("a.csv", b"x,y\n1,2\n", ("text",), r"a\.csv, line 2: no column 'text'; it has x, y"),
+        ("a.csv", b"x,y\n1,2\n", (), "has columns x, y; say which to read: --columns"),
+        ("a.csv", b"x,y\n1,\xff\n", ("x",), r"a\.csv, after line \d: not UTF-8"),
+        ("a.jsonl", b'{"text": 3}\n', ("text",), "line 1: text is 3; write a text"),
+        ("a.jsonl", b"{\n", ("text",), "line 1: not JSON"),
+        ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is no JSON object"),
+        ("a.parquet", b"x", ("text",), "cannot tell the format from its name"),
+        ("a.txt.gz", b"not gzip", (), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_what_to_do(
+    tmp_path: Path, name: str, content: bytes, columns: tuple[str, ...], message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        read_corpus([str(path)], columns)
+
+
+def test_a_missing_file_is_found_before_any_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"gone\.txt does not exist"):
+        read_corpus([write(tmp_path / "a.txt", "x\n"), str(tmp_path / "gone.txt")])

@@ -1,0 +1,139 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from encoding.text import TextEncoder
+from training.encoder import SentenceEncoder, token_batches
+from training.errors import EncoderError
+
+BERT = 'This sentence of "[X]" means [MASK].'
+ROBERTA = "This sentence : ' [X] ' means [MASK]."
+TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city.", "rain [MASK] [SEP] </s> <mask>"]
+
+
+@pytest.fixture(params=["bert", "roberta"])
+def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) -> SentenceEncoder:
+    folder, template = {"bert": (tiny_bert, BERT), "roberta": (tiny_roberta, ROBERTA)}[request.param]
+    return SentenceEncoder.load(str(folder), template=template, read_out="mask", denoising=True).eval()
+
+
+def ids_with(text_encoder: TextEncoder, inner: list[int]) -> torch.Tensor:
+    return torch.tensor([text_encoder.prefix_ids + inner + text_encoder.suffix_ids])
+
+
+@torch.no_grad()
+def test_bias_equals_the_template_around_masked_out_tokens(encoder: SentenceEncoder) -> None:
+    text_encoder = encoder.prompt.text_encoder
+    prefix = len(text_encoder.prefix_ids)
+    for n in range(text_encoder.text_tokens + 1):
+        ids = ids_with(text_encoder, [7] * n)
+        attention = torch.ones_like(ids)
+        attention[:, prefix : prefix + n] = 0
+        # absolute positions, as they stand in a sequence of this length
+        positions = torch.arange(ids.shape[1]).unsqueeze(0) + (
+            2 if "roberta" in str(type(encoder.backbone)).lower() else 0
+        )
+        expected = encoder.hidden(ids, attention, positions)[:, text_encoder.mask_index]
+        torch.testing.assert_close(encoder.template_bias(torch.tensor([n])), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
+    input_ids, attention_mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch([""]))
+    assert torch.equal(encoder(input_ids, attention_mask), torch.zeros(1, 32))
+
+
+def test_positions_after_the_text_move_by_its_length(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    hidden = encoder.hidden
+    monkeypatch.setattr(encoder, "hidden", lambda *given: (seen.append(given[2]), hidden(*given))[1])
+    encoder.template_bias(torch.tensor([5, 0, 5]))
+    text_encoder = encoder.prompt.text_encoder
+    prefix, first = len(text_encoder.prefix_ids), 2 if "roberta" in str(type(encoder.backbone)).lower() else 0
+    total = text_encoder.template_tokens
+    assert seen[0].tolist() == [  # one row a distinct length
+        [first + place for place in range(total)],
+        [first + place + (5 if place >= prefix else 0) for place in range(total)],
+    ]
+
+
+def test_bias_is_independent_of_the_batch_and_carries_gradient(encoder: SentenceEncoder) -> None:
+    together = encoder.template_bias(torch.tensor([3, 1, 9]))
+    alone = encoder.template_bias(torch.tensor([9]))
+    torch.testing.assert_close(together[2:], alone)
+    alone[0, 0].backward()  # not the sum: LayerNorm holds that constant
+    gradient = next(encoder.backbone.encoder.layer[0].parameters()).grad
+    assert gradient is not None
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("read_out", "template"), [("mask", BERT), ("mask", "[MASK] is [X]"), ("cls", "[X]"), ("mean", "[X]")]
+)
+def test_read_outs_equal_a_loop_over_unpadded_texts(tiny_bert: Path, read_out: str, template: str) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template=template, read_out=read_out)
+    vectors = encoder.embed(TEXTS)
+    encoder.eval()
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        ids = torch.tensor([encoder.prompt.text_encoder.encode([text])[0].ids])
+        with torch.no_grad():
+            hidden = encoder.backbone(input_ids=ids).last_hidden_state[0]
+        mask = encoder.tokenizer.mask_token_id
+        expected = {
+            "cls": hidden[0],
+            "mean": hidden.mean(0),
+            "mask": hidden[ids[0].tolist().index(mask)] if mask in ids else None,
+        }
+        np.testing.assert_allclose(vector, expected[read_out].numpy(), atol=1e-5)
+
+
+def test_what_is_saved_is_what_is_loaded(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path)
+    again = SentenceEncoder.load(str(tmp_path))
+    assert again.reading == encoder.reading
+    np.testing.assert_array_equal(again.embed(TEXTS), encoder.embed(TEXTS))
+
+
+def test_embed_leaves_the_training_mode_as_it_was(encoder: SentenceEncoder) -> None:
+    encoder.train()
+    first = encoder.embed(TEXTS)
+    assert encoder.training
+    np.testing.assert_array_equal(first, encoder.embed(TEXTS))
+
+
+def test_token_batches_hold_every_row_once_within_the_budget() -> None:
+    lengths = [5, 90, 3, 3, 40, 7]
+    batches = list(token_batches(lengths, 42))
+    assert sorted(row for rows in batches for row in rows) == list(range(6))
+    assert all(len(rows) == 1 or max(lengths[row] for row in rows) * len(rows) <= 42 for rows in batches)
+    assert list(token_batches([], 42)) == []
+
+
+def test_a_model_that_is_not_there_speaks() -> None:
+    with pytest.raises(EncoderError, match=r"'nowhere/at-all' cannot be loaded.*config\.json"):
+        SentenceEncoder.load("nowhere/at-all", template="[X]", read_out="cls")
+
+
+def test_a_model_without_a_reading_asks_for_one(tiny_bert: Path) -> None:
+    with pytest.raises(EncoderError, match="--template and --read-out"):
+        SentenceEncoder.load(str(tiny_bert))
+
+
+def test_more_tokens_than_positions_are_refused(tiny_roberta: Path) -> None:
+    with pytest.raises(EncoderError, match=r"max_tokens is 65.*positions for 64"):
+        SentenceEncoder.load(str(tiny_roberta), template="[X]", read_out="cls", max_tokens=65)
+
+
+def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EncoderError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.weight"):
+        SentenceEncoder.load(str(folder), template="[X]", read_out="cls")

@@ -1,0 +1,180 @@
+"""The command as a user runs it, on a tiny encoder: kill -9, Ctrl-C, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from training.cli import run as run_command
+from training.encoder import SentenceEncoder
+from training.fit import main
+
+COMMAND = [sys.executable, "-m", "training.fit"]
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "sentences.txt"
+    things = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend"]
+    lines = [f"The {a} and the {b} run {c} times." for a in things for b in things for c in range(4)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dev") / "dev.tsv"
+    rows = [
+        ("Two dogs run.", "A dog runs.", 4.5),
+        ("Two dogs run.", "The market fell.", 0.3),
+        ("Rain.", "A city.", 1.0),
+    ]
+    path.write_text("sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{c}\n" for a, b, c in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def words(tiny_bert: Path, text: Path, dev: Path) -> list[str]:
+    options = {"encoder": tiny_bert, "corpus": text, "dev": dev, "batch_size": 8, "max_steps": STEPS}
+    options |= {"eval_steps": 5, "log_steps": 1, "learning_rate": 0.001, "max_tokens": 40}
+    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == code, err
+    return out + err
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps whose loss is in the log, in order."""
+    path = folder / "log.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry["step"] for entry in entries if "loss" in entry]
+
+
+def signal_after(process: subprocess.Popen[str], number: int, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not reached():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "the run does not get on"
+        os.sched_yield()
+    process.send_signal(number)
+
+
+def weights(folder: Path) -> dict[str, list[float]]:
+    return {key: value.tolist() for key, value in load_file(folder / "model" / "model.safetensors").items()}
+
+
+def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, words: list[str]) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run("promptbert", *words, "--out", whole)
+    process = start("promptbert", *words, "--out", killed)
+    signal_after(process, signal.SIGKILL, lambda: len(steps(killed)) >= 12)
+    process.communicate()
+    assert not (killed / "model").exists()
+    assert max(steps(killed)) < STEPS
+    # what a kill in the middle of saving leaves
+    torn = killed / "checkpoint-999"
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"global_step": 9', encoding="utf-8")
+    run("--resume", killed)
+    assert steps(killed) == list(range(1, STEPS + 1))
+    assert weights(killed) == weights(whole)
+    assert not torn.exists()
+    log = (json.loads(line) for line in (whole / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    scores = {entry["step"]: entry["eval_dev_spearman"] for entry in log if "eval_dev_spearman" in entry}
+    provenance = json.loads((killed / "run.json").read_text(encoding="utf-8"))
+    assert sorted(scores) == list(range(0, STEPS + 1, 5))
+    assert provenance["dev_spearman"] == max(score for step, score in scores.items() if step)
+    assert provenance["steps"] == STEPS
+    assert provenance["seeds"] == [42]
+    assert "finished; nothing to do" in run("--resume", killed)
+    assert SentenceEncoder.load(str(killed / "model")).reading.template == 'This sentence of "[X]" means [MASK].'
+
+
+def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> None:
+    folder = tmp_path / "run"
+    process = start("simcse", *words, "--out", folder, "--eval_steps", "1000", "--max_steps", "100000")
+    signal_after(process, signal.SIGINT, lambda: len(steps(folder)) >= 3)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 130, err
+    assert f"continue with: python -m training.fit --resume {folder}" in err
+    checkpoint = next(folder.glob("checkpoint-*"))
+    last = max(steps(folder))
+    assert checkpoint.name == f"checkpoint-{last}"
+    again = start("--resume", folder)
+    signal_after(again, signal.SIGINT, lambda: max(steps(folder)) > last)
+    again.communicate(timeout=240)
+    assert steps(folder) == list(range(1, max(steps(folder)) + 1))
+
+
+def test_dry_run_shows_each_view_and_keeps_nothing(tmp_path: Path, words: list[str]) -> None:
+    output = run("promptbert", *words, "--dry-run", "--out", tmp_path / "run")
+    assert "view first: (8, " in output
+    assert "view second: (8, " in output
+    assert '[CLS] this sentence of " the ' in output
+    assert "memory: " in output
+    assert "sentences a second" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_arguments_the_recipes_and_an_example() -> None:
+    output = run()
+    assert "promptbert-same " in output
+    assert "python -m training.fit promptbert --corpus" in output
+    help_text = run("distill", "--help")
+    assert "--cosine_weight 5.0" in help_text
+    assert "--resume RUN" in help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simcse", "--corpus", "gone.txt"], "error: gone.txt does not exist"),
+        (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
+        (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
+        (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
+        (["simcse", "--corpus", "{text}", "--columns", "a", "b"], "reads 1 column a row, columns names 2"),
+        (["simcse", "--corpse", "{text}"], "unknown key 'corpse'; did you mean corpus?"),
+        (["--resume", "{text}"], "is no run folder"),
+        (["--resume", "{text}", "--seed", "3"], "leave RECIPE and keys away"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_run(
+    tmp_path: Path, text: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("{text}", str(text)) for word in arguments]
+    if "--resume" not in words:
+        words += ["--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_the_way_is_left_alone(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
+    assert "is not empty; continue it with --resume" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,127 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training.encoder import SentenceEncoder
+from training.errors import RecipeError
+from training.fit import load_recipe
+from training.losses import info_nce
+from training.objective import Objective
+from training.objectives import OBJECTIVES
+
+ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
+ROBERTA = {
+    "template": ["This sentence : ' [X] ' means [MASK]."],
+    "second_template": ["The sentence : ' [X] ' means [MASK]."],
+}
+
+
+def build(name: str, folder: Path, **words: Any) -> Objective:
+    overrides = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]}
+    if name == "distill":
+        overrides["teacher"] = [str(folder)]
+    recipe = load_recipe(name, overrides | words)
+    torch.manual_seed(0)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    return OBJECTIVES[recipe.method](encoder, recipe)
+
+
+@pytest.mark.parametrize("name", ["simcse", "promptbert", "promptbert-different", "promptbert-same", "distill"])
+def test_every_objective_reaches_the_encoder_and_its_own_head(name: str, tiny_bert: Path) -> None:
+    objective = build(name, tiny_bert)
+    outputs = objective.train()(**objective.views(ROWS))
+    outputs["loss"].backward()
+    idle = [key for key, weight in objective.named_parameters() if weight.grad is None]
+    assert not idle
+    assert all(not value.requires_grad for key, value in outputs.items() if key != "loss")
+
+
+@pytest.mark.parametrize("name", ["simcse", "promptbert-same"])
+def test_without_dropout_the_views_of_one_text_are_one_vector(name: str, tiny_bert: Path) -> None:
+    objective = build(name, tiny_bert).eval()
+    with torch.no_grad():
+        loss = objective(**objective.views(ROWS))["loss"]
+        heads = objective.head(objective.encoder(**next(iter(objective.views(ROWS).values())), prompt=objective.prompt))
+    torch.testing.assert_close(loss, info_nce(heads, heads, 0.05))
+
+
+def test_simcse_draws_a_dropout_mask_for_each_view(tiny_bert: Path) -> None:
+    objective = build("simcse", tiny_bert).train()
+    heads: list[torch.Tensor] = []
+    objective.head.register_forward_hook(lambda _module, _given, output: heads.append(output))
+    objective(**objective.views(ROWS))
+    first, second = heads[0].chunk(2)
+    assert not torch.allclose(first, second)
+
+
+def test_simcse_of_equal_texts_is_log_n(tiny_bert: Path) -> None:
+    objective = build("simcse", tiny_bert).eval()
+    loss = objective(**objective.views([ROWS[0]] * 4))["loss"]
+    assert loss.item() == pytest.approx(math.log(4), abs=1e-5)
+
+
+def test_promptbert_views_hold_one_text_in_two_templates(tiny_bert: Path) -> None:
+    objective = build("promptbert", tiny_bert)
+    views = objective.views(ROWS[:1])
+    decode = objective.encoder.tokenizer.decode
+    assert decode(views["first"]["input_ids"][0]) == '[CLS] this sentence of " two dogs run. " means [MASK]. [SEP]'
+    assert decode(views["second"]["input_ids"][0]).endswith('" two dogs run. " means [MASK]. [SEP]')
+    assert views["first"]["input_ids"].tolist() != views["second"]["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_promptbert_denoises_before_the_head(family: str, tiny_bert: Path, tiny_roberta: Path) -> None:
+    """Equation 4 written out: per view, mask vector less the bias of its own template and length."""
+    folder, words = {"bert": (tiny_bert, {}), "roberta": (tiny_roberta, ROBERTA)}[family]
+    objective = build("promptbert", folder, **words).eval()
+    encoder, views = objective.encoder, objective.views(ROWS)
+    heads = []
+    for prompt, view in zip(objective.prompts, views.values(), strict=True):
+        mask = encoder.tokenizer.mask_token_id
+        rows = []
+        for ids, attention in zip(view["input_ids"], view["attention_mask"], strict=True):
+            length = int(attention.sum())
+            place = ids.tolist().index(mask)
+            vector = encoder.hidden(ids[None, :length], attention[None, :length])[0, place]
+            bias = encoder.template_bias(torch.tensor([length - prompt.text_encoder.template_tokens]), prompt)[0]
+            rows.append(vector - bias)
+        heads.append(objective.head(torch.stack(rows)))
+    torch.testing.assert_close(objective(**views)["loss"], info_nce(*heads, 0.05), atol=1e-4, rtol=1e-4)
+
+
+def test_promptbert_cuts_the_text_and_never_the_template(tiny_bert: Path) -> None:
+    objective = build("promptbert", tiny_bert)
+    views = objective.views([("dogs " * 60,)])
+    assert views["first"]["input_ids"].shape == (1, 42)
+    assert (views["first"]["input_ids"] == objective.encoder.tokenizer.mask_token_id).sum() == 1
+
+
+def test_distilling_from_oneself_costs_nothing(tiny_bert: Path) -> None:
+    objective = build("distill", tiny_bert, template=["[X]"], read_out=["mean"]).train()
+    outputs = objective(**objective.views(ROWS))
+    assert outputs["loss"].item() == pytest.approx(0, abs=1e-5)
+
+
+def test_the_teacher_is_frozen_and_in_no_checkpoint(tiny_bert: Path) -> None:
+    objective = build("distill", tiny_bert)
+    own = dict(objective.encoder.named_parameters(prefix="encoder"))
+    assert dict(objective.named_parameters()).keys() == own.keys()
+    assert set(objective.state_dict()) == {f"encoder.{key}" for key in objective.encoder.state_dict()}
+    objective(**objective.views(ROWS))["loss"].backward()
+    assert all(weight.grad is None for weight in objective._teacher[0].parameters())
+
+
+def test_a_teacher_of_another_width_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    config = BertConfig.from_pretrained(tiny_bert, hidden_size=16)
+    BertModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(RecipeError, match="has 16 dimensions and the encoder 32"):
+        build("distill", tiny_bert, teacher=[str(tmp_path)])
+    wide = build("distill", tiny_bert, teacher=[str(tmp_path)], cosine_weight=["0"])
+    assert wide(**wide.views(ROWS))["loss"].isfinite()

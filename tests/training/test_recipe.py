@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+
+from training.errors import RecipeError
+from training.fit import load_recipe
+from training.recipe import shipped_recipes, to_toml
+
+CORPUS = {"corpus": ["text.txt"]}
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_are_whole_but_for_the_corpus(name: str) -> None:
+    recipe = load_recipe(name, CORPUS)
+    assert recipe.corpus == ("text.txt",)
+    with pytest.raises(RecipeError, match="corpus is not set; write corpus: files of text"):
+        load_recipe(name)
+
+
+def test_a_resolved_recipe_reads_back_the_same(tmp_path: Path) -> None:
+    recipe = load_recipe("promptbert", {**CORPUS, "dev": ['a "quoted" name.csv'], "max_steps": ["7"]})
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(recipe), encoding="utf-8")
+    assert load_recipe(str(path)) == recipe
+
+
+def test_words_of_the_command_line_become_values() -> None:
+    words = {
+        "corpus": ["a.txt", "b c.csv"],
+        "columns": ["text"],
+        "learning_rate": ["1e-4"],
+        "batch_size": ["16"],
+        "final_period": ["true"],
+        "template": ['A "[X]" means [MASK].'],
+    }
+    recipe = load_recipe("promptbert", words)
+    assert recipe.corpus == ("a.txt", "b c.csv")
+    assert recipe.columns == ("text",)
+    assert (recipe.learning_rate, recipe.batch_size, recipe.final_period) == (1e-4, 16, True)
+    assert recipe.template == 'A "[X]" means [MASK].'
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("simcse", {"learning_rat": ["1"]}, r"unknown key 'learning_rat'; did you mean learning_rate\?"),
+        ("simcse", {"zzz": ["1"]}, "unknown key 'zzz'; the keys are method, encoder"),
+        ("simcse", {"batch_size": ["many"]}, "batch_size is 'many': .*integer.*sentences a step"),
+        ("simcse", {"batch_size": ["1"]}, "batch_size is 1: .*greater than 1"),
+        ("simcse", {"batch_size": ["2.5"]}, r"batch_size is 2\.5"),
+        ("simcse", {"learning_rate": ["-1"]}, "learning_rate is -1: .*greater than 0"),
+        ("simcse", {"read_out": ["pooler"]}, "read_out is 'pooler': .*'mask', 'cls' or 'mean'"),
+        ("simcse", {"template": ["no place"]}, r"has \[X\] 0 times"),
+        ("simcse", {"read_out": ["mask"]}, r"has \[MASK\] 0 times"),
+        ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),
+        ("simcse", {"seed": ["1", "2"]}, "--seed takes one value, found 2"),
+        ("promptbert", {"second_template": ['This sentence of "[X]" means [MASK].']}, "needs two templates"),
+        ("promptbert", {"second_template": ["[X] means"]}, "second_template: .*0 times"),
+        ("promptbert", {"mode": ["same"]}, "mode 'same' has one template"),
+        ("promptbert", {"read_out": ["cls"]}, "read_out is 'cls'"),
+        ("distill", {"cosine_weight": ["0"], "divergence_weight": ["0"]}, "both 0"),
+    ],
+)
+def test_a_bad_key_is_named_with_what_to_write(name: str, words: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(name, {**CORPUS, **words})
+
+
+def test_a_recipe_that_is_no_recipe_speaks(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe 'simcsee': neither a file nor one of .*simcse"):
+        load_recipe("simcsee")
+    path = tmp_path / "bad.toml"
+    path.write_text("method = ", encoding="utf-8")
+    with pytest.raises(RecipeError, match="not TOML"):
+        load_recipe(str(path))
+    path.write_text('method = "magic"', encoding="utf-8")
+    with pytest.raises(RecipeError, match="method is 'magic'; write one of distill"):
+        load_recipe(str(path))
