@@ -1,0 +1,64 @@
+"""Reading a JSON body: its type, its size while it streams in, its JSON, each with its own error.
+
+FastAPI would read a body of any size, take NaN for a number and a lone surrogate for a text, and answer 422 to
+a body that is no JSON. A route of class `JSONRoute` reads first and hands FastAPI the finished value.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from service.errors import BodyTooLarge, Malformed, UnsupportedMedia
+
+__all__ = ["JSONRoute"]
+
+
+class JSONRoute(APIRoute):
+    """A route whose body is JSON, at most `app.state.settings.max_body_bytes` long."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            _check_type(request.headers.get("content-type"))
+            body = await _read(request, request.app.state.settings.max_body_bytes)
+            return await handle(_Parsed(request, body))
+
+        return read_and_handle
+
+
+class _Parsed(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+        self._json = _parse(body)
+
+
+def _check_type(content_type: str | None) -> None:
+    essence = (content_type or "").partition(";")[0].strip().lower()
+    if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+        raise UnsupportedMedia(f"content-type is {content_type or 'not set'}; send 'content-type: application/json'")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise BodyTooLarge(f"the body has {length} bytes; at most {limit} are allowed: send fewer texts at a time")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes, the limit: send fewer texts at a time")
+    return bytes(body)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(f"the body is no JSON in UTF-8: {error}") from error

@@ -1,0 +1,82 @@
+"""Around every request: the count of those at work and their limit, metrics, and the answer to a bug."""
+
+import asyncio
+import logging
+from time import perf_counter
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import Overloaded, respond
+from service.metrics import Metrics
+
+__all__ = ["Door", "Traffic"]
+
+logger = logging.getLogger(__name__)
+
+
+class Traffic:
+    """How many requests are at work, and how many have been answered to the last byte."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.answered = 0
+
+
+class Door:
+    """Pure ASGI. Only POSTs count against `limit`: a full service still says how it is."""
+
+    def __init__(self, app: ASGIApp, *, traffic: Traffic, metrics: Metrics, limit: int) -> None:
+        self.app = app
+        self.traffic = traffic
+        self.metrics = metrics
+        self.limit = limit
+        self._posts = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        post = scope["method"] == "POST"
+        self.traffic.in_flight += 1
+        self._posts += post
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            self.traffic.in_flight -= 1
+            self._posts -= post
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status = perf_counter(), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self.traffic.answered += 1
+
+        try:
+            if self._posts > self.limit:
+                raise Overloaded(f"{self.limit} requests are at work, the limit; send it again later")
+            await self.app(scope, receive, watched)
+        except ClientDisconnect:  # while its body was read
+            self.metrics.dropped()
+            return
+        except Exception as error:
+            if not isinstance(error, Overloaded):
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not status:
+                await respond(Request(scope), error)(scope, receive, watched)
+        except asyncio.CancelledError:
+            logger.warning("%s %s was given up", scope["method"], scope["path"])
+            raise
+        seconds = perf_counter() - started
+        self.metrics.answered(_route(scope), status, seconds, scope.get("state", {}).get("error_type"))
+        logger.debug("%s %s status=%d seconds=%.4f", scope["method"], scope["path"], status, seconds)
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", scope["path"]))

@@ -1,0 +1,72 @@
+"""Running the application: uvicorn, told to drain and to end with status 0."""
+
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.errors import BadSettings
+from service.middleware import Traffic
+from service.settings import Settings
+
+__all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """Says how many requests were at work when it was told to stop, and what became of them."""
+
+    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
+        super().__init__(config)
+        self.traffic = traffic
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port, *_ = listener.getsockname()
+            logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        waiting, before = self.traffic.in_flight, self.traffic.answered
+        logger.info("stopping: no new connections, draining requests=%d", waiting)
+        await super().shutdown(sockets)
+        logger.info("drained requests=%d answered_in_all=%d", self.traffic.answered - before, self.traffic.answered)
+
+
+def serve(app: FastAPI, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, drain, and end the process with status 0."""
+    listener = _bind(settings.host, settings.port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)  # uvicorn raises the signal again when it has stopped
+    Server(config, app.state.traffic).run(sockets=[listener])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the address before the work of starting. Raises BadSettings where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise BadSettings(f"cannot listen on host {host!r}, port {port}: {error.strerror}; choose another") from error
+    return listener
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(0)

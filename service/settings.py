@@ -1,0 +1,129 @@
+"""The service's settings: the environment, the command line and the table in docs/service.md, from one definition."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self, get_args, get_origin
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from service.errors import BadSettings
+
+__all__ = ["LogLevel", "PrecisionChoice", "ProviderChoice", "Settings", "table"]
+
+PREFIX = "CLOZE_"
+
+PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
+ProviderChoice = Literal["auto", "cuda", "cpu"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Settings(BaseSettings):
+    """Serve one bundle's sentence embeddings over HTTP."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        cli_prog_name="python -m service",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_show_env_vars=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+    )
+
+    bundle: Path = Field(description="folder of the bundle to serve")
+    precision: PrecisionChoice = Field("auto", description="graph to run; auto takes the best that is there")
+    provider: ProviderChoice = Field("auto", description="where to run it; auto takes CUDA if there is one")
+    threads: int = Field(0, ge=0, le=1024, description="threads of the CPU graph; 0 takes the CPUs the process may use")
+    tokenizer_threads: int = Field(
+        0, ge=0, le=64, description="threads that tokenise and write answers; 0 takes half the CPUs, 1 to 4"
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one and logs it")
+    max_batch_tokens: int = Field(
+        0, ge=0, description="padded tokens of one batch, longest text × texts; 0 takes the provider's own"
+    )
+    max_waiting_tokens: int = Field(
+        1_000_000, ge=1, description="tokens that may wait; a request beyond is refused whole with 429"
+    )
+    max_requests: int = Field(1024, ge=1, description="requests at work at once; one beyond is refused with 429")
+    max_inputs: int = Field(16_384, ge=1, description="texts in one request; more are refused with 422")
+    max_body_bytes: int = Field(16_777_216, ge=1, description="bytes of one request's body; more are refused with 413")
+    truncate: bool = Field(True, description="cut a text that is too long where the request does not say")
+    drain_seconds: int = Field(30, ge=1, description="time that accepted requests have to end after SIGTERM")
+    log_level: LogLevel = Field("info", description="least level to log; debug logs each request, never its texts")
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
+        """Take the command line first, then the environment, then the defaults.
+
+        Raises BadSettings, one line that names the setting, its value and what is allowed.
+        """
+        _refuse_unknown(environ, [variable(name) for name in cls.model_fields])
+        try:
+            return cls(_cli_parse_args=list(arguments))
+        except ValidationError as error:
+            raise BadSettings("; ".join(_explain(detail) for detail in error.errors())) from error
+        except SettingsError as error:
+            reason = str(error).removeprefix("error parsing CLI: ")
+            raise BadSettings(reason) from error
+
+
+def variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def table() -> str:
+    """The settings as a Markdown table."""
+    rows = ["| Variable | Option | Value | Default | Meaning |", "|---|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = "required" if field.is_required() else f"`{str(field.default).lower()}`"
+        cells = (f"`{variable(name)}`", f"`{flag(name)}`", _allowed(field), default, str(field.description))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _allowed(field: FieldInfo) -> str:
+    if words := _words(field):
+        return ", ".join(f"`{word}`" for word in words)
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = [f"{signs[key]} {getattr(rule, key)}" for rule in field.metadata for key in signs if hasattr(rule, key)]
+    kind = {int: "integer", bool: "true, false", Path: "path", str: "text"}[field.annotation]  # type: ignore[index]
+    return " ".join([kind, ", ".join(limits)]).strip()
+
+
+def _words(field: FieldInfo) -> tuple[str, ...]:
+    """The words that a Literal allows; none for any other type."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def _explain(detail: ErrorDetails) -> str:
+    name = str(detail["loc"][0])
+    if detail["type"] == "missing":
+        meaning = Settings.model_fields[name].description
+        return f"{name} is not set: write {flag(name)} or {variable(name)}, the {meaning}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    if words := _words(Settings.model_fields[name]):
+        message = f"should be one of {', '.join(words)}"
+    return f"{flag(name)} ({variable(name)}) is {detail['input']!r}: {message}"
+
+
+def _refuse_unknown(environ: Mapping[str, str], known: Sequence[str]) -> None:
+    for name in sorted(environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
+            raise BadSettings(f"the environment variable {name} is no setting; the nearest is {nearest}")
+
+
+if __name__ == "__main__":
+    print(table())
