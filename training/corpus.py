@@ -8,6 +8,7 @@ import csv
 import gzip
 import json
 import random
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 from encoding.bundle import Source, sha256
 from training.errors import CorpusError
 
-__all__ = ["Corpus", "read_corpus", "read_records"]
+__all__ = ["Corpus", "read_corpus", "read_lines", "read_records"]
 
 Row = tuple[str, ...]
 
@@ -78,23 +79,40 @@ def read_corpus(
     return corpus
 
 
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines with their ends, as UTF-8 text. Raises CorpusError, which names the line, where they are not."""
+    number = 0
+    try:
+        with _open(path) as file:
+            for line in file:
+                number += 1
+                yield line
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}, after line {number}: not UTF-8 ({error.reason}); convert it to UTF-8") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
+
+
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz)."""
     suffix = _suffix(path)
-    with _open(path) as file:
-        if suffix == ".jsonl":
-            yield from _json_lines(path, _decoded(path, file))
-            return
-        reader = csv.DictReader(_decoded(path, file), delimiter=_SEPARATORS[suffix], restkey="")
+    if suffix == ".jsonl":
+        yield from _json_lines(path, read_lines(path))
+        return
+    if suffix == ".txt":
+        raise CorpusError(f"{path} has no columns; give a .csv, .tsv or .jsonl file")
+    reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], restkey="")
+    try:
         for record in reader:
             yield reader.line_num, record
+    except csv.Error as error:
+        raise CorpusError(f"{path}, line {reader.line_num}: {error}; is its quoting right?") from error
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     if _suffix(path) == ".txt":
-        with _open(path) as file:
-            for line in _decoded(path, file):
-                yield (line.strip(),)
+        for line in read_lines(path):
+            yield (line.strip(),)
         return
     for number, record in read_records(path):
         if not columns:
@@ -119,23 +137,8 @@ def _suffix(path: Path) -> str:
 
 def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
-
-
-def _decoded(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    """Lines as they come; bytes that are not UTF-8 and broken gzip files speak with file and line."""
-    number = 0
-    try:
-        for line in lines:
-            number += 1
-            yield line
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path}, after line {number}: not UTF-8 ({error.reason}); convert the file to UTF-8"
-        ) from error
-    except (OSError, EOFError) as error:
-        raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:

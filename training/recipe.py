@@ -49,7 +49,9 @@ class Recipe(BaseModel):
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="arithmetic of the forward pass; weights stay fp32")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="fp32 or bf16: arithmetic of the forward pass; weights stay fp32"
+    )
     dev: str | None = Field(
         None,
         description="scored pairs that choose the best checkpoint: sts-dev.csv, or columns sentence1, sentence2, score",

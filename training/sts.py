@@ -8,11 +8,7 @@ Two forms are read:
 each also with `.gz` behind its name. White space is split and joined again with single blanks, as SentEval does.
 """
 
-import csv
-import gzip
-import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -21,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from training.corpus import read_lines, read_records
 from training.errors import CorpusError
 
 __all__ = ["Embed", "Pairs", "cosines", "load_pairs", "rank_correlation", "spearman"]
@@ -55,12 +52,8 @@ def load_pairs(path: str | Path) -> Pairs:
     path = Path(path)
     if not path.is_file():
         raise CorpusError(f"{path} is not a file; give scored pairs, for example STS/STSBenchmark/sts-dev.csv")
-    try:
-        lines = _read(path).replace("\r\n", "\n").split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     pairs = Pairs([], [], [])
-    for number, (left, right, score) in _rows(path, lines):
+    for number, (left, right, score) in _rows(path):
         pairs.left.append(" ".join(left.split()))
         pairs.right.append(" ".join(right.split()))
         pairs.gold.append(_number(score, f"{path}, line {number}"))
@@ -93,22 +86,14 @@ def rank_correlation(predicted: Sequence[float] | NDArray[np.floating], gold: Se
     return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
 
 
-def _read(path: Path) -> str:
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return content.decode("utf-8-sig")
-
-
-def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, Row]]:
-    """Line numbers, counted from 1, and rows. Blank lines are no rows."""
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    if kind == ".jsonl":
-        return _json_rows(path, numbered)
-    if kind not in (".csv", ".tsv"):
-        raise CorpusError(f"{path}: pairs are read from .csv, .tsv and .jsonl, also with .gz; rename or convert it")
-    if lines and _is_benchmark(lines[0]):
-        return _benchmark_rows(path, numbered)
-    return _table_rows(path, lines, "\t" if kind == ".tsv" else ",")
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Line numbers, counted from 1, and rows."""
+    first = next(read_lines(path), "")
+    if _is_benchmark(first):
+        yield from _benchmark_rows(path)
+    else:
+        for number, record in read_records(path):
+            yield number, _columns(record, f"{path}, line {number}")
 
 
 def _is_benchmark(line: str) -> bool:
@@ -116,40 +101,23 @@ def _is_benchmark(line: str) -> bool:
     return len(cells) >= 7 and cells[4].strip().replace(".", "", 1).isdigit()
 
 
-def _benchmark_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
-    for number, line in lines:
+def _benchmark_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(read_lines(path), 1):
         cells = line.split("\t")
-        if len(cells) < 7:
+        if len(cells) >= 7:
+            yield number, (cells[5], cells[6], cells[4])
+        elif line.strip():
             raise CorpusError(f"{path}, line {number} has {len(cells)} tab-separated columns; the benchmark has 7")
-        yield number, (cells[5], cells[6], cells[4])
 
 
-def _table_rows(path: Path, lines: list[str], delimiter: str) -> Iterator[tuple[int, Row]]:
-    reader = csv.DictReader((line + "\n" for line in lines), delimiter=delimiter)
-    try:
-        for cells in reader:
-            yield reader.line_num, _columns(cells, f"{path}, line {reader.line_num}")
-    except csv.Error as error:
-        raise CorpusError(f"{path}, line {reader.line_num}: {error}; is its quoting right?") from error
-
-
-def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
-    for number, line in lines:
-        try:
-            cells = json.loads(line)
-        except ValueError as error:
-            raise CorpusError(f"{path}, line {number} is not JSON ({error})") from error
-        yield number, _columns(cells, f"{path}, line {number}")
-
-
-def _columns(cells: Any, where: str) -> Row:
-    missing = [name for name in COLUMNS if not isinstance(cells, dict) or cells.get(name) is None]
+def _columns(record: dict[str, Any], where: str) -> Row:
+    missing = [name for name in COLUMNS if record.get(name) is None]
     if missing:
-        found = ", ".join(map(str, cells)) if isinstance(cells, dict) else type(cells).__name__
         raise CorpusError(
-            f"{where} has no {', '.join(missing)} (it has {found}); name the columns {', '.join(COLUMNS)}"
+            f"{where} has no {', '.join(missing)} (it has {', '.join(map(str, record))}); "
+            f"name the columns {', '.join(COLUMNS)}"
         )
-    return str(cells["sentence1"]), str(cells["sentence2"]), cells["score"]
+    return str(record["sentence1"]), str(record["sentence2"]), record["score"]
 
 
 def _number(score: object, where: str) -> float:

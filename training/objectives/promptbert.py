@@ -26,7 +26,9 @@ class PromptBERTRecipe(Recipe):
 
     method: Literal["promptbert"]
     read_out: Literal["mask"] = Field("mask", description="where the vector is read: PromptBERT reads the mask")
-    mode: Literal["same", "different", "denoised"] = Field("denoised", description="how the two views are made")
+    mode: Literal["same", "different", "denoised"] = Field(
+        "denoised", description="the two views: same, different or denoised"
+    )
     second_template: str | None = Field(
         None, description="the second view's template, in the modes different and denoised"
     )
