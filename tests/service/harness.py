@@ -1,0 +1,68 @@
+"""What the service's tests drive it with: a client of an app, and a server in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+ROOT = Path(__file__).parents[2]
+
+MakeBundle = Callable[..., Path]
+MakeClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@asynccontextmanager
+async def open_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an app that has started; it stops with the block."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield http
+
+
+class Process:
+    """A server in a process of its own; `log` is all it wrote once it has ended."""
+
+    def __init__(self, *arguments: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+            cwd=ROOT,
+        )
+        self.log = ""
+        self.url = self._ready()
+
+    def _ready(self) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if found := re.search(r"serving (http://\S+)", line):
+                return found[1]
+        raise AssertionError(f"the server ended before it served:\n{self.log}")
+
+    def end(self, number: int) -> int:
+        """Send a signal, and wait for the status."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self.process.stderr is not None
+        self.log += self.process.stderr.read()
+        self.process.stderr.close()
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.wait()
+
+
+Serve = Callable[..., Process]

@@ -1,0 +1,60 @@
+"""The CPUs a process may use, from made-up cgroup trees."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service.cpu import available_cpus
+
+
+@pytest.fixture(autouse=True)
+def eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def cpus(root: Path, membership: str) -> int:
+    write(root / "membership", membership)
+    return available_cpus(root, root / "membership")
+
+
+def test_affinity_where_there_is_no_cgroup(tmp_path: Path) -> None:
+    assert available_cpus(tmp_path, tmp_path / "absent") == 8
+
+
+@pytest.mark.parametrize(("limit", "count"), [("300000 100000", 3), ("max 100000", 8), ("50000 100000", 1)])
+def test_v2_quota(tmp_path: Path, limit: str, count: int) -> None:
+    write(tmp_path / "a/b/cpu.max", limit)
+    assert cpus(tmp_path, "0::/a/b\n") == count
+
+
+def test_v2_quota_of_a_parent(tmp_path: Path) -> None:
+    write(tmp_path / "a/cpu.max", "200000 100000")
+    write(tmp_path / "a/b/cpu.max", "max 100000")
+    assert cpus(tmp_path, "0::/a/b\n") == 2
+
+
+def test_v2_in_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    write(tmp_path / "cpu.max", "400000 100000")
+    assert cpus(tmp_path, "0::/outside/path\n") == 4
+
+
+@pytest.mark.parametrize(("quota", "count"), [("150000", 1), ("250000", 2), ("-1", 8)])
+def test_v1_quota(tmp_path: Path, quota: str, count: int) -> None:
+    write(tmp_path / "cpu,cpuacct/x/cpu.cfs_quota_us", quota)
+    write(tmp_path / "cpu,cpuacct/x/cpu.cfs_period_us", "100000")
+    assert cpus(tmp_path, "5:memory:/y\n4:cpu,cpuacct:/x\n") == count
+
+
+def test_affinity_bounds_a_larger_quota(tmp_path: Path) -> None:
+    write(tmp_path / "cpu.max", "6400000 100000")
+    assert cpus(tmp_path, "0::/\n") == 8
+
+
+def test_here() -> None:
+    assert available_cpus() >= 1

@@ -1,0 +1,164 @@
+"""The session: what it chooses, what it refuses, and what its vectors are."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from harness import MakeBundle
+from tiny_bundle import DIMENSION, graph
+
+from encoding.bundle import Bundle
+from encoding.errors import BundleError
+from service import session as module
+from service.errors import BackendFailed, SessionError
+from service.session import PROFILES, Session
+
+TEXTS = ["a man plays the guitar", "dogs", "", "two dogs run " * 20]
+
+
+@pytest.fixture(scope="module")
+def loaded(bundle: Path) -> Bundle:
+    return Bundle.load(bundle)
+
+
+def test_vectors_are_float32_and_finite(loaded: Bundle) -> None:
+    vectors = Session.load(loaded).run(loaded.text_encoder.batch(TEXTS))
+    assert vectors.shape == (4, DIMENSION)
+    assert vectors.dtype == np.float32
+    assert np.isfinite(vectors).all()
+
+
+def test_one_by_one_is_batched(loaded: Bundle) -> None:
+    session, encoder = Session.load(loaded), loaded.text_encoder
+    alone = np.concatenate([session.run(encoder.batch([text])) for text in TEXTS])
+    np.testing.assert_allclose(session.run(encoder.batch(TEXTS)), alone, atol=1e-6)
+
+
+def test_threads_are_those_asked_for(loaded: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Session.load(loaded, threads=3).threads == 3
+    monkeypatch.setattr(module, "available_cpus", lambda: 5)
+    assert Session.load(loaded).threads == 5
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp32", "fp16", "int8"), "fp32")]
+)
+def test_cpu_takes_the_best_precision_there_is(make_bundle: MakeBundle, there: tuple[str, ...], chosen: str) -> None:
+    session = Session.load(Bundle.load(make_bundle(precisions=there)))
+    assert (session.provider, session.precision) == ("cpu", chosen)
+
+
+def test_a_precision_asked_for_is_the_one_run(make_bundle: MakeBundle) -> None:
+    loaded = Bundle.load(make_bundle(precisions=("fp32", "int8")))
+    assert Session.load(loaded, precision="int8").precision == "int8"
+    with pytest.raises(BundleError, match="has no fp16 graph, only fp32, int8"):
+        Session.load(loaded, precision="fp16")
+
+
+def test_every_precision_has_its_place_in_every_profile(loaded: Bundle) -> None:
+    assert all(set(profile.precisions) == {"fp32", "fp16", "int8"} for profile in PROFILES.values())
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA is here")
+def test_cuda_asked_for_and_absent_is_an_error(loaded: Bundle) -> None:
+    with pytest.raises(SessionError, match="provider is cuda, and ONNX Runtime cannot use CUDA here"):
+        Session.load(loaded, provider="cuda")
+
+
+class FakeRuntime:
+    """ONNX Runtime with CUDA installed; `gives` is what a new session says it runs on, or the error it raises."""
+
+    def __init__(self, gives: list[str] | Exception) -> None:
+        self.gives = gives
+        self.asked: list[Any] = []
+
+    def open(self, path: Path, options: Any, providers: list[Any], **kwargs: Any) -> Any:
+        self.asked.append(providers[0])
+        if providers[0][0] == "CPUExecutionProvider":
+            return REAL(path, options, providers=providers, **kwargs)
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        real = REAL(path, options, providers=["CPUExecutionProvider"])
+        real.get_providers = lambda: self.gives
+        return real
+
+
+REAL = ort.InferenceSession
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Exception], FakeRuntime]:
+    def install(gives: list[str] | Exception) -> FakeRuntime:
+        fake = FakeRuntime(gives)
+        monkeypatch.setattr(ort, "InferenceSession", fake.open)
+        monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+        monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+        return fake
+
+    return install
+
+
+def test_cuda_is_taken_where_it_is(cuda: Any, make_bundle: MakeBundle) -> None:
+    fake = cuda(["CUDAExecutionProvider", "CPUExecutionProvider"])
+    session = Session.load(Bundle.load(make_bundle(precisions=("fp32", "fp16"))))
+    assert (session.provider, session.precision) == ("cuda", "fp16")
+    assert fake.asked[0][1]["arena_extend_strategy"] == "kSameAsRequested"
+
+
+@pytest.mark.parametrize("gives", [["CPUExecutionProvider"], RuntimeError("no CUDA-capable device is detected")])
+def test_a_silent_fall_back_from_cuda_is_noticed(cuda: Any, gives: Any, loaded: Bundle) -> None:
+    cuda(gives)
+    assert Session.load(loaded).provider == "cpu"
+    with pytest.raises(SessionError, match="provider is cuda"):
+        Session.load(loaded, provider="cuda")
+
+
+def test_binding_gives_what_run_gives(loaded: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session.load(loaded)
+    batch = loaded.text_encoder.batch(TEXTS)
+    bind = ort.IOBinding.bind_output
+    monkeypatch.setattr(ort.IOBinding, "bind_output", lambda self, name, device: bind(self, name, "cpu"))
+    assert np.array_equal(session._bound(batch), session.run(batch))
+
+
+def test_a_vector_that_is_not_finite_is_an_error(loaded: Bundle) -> None:
+    with pytest.raises(BackendFailed, match="not finite"):
+        Session.load(loaded).run(loaded.text_encoder.batch(["a man", "poison"]))
+
+
+def test_a_graph_that_throws_is_an_error_without_its_details(loaded: Bundle) -> None:
+    batch = loaded.text_encoder.batch(["a man"])
+    with pytest.raises(BackendFailed, match="the model failed on this input") as caught:
+        Session.load(loaded).run(batch._replace(input_ids=batch.input_ids + 10**6))
+    assert "Gather" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (graph(output="last_hidden_state"), "gives .*last_hidden_state.*, not sentence_embedding as float32"),
+        (graph(dimension=DIMENSION + 1), f"not sentence_embedding as float32 .batch, {DIMENSION}."),
+    ],
+)
+def test_a_graph_that_breaks_the_contract_is_refused(make_bundle: MakeBundle, model: Any, message: str) -> None:
+    with pytest.raises(SessionError, match=message):
+        Session.load(Bundle.load(make_bundle(model=model)))
+
+
+def test_a_file_that_is_no_graph_is_refused(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_bundle()
+    loaded = Bundle.load(path)
+    (path / "onnx/model.onnx").write_bytes(b"no graph")
+    with pytest.raises(SessionError, match=r"model\.onnx cannot be loaded"):
+        Session.load(loaded)
+
+
+def test_the_wrong_shape_is_a_bug(loaded: Bundle) -> None:
+    session = Session.load(loaded)
+    session._session = SimpleNamespace(run=lambda *_: [np.zeros((1, 2), dtype=np.float32)])
+    with pytest.raises(BackendFailed, match="This is a bug"):
+        session.run(loaded.text_encoder.batch(["a"]))

@@ -1,0 +1,90 @@
+"""Imports point one way: training → encoding ← service, and the service runs without torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "transformers", "sentence_transformers", "datasets"}
+FORBIDDEN = {
+    "encoding": {*HEAVY, "fastapi", "starlette", "uvicorn", "onnxruntime", "service", "training"},
+    "service": {*HEAVY, "training"},
+    "training": {"service", "fastapi", "starlette", "uvicorn"},
+}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and top package of every import in a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, path.relative_to(ROOT).parts[0] if node.level else str(node.module).partition(".")[0]
+
+
+@pytest.mark.parametrize("package", sorted(FORBIDDEN))
+def test_imports_point_one_way(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    broken = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in files
+        for line, name in imports(path)
+        if name in FORBIDDEN[package]
+    ]
+    assert broken == []
+
+
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+ANSWER = """
+import asyncio, httpx
+from pathlib import Path
+from service.app import create_app
+from service.settings import Settings
+
+async def main():
+    app = create_app(Settings(bundle=Path(sys.argv[1]), threads=1))
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        response = await http.post("/embed", json={"inputs": "a man"})
+        print(response.status_code, len(response.json()[0]))
+
+asyncio.run(main())
+"""
+
+
+def without(packages: set[str], script: str, *arguments: str) -> str:
+    """The output of a script in a Python where these packages are not installed."""
+    command = [sys.executable, "-c", WITHOUT.format(packages=packages) + script, *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_encoding_without_torch_and_without_the_service() -> None:
+    script = "import encoding.bundle, encoding.errors, encoding.template, encoding.text; print('imported')"
+    assert without(FORBIDDEN["encoding"], script) == "imported\n"
+
+
+def test_the_service_answers_without_torch(tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "service"))
+    try:
+        from tiny_bundle import DIMENSION, write_bundle
+    finally:
+        sys.path.pop(0)
+    bundle = write_bundle(tmp_path / "tiny")
+    assert without(FORBIDDEN["service"] | {"onnx"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
