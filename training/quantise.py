@@ -15,7 +15,7 @@ from training.graph import tidy
 
 __all__ = ["BLOCK", "quantise"]
 
-BLOCK: Final = 128
+BLOCK: Final = 32  # the size of block at which ONNX Runtime rounds alike for one text and for many
 ZERO: Final = 128  # the code of 0.0 in unsigned 8 bits
 DOMAIN: Final = "com.microsoft"
 

@@ -1,0 +1,5 @@
+"""Suites that score an encoder; `python -m training.evaluate` runs them."""
+
+from training.evaluate.sts import COUNTS, STS_TASKS, average, evaluate_sts, load_tasks, sts_dev
+
+__all__ = ["COUNTS", "STS_TASKS", "average", "evaluate_sts", "load_tasks", "sts_dev"]

@@ -1,0 +1,114 @@
+"""python -m training.evaluate PATH --data DIR: the STS figures of a run, a bundle or any encoder.
+
+A bundle's graphs are run as they are, one row a precision. Test sets compare models; the two development sets, printed
+apart, are the ones to choose by.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from encoding.bundle import PRECISIONS, Bundle
+from encoding.template import READ_OUTS
+from training.cli import run
+from training.encoder import SentenceEncoder
+from training.errors import EncoderError, RunError
+from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts_dev
+from training.runner import GraphEncoder
+from training.source import resolve
+from training.sts import Embed, Pairs
+
+__all__ = ["main", "subjects"]
+
+READING_OPTIONS = ("template", "read_out", "max_tokens", "final_period")
+
+
+def main(arguments: Sequence[str] | None = None) -> int | None:
+    """Raises ClozeError; usage errors end the process with 2."""
+    options = _parser().parse_args(arguments)
+    tasks = load_tasks(options.data, (*STS_TASKS, *DEV_TASKS))  # first: reading is quick and may fail
+    scores: dict[str, dict[str, float]] = {}
+    for name, embed in subjects(options).items():
+        scores[name] = _score(embed, tasks, name)
+    _show(options.path, scores)
+    if options.json:
+        content = {"path": options.path, "suite": options.suite, "scores": scores}
+        Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return None
+
+
+def subjects(options: argparse.Namespace) -> dict[str, Embed]:
+    """Name -> what embeds: a bundle's precisions, or one model in torch. Raises ClozeError."""
+    kind = resolve(options.path)
+    changes = {name: getattr(options, name) for name in READING_OPTIONS if getattr(options, name) is not None}
+    if kind == "bundle":
+        if changes:
+            raise RunError(f"{options.path} is a bundle, its reading is fixed; leave out {_words(changes)}")
+        bundle = Bundle.load(options.path)
+        precisions = [options.precision] if options.precision else bundle.precisions
+        return {precision: GraphEncoder.of(bundle, precision).embed for precision in precisions}
+    if options.precision:
+        raise RunError(f"{options.path} is no bundle, so it has no precisions; leave out --precision")
+    folder = str(Path(options.path, "model")) if kind == "run" else options.path
+    try:
+        return {"torch fp32": SentenceEncoder.load(folder, **changes).embed}
+    except EncoderError as error:
+        raise EncoderError(f"{options.path}: {error}") from error
+
+
+def _score(embed: Embed, tasks: dict[str, Pairs], name: str) -> dict[str, float]:
+    console = Console(stderr=True)
+    scores = {}
+    for task in track(tasks, description=name, console=console, transient=True, disable=not console.is_terminal):
+        scores[task] = sts_dev(embed, tasks[task])
+    return scores | {"Avg.": average(scores)}
+
+
+def _show(path: str, scores: dict[str, dict[str, float]]) -> None:
+    for title, columns in (
+        (f"{path}: STS test sets, Spearman x100 ('all')", (*STS_TASKS, "Avg.")),
+        ("Development sets", DEV_TASKS),
+    ):
+        table = Table(title=title, title_justify="left")
+        table.add_column("")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, row in scores.items():
+            table.add_row(name, *(f"{row[column]:.2f}" for column in columns))
+        width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own
+        Console(width=width).print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="PATH", help="a run, a bundle, an encoder's folder or a hub name")
+    parser.add_argument(
+        "--data", required=True, metavar="DIR", help="the folder that holds senteval/downstream, downstream or STS"
+    )
+    parser.add_argument("--suite", choices=("sts",), default="sts", help="what to score (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--precision", choices=PRECISIONS, help="of a bundle: only this graph (default: all)")
+    reading = parser.add_argument_group("how an encoder without a reading of its own is read")
+    reading.add_argument("--template", metavar="T", help='such as: This sentence of "[X]" means [MASK].')
+    reading.add_argument("--read-out", choices=READ_OUTS, help="where the vector is read")
+    reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
+    reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
+    return parser
+
+
+def _words(changes: dict[str, object]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in changes)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,144 @@
+"""Semantic textual similarity: the seven test sets of the papers' tables, and two sets to develop on.
+
+Read as SentEval lays them out, scored as SimCSE and PromptBERT do: each task's parts are joined and one Spearman
+correlation taken ('all'), times 100, with two decimals; the average is the mean of the seven rounded figures.
+Cosine similarity of vectors in fp32; no text is cut but by the encoder's own limit.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from training.corpus import read_lines
+from training.errors import CorpusError
+from training.sts import Embed, Pairs, load_pairs, spearman
+
+__all__ = ["COUNTS", "DEV_TASKS", "STS_TASKS", "average", "evaluate_sts", "find_downstream", "load_tasks", "sts_dev"]
+
+STS_TASKS: Final = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+DEV_TASKS: Final = ("STS-B dev", "SICK-R trial")
+COUNTS: Final[dict[str, int]] = {
+    "STS12": 3108,
+    "STS13": 1500,
+    "STS14": 3750,
+    "STS15": 3000,
+    "STS16": 1186,
+    "STS-B": 1379,
+    "SICK-R": 4927,
+    "STS-B dev": 1500,
+    "SICK-R trial": 500,
+}
+PARTS: Final[dict[str, tuple[str, ...]]] = {
+    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "STS13": ("FNWN", "headlines", "OnWN"),  # SMT is licensed apart; no paper's table has it
+    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+FILES: Final[dict[str, str]] = {
+    "STS-B": "STS/STSBenchmark/sts-test.csv",
+    "STS-B dev": "STS/STSBenchmark/sts-dev.csv",
+    "SICK-R": "SICK/SICK_test_annotated.txt",
+    "SICK-R trial": "SICK/SICK_trial.txt",
+}
+LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
+
+
+def find_downstream(data: str | Path) -> Path:
+    """The folder with `STS/` and `SICK/` in it: `data` itself, or below it as `downstream` or `senteval/downstream`.
+
+    Raises CorpusError where there is none.
+    """
+    for layout in LAYOUTS:
+        if (Path(data) / layout / "STS").is_dir():
+            return Path(data) / layout
+    raise CorpusError(
+        f"{data} has no STS folder, nor has senteval/downstream or downstream in it; give SentEval's data folder "
+        "(after its get_transfer_data.bash): the folder that holds STS and SICK, or one above it"
+    )
+
+
+def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, Pairs]:
+    """Read tasks from SentEval's folder (see `find_downstream`).
+
+    Raises CorpusError, which names the file, where one is missing or not what was published.
+    """
+    downstream = find_downstream(data)
+    return {task: _load(downstream, task) for task in tasks}
+
+
+def evaluate_sts(embed: Embed, tasks: dict[str, Pairs]) -> dict[str, float]:
+    """Task -> Spearman x100 with two decimals, in the tasks' order; each distinct sentence is embedded once."""
+    return {task: sts_dev(embed, pairs) for task, pairs in tasks.items()}
+
+
+def sts_dev(embed: Embed, pairs: Pairs) -> float:
+    """Spearman x100 of one set, with two decimals."""
+    return round(spearman(embed, pairs), 2)
+
+
+def average(scores: dict[str, float]) -> float:
+    """The papers' last column: the mean of the seven rounded figures, with two decimals."""
+    return round(sum(scores[task] for task in STS_TASKS) / len(STS_TASKS), 2)
+
+
+def _load(downstream: Path, task: str) -> Pairs:
+    if task in PARTS:
+        pairs = Pairs([], [], [])
+        for part in PARTS[task]:
+            pairs += _part(downstream / "STS" / f"{task}-en-test", part)
+        where = downstream / "STS" / f"{task}-en-test"
+    else:
+        where = downstream / FILES[task]
+        _present(where)
+        pairs = _sick(where) if task.startswith("SICK") else load_pairs(where)
+    if len(pairs) != COUNTS[task]:
+        raise CorpusError(
+            f"{where} holds {len(pairs)} scored pairs, {task} has {COUNTS[task]}; the figures would not compare: "
+            "get SentEval's data again"
+        )
+    return pairs
+
+
+def _part(folder: Path, part: str) -> Pairs:
+    """Two tab-separated sentences a line, and a score a line in a second file; blank scores mark unused lines."""
+    inputs, golds = folder / f"STS.input.{part}.txt", folder / f"STS.gs.{part}.txt"
+    texts, scores = list(read_lines(_present(inputs))), list(read_lines(_present(golds)))
+    while scores and not scores[-1].strip() and len(scores) > len(texts):
+        scores.pop()
+    if len(scores) > len(texts):
+        raise CorpusError(f"{golds} has {len(scores)} lines, {inputs} has {len(texts)}; get SentEval's data again")
+    pairs = Pairs([], [], [])
+    for number, (line, score) in enumerate(zip(texts, scores, strict=False), 1):
+        if score.strip():
+            cells = line.split("\t")
+            _append(pairs, cells[0], cells[1] if len(cells) > 1 else None, score, f"{inputs}, line {number}")
+    return pairs
+
+
+def _sick(path: Path) -> Pairs:
+    pairs = Pairs([], [], [])
+    for number, line in enumerate(read_lines(path), 1):
+        cells = line.split("\t")
+        if number > 1 and line.strip():  # a header first
+            cells += [""] * (4 - len(cells))
+            _append(pairs, cells[1], cells[2], cells[3], f"{path}, line {number}")
+    return pairs
+
+
+def _append(pairs: Pairs, left: str, right: str | None, score: str, where: str) -> None:
+    try:
+        gold = float(score)
+    except ValueError:
+        gold = None
+    if right is None or gold is None:
+        raise CorpusError(f"{where} is not two tab-separated sentences with a score; get SentEval's data again")
+    pairs.left.append(" ".join(left.split()))
+    pairs.right.append(" ".join(right.split()))
+    pairs.gold.append(gold)
+
+
+def _present(path: Path) -> Path:
+    if not path.is_file():
+        raise CorpusError(f"{path} is missing; get SentEval's data again (its get_transfer_data.bash)")
+    return path
