@@ -78,7 +78,8 @@ class Provenance(_Record):
     """Where the model comes from.
 
     `scores` maps a precision to a suite's scores ({"int8": {"STS12": 73.1, …}}), `parity` a precision to the largest
-    absolute difference between torch's vectors and the graph's, relative to the longest vector.
+    absolute difference between torch's vectors and the graph's, relative to the longest vector, `graphs` a precision
+    to how its graph was made.
     """
 
     parent: str
@@ -88,6 +89,7 @@ class Provenance(_Record):
     seeds: list[int]
     scores: dict[str, dict[str, float]]
     parity: dict[str, float]
+    graphs: dict[str, str] = Field(default_factory=dict)
 
 
 class Reading(_Record):

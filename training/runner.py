@@ -49,4 +49,6 @@ def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     source = graph if isinstance(graph, bytes) else str(graph)
-    return onnxruntime.InferenceSession(source, options, providers=[provider(), "CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        source, options, providers=list(dict.fromkeys([provider(), "CPUExecutionProvider"]))
+    )

@@ -1,0 +1,124 @@
+"""A bundle's README.md: the model card, in the form the hub reads, made from the provenance."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from encoding.bundle import GRAPHS, Provenance, Reading
+from training.evaluate.sts import DEV_TASKS, STS_TASKS
+
+__all__ = ["model_card", "parent_licence"]
+
+
+def model_card(
+    name: str,
+    reading: Reading,
+    provenance: Provenance,
+    sizes: dict[str, int],
+    licence: str | None = None,
+    notes: str = "",
+) -> str:
+    """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision."""
+    sections = [
+        _front_matter(provenance, licence),
+        f"# {name}\n\n{_summary(reading, provenance)}",
+        f"## Files\n\n{_files(sizes, provenance)}",
+        f"## Figures\n\n{_figures(provenance, sizes)}",
+        f"## Training\n\n{_training(provenance)}",
+        f"## Make it again\n\n{_commands(list(sizes), reading)}",
+        f"## Licence\n\n{_licence(provenance, licence)}",
+        notes.strip(),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def parent_licence(parent: Path) -> str | None:
+    """The `license:` of a local parent's own card, where it has one."""
+    try:
+        lines = (parent / "README.md").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if lines[:1] != ["---"] or "---" not in lines[1:]:
+        return None
+    for line in lines[1 : lines.index("---", 1)]:
+        key, _, value = line.partition(":")
+        if key.strip() == "license" and value.strip():
+            return value.strip().strip("\"'")
+    return None
+
+
+def _front_matter(provenance: Provenance, licence: str | None) -> str:
+    lines = ["---"]
+    if licence:
+        lines.append(f"license: {licence}")
+    if provenance.parent.count("/") == 1:  # a hub name
+        lines.append(f"base_model: {provenance.parent}")
+    tags = ("sentence-similarity", "feature-extraction", "onnx", "cloze")
+    lines += ["pipeline_tag: sentence-similarity", "tags:", *(f"- {tag}" for tag in tags), "---"]
+    return "\n".join(lines)
+
+
+def _summary(reading: Reading, provenance: Provenance) -> str:
+    places = {"mask": "at `[MASK]`", "cls": "at the first token", "mean": "as the mean over all tokens"}
+    rules = [f"The vector is read {places[reading.read_out]}, after at most {reading.max_tokens} tokens."]
+    if reading.final_period:
+        rules.append("A text without closing punctuation is given a period.")
+    if reading.denoising:
+        rules.append("The vector of the template alone, at the text's length, is taken off.")
+    return (
+        f"Sentence vectors, made from {provenance.parent} and exported to ONNX by Cloze. Cosine similarity compares "
+        f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {reading.template}\n\n"
+        f"with the text at `[X]`. {' '.join(rules)} `embedding.json` says the same to a program."
+    )
+
+
+def _files(sizes: dict[str, int], provenance: Provenance) -> str:
+    rows = ["| file | precision | size | graph | difference from torch |", "| --- | --- | --- | --- | --- |"]
+    for precision, size in sizes.items():
+        how = provenance.graphs.get(precision, "")
+        parity = provenance.parity[precision]
+        rows.append(f"| `{GRAPHS[precision]}` | {precision} | {size / 1e6:.1f} MB | {how} | {parity:.1e} |")
+    return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
+
+
+def _figures(provenance: Provenance, sizes: dict[str, int]) -> str:
+    if not provenance.scores:
+        missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
+        return f"Not scored: the export was given no evaluation data.{missing}"
+    columns = (*STS_TASKS, "Avg.", *DEV_TASKS)
+    rows = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    for precision, scores in provenance.scores.items():
+        where = precision if precision in sizes else f"{precision} (not in this bundle)"
+        rows.append(f"| {where} | {' | '.join(f'{scores[column]:.2f}' for column in columns)} |")
+    return "Spearman ×100, 'all' aggregation, measured on the graphs themselves.\n\n" + "\n".join(rows)
+
+
+def _training(provenance: Provenance) -> str:
+    rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
+    rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
+    recipe = "\n".join(f"{key} = {_toml(value)}" for key, value in provenance.recipe.items())
+    commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
+    seeds = ", ".join(map(str, provenance.seeds))
+    table = "\n".join(rows)
+    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, by the recipe\n\n```toml\n{recipe}\n```"
+
+
+def _commands(precisions: list[str], reading: Reading) -> str:
+    denoise = " --denoise" if reading.denoising else ""
+    return (
+        "With the recipe above in `recipe.toml`, its file names completed to the paths of your copies:\n\n```sh\n"
+        "python -m training.fit recipe.toml --out RUN\n"
+        f"python -m training.export RUN OUT --precision {','.join(precisions)} "
+        f"--max-tokens {reading.max_tokens}{denoise} --data DATA\n"
+        "python -m training.evaluate OUT --data DATA\n```"
+    )
+
+
+def _licence(provenance: Provenance, licence: str | None) -> str:
+    if licence is None:
+        return f"Not stated. It depends on that of {provenance.parent} and of the training text."
+    return f"{licence}, as its parent {provenance.parent}. The training text has terms of its own."
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists are written alike in TOML

@@ -1,0 +1,188 @@
+"""python -m training.export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
+
+The bundle appears whole or not at all. fp32 is refused where it differs from torch by more than 1e-4, int8 where it
+costs more than half a point of Spearman on the development set.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import onnx
+from rich.console import Console
+
+from encoding.bundle import GRAPHS, PRECISIONS, Precision, seal, staging
+from encoding.text import TOKENIZER_FILES
+from training.candidates import make_graph
+from training.card import model_card, parent_licence
+from training.cli import run as run_command
+from training.encoder import SentenceEncoder
+from training.errors import ExportError, RunError
+from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts_dev
+from training.graph import trace
+from training.origin import origin
+from training.parity import difference, probes
+from training.runner import GraphEncoder
+from training.source import resolve
+from training.sts import Pairs
+
+__all__ = ["LARGEST_DIFFERENCE", "LARGEST_LOSS", "export", "main"]
+
+LARGEST_DIFFERENCE: Final = 1e-4  # of fp32 from torch, relative
+LARGEST_LOSS: Final = 0.5  # of int8 against fp32, in points of Spearman x100 on STS-B dev
+
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+@dataclass
+class _Findings:
+    """What is learnt about each precision on the way."""
+
+    graphs: dict[str, str] = field(default_factory=dict)
+    parity: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def main(arguments: Sequence[str] | None = None) -> int | None:
+    """Raises ClozeError; usage errors end the process with 2."""
+    options = _parser().parse_args(arguments)
+    export(
+        Path(options.run),
+        Path(options.out),
+        options.precision,
+        max_tokens=options.max_tokens,
+        denoise=options.denoise,
+        data=options.data,
+        licence=options.license,
+        notes=options.notes,
+    )
+    return None
+
+
+def export(
+    run: Path,
+    out: Path,
+    precisions: Sequence[Precision],
+    *,
+    max_tokens: int | None = None,
+    denoise: bool | None = None,
+    data: str | None = None,
+    licence: str | None = None,
+    notes: str | None = None,
+) -> None:
+    """Write the bundle `out`. Raises ClozeError, and then leaves nothing behind."""
+    if resolve(str(run)) != "run":
+        raise RunError(f"{run} is not a run; export takes a folder that training.fit made")
+    provenance, parent = origin(run)
+    notes_text = _read(Path(notes)) if notes else ""
+    tasks = load_tasks(data, (*STS_TASKS, *DEV_TASKS)) if data else {}
+    with staging(out) as folder:
+        encoder = SentenceEncoder.load(str(run / "model"), max_tokens=max_tokens, denoising=denoise).eval()
+        findings = _graphs(encoder, folder, precisions, tasks)
+        provenance = provenance.model_copy(update=vars(findings))
+        for name in ("config.json", *TOKENIZER_FILES):
+            shutil.copyfile(run / "model" / name, folder / name)
+        sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
+        card = model_card(out.name, encoder.reading, provenance, sizes, licence or parent_licence(parent), notes_text)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        seal(folder, encoder.reading, encoder.dimension, provenance)
+    total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+
+
+def _graphs(
+    encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], tasks: dict[str, Pairs]
+) -> _Findings:
+    """Make, compare and score every precision; fp32 is the measure of the others, asked for or not."""
+    findings = _Findings()
+    plain = trace(encoder)
+    (folder / "onnx").mkdir()
+    for precision in ("fp32", *(name for name in PRECISIONS if name in precisions and name != "fp32")):
+        console.print(f"{precision}: making the graph")
+        model, findings.graphs[precision] = make_graph(precision, plain, encoder, console)
+        path = folder / GRAPHS[precision]
+        onnx.save(model, path)
+        graph = GraphEncoder(path, encoder.prompt.text_encoder)
+        findings.parity[precision] = _parity(precision, encoder, graph)
+        if tasks:
+            findings.scores[precision] = _scores(precision, graph, tasks)
+    if "int8" in precisions:
+        _refuse_loss(findings.scores)
+    if "fp32" not in precisions:
+        (folder / GRAPHS["fp32"]).unlink()
+        del findings.graphs["fp32"], findings.parity["fp32"]
+    return findings
+
+
+def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:
+    largest = difference(encoder, graph, probes(encoder.reading.max_tokens))
+    console.print(f"{precision}: differs from torch by {largest:.1e}")
+    if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
+        raise ExportError(
+            f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, allowed is "
+            f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
+        )
+    return largest
+
+
+def _scores(precision: Precision, graph: GraphEncoder, tasks: dict[str, Pairs]) -> dict[str, float]:
+    scores = {}
+    for task, pairs in tasks.items():
+        with console.status(f"{precision}: {task}"):
+            scores[task] = sts_dev(graph.embed, pairs)
+    scores["Avg."] = average(scores)
+    console.print(f"{precision}: " + ", ".join(f"{task} {score:.2f}" for task, score in scores.items()))
+    return scores
+
+
+def _refuse_loss(scores: dict[str, dict[str, float]]) -> None:
+    if not scores:
+        console.print("int8: not compared with fp32; give --data to measure what it costs")
+        return
+    before, after = (scores[precision]["STS-B dev"] for precision in ("fp32", "int8"))
+    if not before - after <= LARGEST_LOSS:
+        raise ExportError(
+            f"int8 costs {before - after:.2f} points of Spearman on STS-B dev ({before:.2f} to {after:.2f}), allowed "
+            f"are {LARGEST_LOSS}; nothing was written. Leave int8 out of --precision"
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read as UTF-8 text ({error})") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="a finished run's folder")
+    parser.add_argument("out", metavar="OUT", help="the bundle to write; a bundle there is replaced")
+    parser.add_argument(
+        "--precision", type=_precisions, default=["fp32"], metavar="P,…", help="of fp32, fp16, int8 (default: fp32)"
+    )
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest sequence, template included")
+    parser.add_argument(
+        "--denoise", action="store_const", const=True, help="take off the template's own vector (PromptBERT)"
+    )
+    parser.add_argument("--data", metavar="DIR", help="score the graphs: the folder that holds senteval/downstream")
+    parser.add_argument("--license", metavar="ID", help="of the model (default: that of its parent's card)")
+    parser.add_argument("--notes", metavar="FILE", help="Markdown to add to the model card")
+    return parser
+
+
+def _precisions(text: str) -> list[Precision]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PRECISIONS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PRECISIONS)}")
+    return [precision for precision in PRECISIONS if precision in names]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
