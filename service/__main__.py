@@ -18,9 +18,10 @@ def main(arguments: Sequence[str]) -> int:
         _log(settings.log_level)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service's own threads are enough
         from service.app import create_app  # ONNX Runtime and FastAPI take a second; --help need not
-        from service.server import serve
+        from service.server import bind, serve
 
-        serve(create_app(settings), settings)
+        with bind(settings.host, settings.port) as listener:
+            serve(create_app(settings), settings, listener)
     except ClozeError as error:
         hint = " (`python -m service --help` lists the settings)" if isinstance(error, BadSettings) else ""
         print(f"error: {error}{hint}", file=sys.stderr)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Load the bundle and put the routes around it; its lifespan warms up and drains.
+    """Load the bundle, warm it up and put the routes around it; the lifespan begins to serve, and drains.
 
     Raises BundleError or SessionError where the bundle cannot be served.
     """
@@ -71,6 +71,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.metrics.inform(
         bundle=info.model_id, provider=info.provider, precision=embedder.session.precision, version=info.version
     )
-    await embedder.start()
+    embedder.start()
     yield
     await embedder.stop()

@@ -230,10 +230,11 @@ class Batcher(Generic[Item, Result]):
     async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
         """Run the halves of a failed batch; an item that failed alone fails its request."""
         if len(batch) == 1:
+            logger.warning("an item failed: %s", error.__cause__ or error)
             if not batch[0].request.future.done():
                 batch[0].request.future.set_exception(error)
             return
-        logger.warning("a batch of %d failed (%s) and is halved", len(batch), type(error).__name__)
+        logger.debug("a batch of %d failed and is halved", len(batch))
         middle = len(batch) // 2
         await self._attempt(batch[:middle])
         await self._attempt(batch[middle:])

@@ -45,10 +45,7 @@ class Embeddings:
 
 
 class Embedder:
-    """One bundle at work.
-
-    `start` warms it up and begins to serve, `stop` finishes what has been accepted.
-    """
+    """One bundle at work: `start` begins to serve, `stop` finishes what has been accepted."""
 
     def __init__(self, bundle: Bundle, session: Session, settings: Settings, metrics: Metrics) -> None:
         self.bundle = bundle
@@ -66,19 +63,35 @@ class Embedder:
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Self:
-        """Load the bundle and its graph. Raises BundleError or SessionError."""
+        """Load the bundle and its graph, and warm it up. Raises BundleError or SessionError."""
         bundle = Bundle.load(settings.bundle)
         session = Session.load(
             bundle, precision=settings.precision, provider=settings.provider, threads=settings.threads
         )
-        return cls(bundle, session, settings, metrics)
+        embedder = cls(bundle, session, settings, metrics)
+        embedder.warm_up()
+        return embedder
 
-    async def start(self) -> None:
-        """Raises SessionError where the graph cannot run its largest batch."""
-        started = perf_counter()
-        await self._in(self._runner, self._warm_up)
+    def warm_up(self) -> None:
+        """Run the largest batch, so that memory is taken once, then the smallest.
+
+        Raises SessionError where the graph cannot.
+        """
+        started, longest = perf_counter(), self._longest
+        texts = max(1, self.max_batch_tokens // len(longest))
+        try:
+            self._forward([longest] * texts)
+            self._forward([self._shortest])
+        except BackendFailed as error:
+            raise SessionError(
+                f"the graph fails on {texts} texts of {len(longest)} tokens: {error.__cause__ or error}; lower "
+                "max_batch_tokens, or export the bundle again"
+            ) from error
+        logger.info("warmed up in %.2f s", perf_counter() - started)
+
+    def start(self) -> None:
+        """Begin to take requests; needs a running loop."""
         self.batcher.start()
-        logger.info("ready after a warm-up of %.2f s", perf_counter() - started)
 
     async def stop(self) -> None:
         finished = await self.batcher.drain()
@@ -135,19 +148,6 @@ class Embedder:
 
     def _forward(self, sequences: Sequence[list[int]]) -> NDArray[np.float32]:
         return self.session.run(self.bundle.text_encoder.pad(sequences))
-
-    def _warm_up(self) -> None:
-        """The largest batch first, so that memory is taken once; then the smallest."""
-        longest = self._longest
-        texts = max(1, self.max_batch_tokens // len(longest))
-        try:
-            self._forward([longest] * texts)
-            self._forward([self._shortest])
-        except BackendFailed as error:
-            raise SessionError(
-                f"the graph fails on {texts} texts of {len(longest)} tokens: {error.__cause__ or error}; lower "
-                "max_batch_tokens, or export the bundle again"
-            ) from error
 
     async def _run(self, items: list[_Item]) -> list[NDArray[np.float32]]:
         started = perf_counter()

@@ -14,7 +14,7 @@ from service.errors import BadSettings
 from service.middleware import Traffic
 from service.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["bind", "serve"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ class Server(uvicorn.Server):
         logger.info("drained requests=%d answered_in_all=%d", self.traffic.answered - before, self.traffic.answered)
 
 
-def serve(app: FastAPI, settings: Settings) -> None:
+def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, drain, and end the process with status 0."""
-    listener = _bind(settings.host, settings.port)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
+        http="httptools",
         ws="none",
         lifespan="on",
         timeout_graceful_shutdown=settings.drain_seconds,
@@ -56,8 +56,8 @@ def serve(app: FastAPI, settings: Settings) -> None:
     Server(config, app.state.traffic).run(sockets=[listener])
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Take the address before the work of starting. Raises BadSettings where it cannot be had."""
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address; nobody can connect until it is served. Raises BadSettings where it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -1,6 +1,7 @@
 """The batcher, driven with integers whose cost is themselves, and a `run` that waits until it is told."""
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.anyio
 Fault = Callable[[list[int]], bool]
 
 
-class Machine:
+class Worker:
     """A `run` that doubles; each call shows its batch and waits for `release`, unless it runs freely."""
 
     def __init__(self, *, free: bool = True, fails: Fault = lambda batch: False) -> None:
@@ -44,8 +45,8 @@ class Machine:
         self.gate.set()
 
 
-def start(machine: Machine, max_cost: int = 100, max_waiting: int = 1000) -> Batcher[int, int]:
-    batcher = Batcher(machine, lambda item: item, max_cost, max_waiting)
+def start(worker: Worker, max_cost: int = 100, max_waiting: int = 1000) -> Batcher[int, int]:
+    batcher = Batcher(worker, lambda item: item, max_cost, max_waiting)
     batcher.start()
     return batcher
 
@@ -58,154 +59,154 @@ async def submit(batcher: Batcher[int, int], *items: int) -> "asyncio.Task[list[
 
 
 async def test_results_keep_the_order_of_the_items() -> None:
-    machine = Machine()
-    batcher = start(machine, max_cost=8)
+    worker = Worker()
+    batcher = start(worker, max_cost=8)
     assert await batcher.submit([3, 1, 4, 1, 5, 9, 2, 6]) == [6, 2, 8, 2, 10, 18, 4, 12]
-    assert len(machine.batches) > 2
+    assert len(worker.batches) > 2
     await batcher.drain()
 
 
 async def test_no_items_give_no_results_and_no_batch() -> None:
-    machine = Machine()
-    batcher = start(machine)
+    worker = Worker()
+    batcher = start(worker)
     assert await batcher.submit([]) == []
-    assert machine.batches == []
+    assert worker.batches == []
     await batcher.drain()
 
 
 async def test_a_lone_item_does_not_wait_for_company() -> None:
-    machine = Machine()
-    batcher = start(machine)
+    worker = Worker()
+    batcher = start(worker)
     assert await batcher.submit([7]) == [14]
-    assert machine.batches == [[7]]
+    assert worker.batches == [[7]]
     await batcher.drain()
 
 
 async def test_what_arrives_while_a_batch_runs_is_the_next_batch() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine)
+    worker = Worker(free=False)
+    batcher = start(worker)
     tasks = [await submit(batcher, 1)]
-    await machine.entered.wait()
+    await worker.entered.wait()
     tasks += [await submit(batcher, item) for item in (2, 3, 4)]
-    await machine.release()
-    assert [sorted(batch) for batch in machine.batches] == [[1], [2, 3, 4]]
-    machine.let_go()
+    await worker.release()
+    assert [sorted(batch) for batch in worker.batches] == [[1], [2, 3, 4]]
+    worker.let_go()
     assert await asyncio.gather(*tasks) == [[2], [4], [6], [8]]
     await batcher.drain()
 
 
 @pytest.mark.parametrize("max_cost", [10, 17, 64])
 async def test_padded_cost_stays_within_the_limit(max_cost: int) -> None:
-    machine = Machine()
-    batcher = start(machine, max_cost)
+    worker = Worker()
+    batcher = start(worker, max_cost)
     await batcher.submit([item % 10 + 1 for item in range(200)])
-    assert all(max(batch) * len(batch) <= max_cost for batch in machine.batches)
-    assert sum(map(len, machine.batches)) == 200
+    assert all(max(batch) * len(batch) <= max_cost for batch in worker.batches)
+    assert sum(map(len, worker.batches)) == 200
     await batcher.drain()
 
 
 async def test_an_item_dearer_than_the_limit_runs_alone() -> None:
-    machine = Machine()
-    batcher = start(machine, max_cost=10)
+    worker = Worker()
+    batcher = start(worker, max_cost=10)
     assert await batcher.submit([1, 50, 1]) == [2, 100, 2]
-    assert sorted(machine.batches, key=len) == [[50], [1, 1]]
+    assert sorted(worker.batches, key=len) == [[50], [1, 1]]
     await batcher.drain()
 
 
 async def test_neighbours_in_cost_share_a_batch() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine, max_cost=30)
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=30)
     tasks = [await submit(batcher, 1)]
-    await machine.entered.wait()
+    await worker.entered.wait()
     tasks.append(await submit(batcher, 10, 2, 9, 2, 10, 2))
-    await machine.release()
-    assert sorted(machine.batches[1]) == [9, 10, 10]
-    machine.let_go()
+    await worker.release()
+    assert sorted(worker.batches[1]) == [9, 10, 10]
+    worker.let_go()
     await asyncio.gather(*tasks)
-    assert machine.batches[2] == [2, 2, 2]
+    assert worker.batches[2] == [2, 2, 2]
     await batcher.drain()
 
 
 async def test_the_oldest_item_is_in_the_next_batch_however_odd_its_cost() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine, max_cost=12)
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=12)
     tasks = [await submit(batcher, 1)]
-    await machine.entered.wait()
+    await worker.entered.wait()
     tasks += [await submit(batcher, 12), await submit(batcher, *[3] * 8)]
-    await machine.release()
-    assert machine.batches[1] == [12]
+    await worker.release()
+    assert worker.batches[1] == [12]
     tasks.append(await submit(batcher, *[3] * 8))
-    await machine.release()
-    machine.let_go()
+    await worker.release()
+    worker.let_go()
     await asyncio.gather(*tasks)
-    assert machine.batches[2:] == [[3] * 4] * 4
+    assert worker.batches[2:] == [[3] * 4] * 4
     await batcher.drain()
 
 
 async def test_a_full_queue_refuses_the_whole_request() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine, max_waiting=10)
+    worker = Worker(free=False)
+    batcher = start(worker, max_waiting=10)
     running = await submit(batcher, 1)
-    await machine.entered.wait()
+    await worker.entered.wait()
     waiting = await submit(batcher, 6)
     with pytest.raises(Overloaded, match="6 tokens wait and the request brings 5, at most 10"):
         await batcher.submit([4, 1])
     assert batcher.waiting == 6
     assert batcher.waiting_items == 1
     fits = await submit(batcher, 3, 1)
-    machine.let_go()
+    worker.let_go()
     assert await asyncio.gather(running, waiting, fits) == [[2], [12], [6, 2]]
-    assert sorted(item for batch in machine.batches for item in batch) == [1, 1, 3, 6]
+    assert sorted(item for batch in worker.batches for item in batch) == [1, 1, 3, 6]
     await batcher.drain()
 
 
 async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
-    batcher = start(Machine(), max_waiting=10)
+    batcher = start(Worker(), max_waiting=10)
     assert len(await batcher.submit([5] * 10)) == 10
     await batcher.drain()
 
 
 async def test_a_cancelled_caller_takes_its_items_with_it() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine)
+    worker = Worker(free=False)
+    batcher = start(worker)
     first = await submit(batcher, 1)
-    await machine.entered.wait()
+    await worker.entered.wait()
     gone, stays = await submit(batcher, 20, 30), await submit(batcher, 4)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     assert (batcher.waiting, batcher.waiting_items) == (4, 1)
-    machine.let_go()
+    worker.let_go()
     assert await asyncio.gather(first, stays) == [[2], [8]]
-    assert machine.batches == [[1], [4]]
+    assert worker.batches == [[1], [4]]
     await batcher.drain()
 
 
 async def test_a_caller_cancelled_while_its_batch_runs_hurts_nobody() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine)
+    worker = Worker(free=False)
+    batcher = start(worker)
     first = await submit(batcher, 1)
-    await machine.entered.wait()
+    await worker.entered.wait()
     gone, stays = await submit(batcher, 5), await submit(batcher, 6)
-    await machine.release()
+    await worker.release()
     gone.cancel()
-    machine.let_go()
+    worker.let_go()
     assert await asyncio.gather(first, stays) == [[2], [12]]
     await batcher.drain()
 
 
 async def test_many_cancelled_requests_leave_nothing_behind() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine, max_waiting=10**9)
+    worker = Worker(free=False)
+    batcher = start(worker, max_waiting=10**9)
     first = await submit(batcher, 1)
-    await machine.entered.wait()
+    await worker.entered.wait()
     gone = [await submit(batcher, 1 + item % 50, 3) for item in range(300)]
     last = await submit(batcher, 2)
     for task in gone:
         task.cancel()
     await asyncio.gather(*gone, return_exceptions=True)
-    machine.let_go()
+    worker.let_go()
     await asyncio.gather(first, last)
-    assert machine.batches == [[1], [2]]
+    assert worker.batches == [[1], [2]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     assert not batcher._arrivals or not any(entry.live for entry in batcher._arrivals)
     assert len(batcher._sorted) <= 1
@@ -213,12 +214,12 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
 
 
 async def test_one_bad_item_fails_alone() -> None:
-    machine = Machine(free=False, fails=lambda batch: 13 in batch)
-    batcher = start(machine, max_cost=1000)
+    worker = Worker(free=False, fails=lambda batch: 13 in batch)
+    batcher = start(worker, max_cost=1000)
     tasks = [await submit(batcher, 1)]
-    await machine.entered.wait()
+    await worker.entered.wait()
     tasks += [await submit(batcher, item) for item in (11, 12, 13, 14, 15)]
-    machine.let_go()
+    worker.let_go()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [result for result in results if isinstance(result, list)] == [[2], [22], [24], [28], [30]]
     assert isinstance(results[3], ValueError)
@@ -227,21 +228,21 @@ async def test_one_bad_item_fails_alone() -> None:
 
 
 async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
-    machine = Machine(fails=lambda batch: 13 in batch)
-    batcher = start(machine, max_cost=13)
+    worker = Worker(fails=lambda batch: 13 in batch)
+    batcher = start(worker, max_cost=13)
     with pytest.raises(ValueError, match="cannot run"):
         await batcher.submit([13, 13, 13, 13])
-    assert machine.batches == [[13]]
+    assert worker.batches == [[13]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.drain()
 
 
 async def test_everything_may_fail_and_the_next_request_is_served() -> None:
-    machine = Machine(fails=lambda batch: True)
-    batcher = start(machine)
+    worker = Worker(fails=lambda batch: True)
+    batcher = start(worker)
     tasks = [await submit(batcher, item) for item in range(1, 20)]
     assert all(isinstance(result, ValueError) for result in await asyncio.gather(*tasks, return_exceptions=True))
-    machine.fails = lambda batch: False
+    worker.fails = lambda batch: False
     assert await batcher.submit([5]) == [10]
     await batcher.drain()
 
@@ -258,30 +259,72 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
 
 
 async def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine)
+    worker = Worker(free=False)
+    batcher = start(worker)
     tasks = [await submit(batcher, 1)]
-    await machine.entered.wait()
+    await worker.entered.wait()
     tasks.append(await submit(batcher, 2, 3))
     draining = asyncio.create_task(batcher.drain())
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="stopping"):
         await batcher.submit([4])
-    machine.let_go()
+    worker.let_go()
     assert await asyncio.gather(*tasks) == [[2], [4, 6]]
     assert await draining == 2
 
 
 async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
-    machine = Machine(free=False)
-    batcher = start(machine, max_cost=64, max_waiting=10**9)
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=64, max_waiting=10**9)
     first = await submit(batcher, 1)
-    await machine.entered.wait()
+    await worker.entered.wait()
     items = [1 + item * 7 % 31 for item in range(5000)]
     tasks = [await submit(batcher, *items), *[await submit(batcher, item) for item in range(1, 40)]]
-    machine.let_go()
+    worker.let_go()
     large, *small = await asyncio.gather(*tasks)
     assert large == [2 * item for item in items]
     assert small == [[2 * item] for item in range(1, 40)]
     await asyncio.gather(first)
+    await batcher.drain()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
+    """Random requests, refusals, faults and departures; then nothing is left."""
+    dice = random.Random(seed)
+    max_cost = dice.choice([5, 20, 64])
+
+    async def run(batch: list[int]) -> list[int]:
+        assert len(batch) == 1 or max(map(cost, batch)) * len(batch) <= max_cost
+        await asyncio.sleep(0)
+        if any(item % 97 == 13 for item in batch):
+            raise ValueError(batch)
+        return [2 * item for item in batch]
+
+    def cost(item: int) -> int:
+        return item % 12 + 1
+
+    async def call(items: list[int], leaves: bool) -> None:
+        task = asyncio.create_task(batcher.submit(items))
+        if leaves:
+            for _ in range(dice.randrange(20)):
+                await asyncio.sleep(0)
+            task.cancel()
+        try:
+            assert await task == [2 * item for item in items]
+        except ValueError:
+            assert any(item % 97 == 13 for item in items)
+        except (Overloaded, asyncio.CancelledError):
+            pass
+
+    batcher = Batcher(run, cost, max_cost, dice.choice([50, 10**6]))
+    batcher.start()
+    calls = []
+    for _ in range(dice.randint(50, 300)):
+        items = [dice.randrange(5000) for _ in range(dice.choice([1, 1, 1, 2, 5, 40]))]
+        calls.append(asyncio.create_task(call(items, dice.random() < 0.2)))
+        if dice.random() < 0.3:
+            await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.drain()

@@ -27,7 +27,7 @@ TEXTS = ["a man plays the guitar", "", "two dogs run", "x" * 40, "a", "[MASK] [S
 @pytest.fixture
 async def embedder(settings: Settings) -> AsyncIterator[Embedder]:
     made = Embedder.load(settings.model_copy(update={"max_batch_tokens": 48}), Metrics())
-    await made.start()
+    made.start()
     yield made
     await made.stop()
 
@@ -118,31 +118,34 @@ async def test_the_session_runs_in_one_thread_that_is_not_the_loops(
     assert threads.pop().startswith("session")
 
 
-async def test_warm_up_runs_the_largest_shape_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = Embedder.load(settings.model_copy(update={"max_batch_tokens": 100}), Metrics())
+def cold(settings: Settings, **changes: object) -> Embedder:
+    loaded = Bundle.load(settings.bundle)
+    return Embedder(loaded, Session.load(loaded), settings.model_copy(update=changes), Metrics())
+
+
+def test_warm_up_runs_the_largest_shape_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = cold(settings, max_batch_tokens=100)
     shapes: list[tuple[int, ...]] = []
     run: Callable[[Batch], NDArray[np.float32]] = embedder.session.run
     monkeypatch.setattr(embedder.session, "run", lambda batch: shapes.append(batch.input_ids.shape) or run(batch))
-    await embedder.start()
-    await embedder.stop()
+    embedder.warm_up()
     assert shapes == [(3, MAX_TOKENS), (1, embedder.bundle.text_encoder.template_tokens)]
 
 
-async def test_a_warm_up_that_fails_says_what_to_do(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = Embedder.load(settings, Metrics())
+def test_a_warm_up_that_fails_says_what_to_do(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = cold(settings)
 
     def broken(batch: Batch) -> NDArray[np.float32]:
         raise BackendFailed("out of memory")
 
     monkeypatch.setattr(embedder.session, "run", broken)
     with pytest.raises(SessionError, match=r"128 texts of 32 tokens: out of memory; lower max_batch_tokens"):
-        await embedder.start()
-    await embedder.stop()
+        embedder.warm_up()
 
 
 async def test_stopping_refuses_what_comes(settings: Settings) -> None:
     embedder = Embedder.load(settings, Metrics())
-    await embedder.start()
+    embedder.start()
     await embedder.stop()
     with pytest.raises(Unavailable):
         await embed(embedder, ["a"])
