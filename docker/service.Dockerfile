@@ -1,0 +1,43 @@
+# The HTTP service and nothing else: no torch, no compiler, no model (a bundle is mounted).
+#
+#   docker build -f docker/service.Dockerfile -t cloze-service .
+#   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
+#
+# RUNTIME names an extra of pyproject.toml. The gpu extra brings CUDA and cuDNN as Python packages and the NVIDIA
+# container toolkit brings the driver, so both kinds stand on the same slim base.
+FROM python:3.11-slim AS build
+ARG RUNTIME=cpu
+WORKDIR /app
+# No source is here yet, so this installs what the package depends on and its name and version, which /info tells;
+# the layer is made again when a dependency changes, and not when the code does.
+COPY pyproject.toml constraints.txt ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    touch README.md LICENSE \
+ && python -m venv --without-pip /opt/venv \
+ && pip --python /opt/venv/bin/python install -c constraints.txt ".[$RUNTIME]"
+COPY LICENSE ./
+COPY encoding encoding
+COPY service service
+# Compiled here, for the container cannot write.
+RUN rm -rf README.md pyproject.toml constraints.txt build *.egg-info \
+ && /opt/venv/bin/python -m compileall -q .
+
+FROM python:3.11-slim
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /app /app
+WORKDIR /app
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    CLOZE_HOST=0.0.0.0 \
+    CLOZE_PORT=8080
+# A number and not a name, so that an orchestrator can see that it is not root.
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# http.client and not urllib: a proxy named in the environment must not be asked about 127.0.0.1.
+HEALTHCHECK --interval=3s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['CLOZE_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
+# The list form: the signal that stops the container reaches Python, not a shell.
+ENTRYPOINT ["python", "-m", "service"]

@@ -1,0 +1,39 @@
+# Training, evaluation and export.
+#
+#   docker compose run --rm training python -m training.fit RECIPE ...
+#
+# torch is the package index's: on Linux, the build with CUDA. Another build of it is given as an image that holds the
+# wheel and nothing else (FROM scratch, COPY *.whl /):
+#
+#   docker build -f docker/training.Dockerfile -t cloze-training --build-arg WHEELS=my-wheels .
+ARG WHEELS=scratch
+FROM ${WHEELS} AS wheels
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+# As in service.Dockerfile: what the package depends on, before its code.
+COPY pyproject.toml constraints.txt ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,from=wheels,target=/wheels \
+    touch README.md LICENSE \
+ && python -m venv --without-pip /opt/venv \
+ && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[train]"
+
+FROM python:3.11-slim
+COPY --from=build /opt/venv /opt/venv
+COPY LICENSE /app/
+COPY encoding /app/encoding
+COPY training /app/training
+# Runs, data and bundles are mounted in the working directory; the code is elsewhere, so that no mount hides it.
+WORKDIR /work
+# HOME and USER: the user may be any number (RUN_AS), and torch asks for the name of who runs it.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/app \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    USER=cloze \
+    HF_HOME=/work/runs/.hub
+USER 1000:1000
+STOPSIGNAL SIGINT
+CMD ["python", "-m", "training.fit"]
