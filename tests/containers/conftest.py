@@ -1,0 +1,78 @@
+"""A real engine and the image. Only where no engine can be had are these tests skipped, and then aloud."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack import ROOT, Stack, run
+
+sys.path.append(str(ROOT / "tests" / "service"))
+from tiny_bundle import graph, write_bundle  # the bundle of the service's own tests
+
+ENGINE = ROOT.parent / "shared" / "tools" / "docker-engine.sh"
+
+not_tested: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A skip is one letter among hundreds; this is a section of its own."""
+    for reason in not_tested:
+        terminalreporter.section("CONTAINERS NOT TESTED", red=True, bold=True)
+        terminalreporter.write_line(reason)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[None]:
+    """An engine that answers: the machine's own, else one that is brought up here and taken down at the end."""
+    missing = _missing()
+    if not missing:
+        yield
+        return
+    if not ENGINE.is_file():
+        _skip(missing)
+    try:
+        up = subprocess.run([ENGINE, "up"], capture_output=True, text=True, timeout=900)
+        if missing := _missing():
+            _skip(f"{missing}; `{ENGINE.name} up` ended with {up.returncode}: {up.stderr.strip()[-2000:]}")
+        yield
+    finally:
+        subprocess.run([ENGINE, "down"], check=True, capture_output=True, timeout=300)
+
+
+def _missing() -> str | None:
+    """What keeps `docker compose` from working here, or None."""
+    for command in (["docker", "info"], ["docker", "compose", "version"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except OSError as error:
+            return f"`{' '.join(command)}` cannot be run ({error})"
+        if done.returncode:
+            return f"`{' '.join(command)}` failed ({done.stderr.strip()})"
+    return None
+
+
+def _skip(reason: str) -> None:
+    not_tested.append(f"No container engine can be had here: {reason}")
+    pytest.skip(not_tested[-1])
+
+
+@pytest.fixture(scope="session")
+def project(engine: None) -> Iterator[str]:
+    """A project whose image is built here, and removed at the end."""
+    stack = Stack(f"cloze-test-{os.getpid()}")
+    stack.compose("build", "service")
+    yield stack.project
+    stack.down()
+    run("docker", "image", "rm", f"{stack.project}-service")  # `down --rmi` passes it over once its containers are gone
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes a few milliseconds a text; in a folder that any user may enter, as pytest's own is not."""
+    folder = tmp_path_factory.mktemp("bundles")
+    folder.chmod(0o755)
+    return write_bundle(folder / "tiny", model=graph(work=200))

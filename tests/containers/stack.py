@@ -1,0 +1,54 @@
+"""The composed service, driven through `docker compose`."""
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 300  # seconds; only a hang runs out of it
+
+
+def run(*command: str, settings: dict[str, str] | None = None) -> str:
+    """Stdout of a command that must succeed; of the caller's environment it sees no setting of the service."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
+    environ = kept | (settings or {})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, env=environ)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Stack:
+    """docker-compose.yml under a project name of its own, on a port of 127.0.0.1 that the engine chooses."""
+
+    project: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def compose(self, *words: str) -> str:
+        settings = {"PUBLISH": "127.0.0.1:", **self.settings}
+        return run("docker", "compose", "--project-name", self.project, *words, settings=settings)
+
+    def up(self) -> str:
+        """Start the service, wait until it is healthy, and tell its address."""
+        self.compose("up", "--detach", "--no-build", "--wait")
+        return self.compose("port", "service", "8080").strip()
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--timeout", "5")
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL only after the grace period."""
+        self.compose("stop", "service")
+
+    def python(self, code: str) -> str:
+        """What a line of Python prints inside the container."""
+        return self.compose("exec", "--no-TTY", "service", "python", "-c", code).strip()
+
+    def state(self, field: str) -> str:
+        """One field of the container's state, as the engine tells it."""
+        container = self.compose("ps", "--all", "--quiet", "service").strip()
+        return run("docker", "inspect", "--format", f"{{{{.State.{field}}}}}", container).strip()
+
+    def log(self) -> str:
+        return self.compose("logs", "--no-color", "--no-log-prefix", "service")

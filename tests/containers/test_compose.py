@@ -1,0 +1,219 @@
+"""`docker compose up`, as a user runs it: the vectors are the library's, and SIGTERM loses no request."""
+
+import http.client
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from stack import PATIENCE, ROOT, Stack, run
+
+from encoding.bundle import OUTPUT, Bundle
+from service.settings import Settings, variable
+
+pytestmark = pytest.mark.container
+
+TEXTS = ["A man plays the guitar.", "", "Two dogs run.", 'It says "[MASK]" [SEP].', "guitar " * 2000, "naïve 字 ✓"]
+CLIENTS = 12
+HEADERS = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def stack(project: str, bundle: Path) -> Iterator[Stack]:
+    """The tiny bundle, in small batches on one thread, so that requests wait; debug logs each request."""
+    settings = {"BUNDLES": str(bundle.parent), "BUNDLE": bundle.name}
+    service = {"CLOZE_THREADS": "1", "CLOZE_MAX_BATCH_TOKENS": "64", "CLOZE_LOG_LEVEL": "debug"}
+    made = Stack(project, settings | service)
+    yield made
+    made.down()
+
+
+@pytest.fixture(scope="module")
+def address(stack: Stack) -> str:
+    return stack.up()
+
+
+def library(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
+    """The vectors without the service: the contract and ONNX Runtime, one text at a time, each of length 1."""
+    bundle = Bundle.load(folder)
+    session = ort.InferenceSession(bundle.graph(bundle.precisions[0]))
+    vectors = [session.run([OUTPUT], bundle.text_encoder.batch([text])._asdict())[0][0] for text in texts]
+    return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
+
+
+def post(client: http.client.HTTPConnection, texts: Sequence[str]) -> NDArray[np.float32]:
+    client.request("POST", "/embed", json.dumps({"inputs": texts}), HEADERS)
+    response = client.getresponse()
+    body = response.read()  # IncompleteRead where it is not whole
+    assert response.status == 200, body
+    return np.array(json.loads(body), dtype=np.float32)
+
+
+def assert_agree(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_vectors_are_the_librarys(address: str, bundle: Path) -> None:
+    expected = library(bundle, TEXTS)
+    client = http.client.HTTPConnection(address, timeout=PATIENCE)
+    assert_agree(np.concatenate([post(client, [text]) for text in TEXTS]), expected)
+    assert_agree(post(client, TEXTS), expected)
+    client.close()
+
+
+def test_the_service_is_healthy_and_version_known(address: str, stack: Stack) -> None:
+    assert stack.state("Health.Status") == "healthy"
+    client = http.client.HTTPConnection(address, timeout=PATIENCE)
+    client.request("GET", "/info")
+    info = json.load(client.getresponse())
+    client.close()
+    assert info["model_id"] == "tiny"
+    assert info["version"] != "unknown"
+    assert info["threads"] == 1  # CLOZE_THREADS arrived
+
+
+INSIDE = """
+import importlib.util, json, os
+def writable(path):
+    try:
+        open(path + "/new", "w").close()
+    except OSError as error:
+        return error.strerror
+    return True
+status = dict(line.split(":\\t", 1) for line in open("/proc/1/status").read().splitlines())
+print(json.dumps({
+    "user": os.getuid(),
+    "status": status,
+    "writable": {path: writable(path) for path in ["/", "/app", "/models", "/opt/venv", "/var/tmp", "/tmp"]},
+    "installed": list(filter(importlib.util.find_spec, ["torch", "transformers", "training", "onnxruntime"])),
+}))
+"""
+
+
+def test_the_container_can_do_little(address: str, stack: Stack) -> None:
+    found = json.loads(stack.python(INSIDE))
+    assert found["user"] != 0
+    assert int(found["status"]["Uid"].split()[0]) == found["user"]  # process 1's too
+    assert int(found["status"]["CapBnd"], 16) == 0
+    assert found["status"]["NoNewPrivs"] == "1"
+    assert found["writable"].pop("/tmp") is True
+    assert set(found["writable"].values()) == {"Read-only file system"}
+    assert found["installed"] == ["onnxruntime"]
+
+
+class Clients:
+    """Threads that send request after request, each until one is not taken; half of them keep their connection."""
+
+    def __init__(self, address: str, expected: NDArray[np.float32], texts: Sequence[str]) -> None:
+        self.address, self.expected, self.texts = address, expected, texts
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[BaseException] = []
+        self.changed = threading.Condition()
+        self.threads = [threading.Thread(target=self._send, args=(number % 2 == 0,)) for number in range(CLIENTS)]
+        for thread in self.threads:
+            thread.start()
+
+    def wait_for(self, answered: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.counts["answered"] >= answered or self.wrong, PATIENCE)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def _count(self, outcome: str) -> None:
+        with self.changed:
+            self.counts[outcome] += 1
+            self.changed.notify_all()
+
+    def _send(self, keep: bool) -> None:
+        client = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+        try:
+            while self._sent(client):
+                if not keep:
+                    client.close()
+        except BaseException as error:  # an answer that is not whole or not right; the test tells it
+            with self.changed:
+                self.wrong.append(error)
+                self.changed.notify_all()
+        finally:
+            client.close()
+
+    def _sent(self, client: http.client.HTTPConnection) -> bool:
+        self._count("sent")
+        try:
+            found = post(client, self.texts)
+        except ConnectionError:
+            self._count("refused")  # that the server had not taken it, its log must say
+            return False
+        assert_agree(found, self.expected)
+        self._count("answered")
+        return True
+
+
+def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack: Stack, bundle: Path) -> None:
+    texts = TEXTS[:4]
+    before = stack.log().count(" POST /embed status=200 ")
+    clients = Clients(address, library(bundle, texts), texts)
+    clients.wait_for(answered=5 * CLIENTS)
+    stack.stop()
+    clients.join()
+    log = stack.log()
+    print(dict(clients.counts), *re.findall(r"drain.*", log), sep="\n")
+    assert clients.wrong == []
+    assert stack.state("ExitCode") == "0", log
+    stopping = re.search(r"draining requests=(\d+)", log)
+    stopped = re.search(r"service.server drained requests=(\d+)", log)
+    assert stopping
+    assert stopped
+    assert int(stopped[1]) >= int(stopping[1]) > 0
+    # A request that the server took has a line in its log, and every line an answer that a client has.
+    assert log.count(" POST /embed status=") == log.count(" POST /embed status=200 ")
+    assert log.count(" POST /embed status=200 ") - before == clients.counts["answered"]
+    assert clients.counts["sent"] == clients.counts["answered"] + clients.counts["refused"]
+    assert "Traceback" not in log
+
+
+@pytest.mark.skipif(not (ROOT / "models" / "cloze-mini").is_dir(), reason="models/cloze-mini is not there yet")
+def test_without_any_setting_it_serves_the_shipped_model(project: str) -> None:
+    stack = Stack(project)
+    try:
+        address = stack.up()
+        client = http.client.HTTPConnection(address, timeout=PATIENCE)
+        # One text a request: in int8 a text's neighbours in the batch move its vector a little.
+        found = np.concatenate([post(client, [text]) for text in TEXTS])
+        client.close()
+        assert_agree(found, library(ROOT / "models" / "cloze-mini", TEXTS))
+        stack.stop()
+        assert stack.state("ExitCode") == "0", stack.log()
+    finally:
+        stack.down()
+
+
+def config(*words: str, **settings: str) -> dict[str, dict[str, object]]:
+    """The services of a composition, as `docker compose` reads them."""
+    found = run("docker", "compose", *words, "config", "--format", "json", settings=settings)
+    services: dict[str, dict[str, object]] = json.loads(found)["services"]
+    return services
+
+
+def test_every_setting_of_the_service_reaches_the_container(engine: None) -> None:
+    own = {"bundle", "host", "port"}  # compose says these itself, through a mount and a published port
+    settings = {variable(name): "given" for name in Settings.model_fields if name not in own}
+    environment = config(**settings)["service"]["environment"]
+    assert environment == settings | {"CLOZE_BUNDLE": "/models/cloze-mini"}
+
+
+def test_the_gpu_file_asks_for_a_gpu_and_its_runtime(engine: None) -> None:
+    service = config("--file", "docker-compose.yml", "--file", "docker/gpu.yml")["service"]
+    assert service["build"]["args"] == {"RUNTIME": "gpu"}
+    assert service["environment"]["CLOZE_PROVIDER"] == "cuda"
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
