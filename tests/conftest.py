@@ -48,7 +48,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random 2-layer RoBERTa, 32 wide, 64 positions, and a byte-level BPE tokenizer."""
-    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers import AddedToken, ByteLevelBPETokenizer
     from transformers import RobertaConfig, RobertaModel, RobertaTokenizerFast, set_seed
 
     folder = tmp_path_factory.mktemp("tiny-roberta")
@@ -58,7 +58,10 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
         SENTENCES * 3, vocab_size=500, min_frequency=1, special_tokens=special, show_progress=False
     )
     pieces.save_model(str(folder))
-    tokenizer = RobertaTokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    mask = AddedToken("<mask>", lstrip=True, special=True)  # takes the blank before it, as RoBERTa's own does
+    tokenizer = RobertaTokenizerFast(
+        vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), mask_token=mask
+    )
     set_seed(0)
     config = RobertaConfig(
         vocab_size=len(tokenizer),

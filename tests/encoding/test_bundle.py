@@ -1,0 +1,221 @@
+"""Bundles: written whole or not at all, and read only where every file is the one that was exported."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoding.bundle import GRAPHS, SPEC_FILE, Bundle, Provenance, Reading, seal, sha256, staging
+from encoding.errors import BundleError
+from encoding.text import TOKENIZER_FILES
+
+READING = Reading(
+    template='This sentence of "[X]" means [MASK].', read_out="mask", max_tokens=32, final_period=False, denoising=False
+)
+PROVENANCE = Provenance(
+    parent="tiny", recipe={"method": "distill"}, data=[], commit=None, seeds=[1], scores={}, parity={"fp32": 0.0}
+)
+FILES = ("config.json", *TOKENIZER_FILES, "README.md", GRAPHS["int8"])
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, tiny_bert: Path) -> Path:
+    out = tmp_path / "bundle"
+    with staging(out) as folder:
+        fill(folder, tiny_bert)
+    return out
+
+
+def fill(folder: Path, tiny_bert: Path, graph: bytes = b"graph") -> None:
+    for name in ("config.json", *TOKENIZER_FILES):
+        shutil.copyfile(tiny_bert / name, folder / name)
+    (folder / "README.md").write_text("# tiny\n")
+    (folder / "onnx").mkdir()
+    (folder / GRAPHS["int8"]).write_bytes(graph)
+    seal(folder, READING, 32, PROVENANCE)
+
+
+def change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((bundle / SPEC_FILE).read_text())
+    edit(content)
+    (bundle / SPEC_FILE).write_text(json.dumps(content))
+
+
+def test_loads_what_was_sealed(bundle: Path) -> None:
+    loaded = Bundle.load(bundle)
+    assert loaded.name == "bundle"
+    assert loaded.spec.provenance == PROVENANCE
+    assert loaded.spec.dimension == 32
+    assert loaded.spec.files == {name: sha256(bundle / name) for name in FILES}
+    assert loaded.text_encoder.max_tokens == 32
+    assert loaded.precisions == ("int8",)
+    assert loaded.graph("int8") == bundle / GRAPHS["int8"]
+
+
+def test_a_precision_that_is_not_there_is_named(bundle: Path) -> None:
+    with pytest.raises(BundleError, match=r"no fp32 graph, only int8.*--precision fp32"):
+        Bundle.load(bundle).graph("fp32")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named_with_the_command(bundle: Path, name: str) -> None:
+    (bundle / name).unlink()
+    with pytest.raises(BundleError, match=rf"{name} is missing.*python -m training\.export RUN OUT"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_altered_file_is_named_with_the_command(bundle: Path, name: str) -> None:
+    (bundle / name).write_bytes((bundle / name).read_bytes() + b" ")
+    with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*training\.export"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_every_required_file_must_be_listed(bundle: Path, name: str) -> None:
+    change(bundle, lambda content: content["files"].pop(name))
+    with pytest.raises(BundleError, match=f"does not list {name}"):
+        Bundle.load(bundle)
+
+
+def test_a_bundle_without_a_graph_does_not_load(bundle: Path) -> None:
+    change(bundle, lambda content: content["files"].pop(GRAPHS["int8"]))
+    with pytest.raises(BundleError, match="holds no graph"):
+        Bundle.load(bundle)
+
+
+def test_without_the_contract_it_is_no_bundle(bundle: Path, tmp_path: Path) -> None:
+    (bundle / SPEC_FILE).unlink()
+    with pytest.raises(BundleError, match="no finished bundle"):
+        Bundle.load(bundle)
+    with pytest.raises(BundleError, match="is not a folder"):
+        Bundle.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format_version": 1', "\xff"])
+def test_a_torn_contract_is_named(bundle: Path, text: str) -> None:
+    (bundle / SPEC_FILE).write_bytes(text.encode("latin-1"))
+    with pytest.raises(BundleError, match=r"embedding\.json cannot be read"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused(bundle: Path, version: object) -> None:
+    change(bundle, lambda content: content.update(format_version=version))
+    with pytest.raises(BundleError, match=r"format_version .* reads 1; export again"):
+        Bundle.load(bundle)
+
+
+def test_a_list_is_no_contract(bundle: Path) -> None:
+    (bundle / SPEC_FILE).write_text("[]")
+    with pytest.raises(BundleError, match="format_version None"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("colour", "blue"),
+        ("max_tokens", 2),
+        ("max_tokens", "32"),
+        ("read_out", "last"),
+        ("output", "logits"),
+        ("inputs", ["input_ids"]),
+        ("dimension", 0),
+        ("final_period", 1),
+    ],
+)
+def test_a_wrong_or_unknown_key_is_named(bundle: Path, key: str, value: object) -> None:
+    change(bundle, lambda content: content.update({key: value}))
+    with pytest.raises(BundleError, match=rf"embedding\.json, {key}"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("key", ["template", "files", "provenance", "denoising"])
+def test_a_missing_key_is_named(bundle: Path, key: str) -> None:
+    change(bundle, lambda content: content.pop(key))
+    with pytest.raises(BundleError, match=rf"embedding\.json, {key}"):
+        Bundle.load(bundle)
+
+
+def test_a_template_that_does_not_fit_its_read_out_is_refused(bundle: Path) -> None:
+    change(bundle, lambda content: content.update(read_out="mean"))
+    with pytest.raises(BundleError, match=r"embedding\.json.*remove \[MASK\]"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "onnx/../../secret"])
+def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
+    (bundle.parent / "secret").write_text("x")
+    change(bundle, lambda content: content["files"].update({name: "0" * 64}))
+    with pytest.raises(BundleError, match="lies outside the bundle"):
+        Bundle.load(bundle)
+
+
+def test_a_half_written_bundle_never_appears(tmp_path: Path, tiny_bert: Path) -> None:
+    out = tmp_path / "bundle"
+
+    def fail() -> None:
+        with staging(out) as folder:
+            fill(folder, tiny_bert)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_leaves_the_former_bundle(bundle: Path, tiny_bert: Path) -> None:
+    def fail() -> None:
+        with staging(bundle) as folder:
+            fill(folder, tiny_bert, b"new")
+            raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        fail()
+    assert Bundle.load(bundle).graph("int8").read_bytes() == b"graph"
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_is_replaced_whole(bundle: Path, tiny_bert: Path) -> None:
+    (bundle / "stray").write_text("x")
+    with staging(bundle) as folder:
+        fill(folder, tiny_bert, b"new")
+    assert Bundle.load(bundle).graph("int8").read_bytes() == b"new"
+    assert not (bundle / "stray").exists()
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_an_empty_folder_is_filled_and_any_other_is_left_alone(tmp_path: Path, tiny_bert: Path) -> None:
+    empty, other, file = tmp_path / "empty", tmp_path / "other", tmp_path / "file"
+    empty.mkdir()
+    with staging(empty) as folder:
+        fill(folder, tiny_bert)
+    assert Bundle.load(empty)
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    file.write_text("x")
+    for target in (other, file):
+        with pytest.raises(BundleError, match="exists and is not a bundle"), staging(target):
+            pytest.fail("work would be lost")
+    assert (other / "thesis.txt").read_text() == "years of work"
+
+
+def test_parents_are_made(tmp_path: Path, tiny_bert: Path) -> None:
+    with staging(tmp_path / "a" / "b") as folder:
+        fill(folder, tiny_bert)
+    assert Bundle.load(tmp_path / "a" / "b")
+
+
+def test_the_contract_is_written_last(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="power cut"):
+        fill(tmp_path, tiny_bert)
+    with pytest.raises(BundleError, match="no finished bundle"):
+        Bundle.load(tmp_path)
