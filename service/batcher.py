@@ -179,7 +179,7 @@ class Batcher(Generic[Item, Result]):
             above = self._skip(above, 1)
             shorter = self._sorted[below] if below >= 0 else None
             longer = self._sorted[above] if above < len(self._sorted) else None
-            if longer and max(longest, longer.cost) * (len(batch) + 1) > self.max_cost:
+            if longer and longer.cost * (len(batch) + 1) > self.max_cost:
                 longer = None
             if longest * (len(batch) + 1) > self.max_cost:
                 break

@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Overloaded, respond
+from service.errors import Overloaded, Unavailable, respond
 from service.metrics import Metrics
 
 __all__ = ["Door", "Traffic"]
@@ -17,11 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 class Traffic:
-    """How many requests are at work, and how many have been answered to the last byte."""
+    """How many requests are at work, answered to the last byte, and given up because the process had to end."""
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.answered = 0
+        self.given_up = 0
+        self.stopping = False
 
 
 class Door:
@@ -71,8 +73,11 @@ class Door:
             if not status:
                 await respond(Request(scope), error)(scope, receive, watched)
         except asyncio.CancelledError:
-            logger.warning("%s %s was given up", scope["method"], scope["path"])
-            raise
+            if not self.traffic.stopping or status:
+                raise
+            self.traffic.given_up += 1  # the drain has lasted too long; the client shall know
+            stopped = Unavailable("the service stopped before it could answer; send the request again")
+            await respond(Request(scope), stopped)(scope, receive, watched)
         seconds = perf_counter() - started
         self.metrics.answered(_route(scope), status, seconds, scope.get("state", {}).get("error_type"))
         logger.debug("%s %s status=%d seconds=%.4f", scope["method"], scope["path"], status, seconds)

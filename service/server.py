@@ -33,10 +33,18 @@ class Server(uvicorn.Server):
             logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        waiting, before = self.traffic.in_flight, self.traffic.answered
-        logger.info("stopping: no new connections, draining requests=%d", waiting)
+        traffic, before = self.traffic, self.traffic.answered
+        traffic.stopping = True
+        logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
-        logger.info("drained requests=%d answered_in_all=%d", self.traffic.answered - before, self.traffic.answered)
+        drained = traffic.answered - traffic.given_up - before
+        logger.log(
+            logging.WARNING if traffic.given_up else logging.INFO,
+            "drained requests=%d given_up=%d answered_in_all=%d",
+            drained,
+            traffic.given_up,
+            traffic.answered,
+        )
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:

@@ -237,6 +237,26 @@ async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
     await batcher.drain()
 
 
+async def test_a_failed_batch_is_not_run_further_for_a_request_that_has_failed() -> None:
+    worker = Worker(fails=lambda batch: True)
+    batcher = start(worker)
+    with pytest.raises(ValueError, match="cannot run"):
+        await batcher.submit([5, 5, 5, 5])
+    await batcher.drain()
+    assert [len(batch) for batch in worker.batches] == [4, 2, 1]
+
+
+async def test_an_item_may_fail_after_its_caller_has_gone() -> None:
+    worker = Worker(free=False, fails=lambda batch: batch == [5])
+    batcher = start(worker)
+    gone = await submit(batcher, 5)
+    await worker.entered.wait()
+    gone.cancel()
+    worker.let_go()
+    assert await batcher.submit([6]) == [12]
+    await batcher.drain()
+
+
 async def test_everything_may_fail_and_the_next_request_is_served() -> None:
     worker = Worker(fails=lambda batch: True)
     batcher = start(worker)
@@ -293,9 +313,10 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
     """Random requests, refusals, faults and departures; then nothing is left."""
     dice = random.Random(seed)
     max_cost = dice.choice([5, 20, 64])
+    padded: list[int] = []
 
     async def run(batch: list[int]) -> list[int]:
-        assert len(batch) == 1 or max(map(cost, batch)) * len(batch) <= max_cost
+        padded.append(max(map(cost, batch)) * len(batch) if len(batch) > 1 else 0)
         await asyncio.sleep(0)
         if any(item % 97 == 13 for item in batch):
             raise ValueError(batch)
@@ -326,5 +347,6 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
         if dice.random() < 0.3:
             await asyncio.sleep(0)
     await asyncio.gather(*calls)
+    assert max(padded) <= max_cost
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.drain()

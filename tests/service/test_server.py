@@ -181,12 +181,26 @@ def test_sigterm_under_load_answers_every_request_it_took(serve: Serve, slow_bun
     assert process.wait() == 0, process.log
     assert set(ends) <= {"ConnectError", "RemoteProtocolError", "ReadError", "WriteError"}
     draining = re.search(r"draining requests=(\d+)", process.log)
-    drained = re.search(r"drained requests=(\d+) answered_in_all=(\d+)", process.log)
+    drained = re.search(r"drained requests=(\d+) given_up=0 answered_in_all=(\d+)", process.log)
     assert draining
     assert drained
     assert int(draining[1]) > 0
     assert int(drained[1]) >= int(draining[1])
     assert int(drained[2]) == len(answered)  # what the server says it answered is what the clients have
+    assert "Traceback" not in process.log
+
+
+def test_a_drain_that_lasts_too_long_tells_the_clients(serve: Serve, slow_bundle: Path) -> None:
+    process = serve("--bundle", str(slow_bundle), "--threads", "1", "--max-batch-tokens", "32", "--drain-seconds", "1")
+    long = json.dumps({"inputs": ["a"] * 16_000}).encode()
+    with connect(process.url) as stream:
+        stream.sendall(head(f"content-length: {len(long)}") + long)
+        until(lambda: "cloze_batch_texts_count 0.0" not in httpx.get(f"{process.url}/metrics").text)
+        process.process.send_signal(signal.SIGTERM)
+        status, body = answer(stream)
+    assert (status, json.loads(body)["error_type"]) == (503, "Unhealthy")
+    assert process.wait() == 0
+    assert "given_up=1" in process.log
     assert "Traceback" not in process.log
 
 
