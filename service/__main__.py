@@ -2,9 +2,12 @@
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
 
 from encoding.errors import ClozeError
 from service.errors import BadSettings
@@ -13,6 +16,8 @@ from service.settings import LogLevel, Settings
 
 def main(arguments: Sequence[str]) -> int:
     """2 where the settings or the bundle cannot be used, said in one line."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     try:
         settings = Settings.read(arguments)
         _log(settings.log_level)
@@ -27,6 +32,11 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}{hint}", file=sys.stderr)
         return 2
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """At once while the bundle loads; once it is served, uvicorn drains first and then raises the signal again."""
+    sys.exit(0)
 
 
 def _log(level: LogLevel) -> None:

@@ -1,11 +1,7 @@
-"""Running the application: uvicorn, told to drain and to end with status 0."""
+"""Running the application: uvicorn, which drains and says what it drained."""
 
 import logging
-import signal
 import socket
-import sys
-from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -48,7 +44,7 @@ class Server(uvicorn.Server):
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT, drain, and end the process with status 0."""
+    """Serve until SIGTERM or SIGINT, and drain. The signal is then raised again, as uvicorn does."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -57,10 +53,9 @@ def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
         http="httptools",
         ws="none",
         lifespan="on",
+        timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)  # uvicorn raises the signal again when it has stopped
     Server(config, app.state.traffic).run(sockets=[listener])
 
 
@@ -74,7 +69,3 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise BadSettings(f"cannot listen on host {host!r}, port {port}: {error.strerror}; choose another") from error
     return listener
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(0)
