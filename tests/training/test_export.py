@@ -1,0 +1,282 @@
+"""The commands, on a tiny run: what export writes and refuses, and what evaluate makes of a path."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from encoding.bundle import Bundle
+from training import candidates, export
+from training.card import parent_licence
+from training.cli import run as run_command
+from training.encoder import SentenceEncoder
+from training.errors import ExportError, RunError
+from training.evaluate import __main__ as evaluate
+from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.graph import trace
+from training.runner import GraphEncoder
+from training.source import resolve
+from training.sts import Pairs
+
+TEMPLATE = 'This sentence of "[X]" means [MASK].'
+DIGEST = "0" * 64
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_bert: Path) -> Path:
+    folder, parent = tmp_path / "run", tmp_path / "parents" / "tiny"
+    parent.mkdir(parents=True)
+    (parent / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# tiny\n", encoding="utf-8")
+    SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, read_out="mask").save(folder / "model")
+    (folder / "recipe.toml").write_text('method = "distill"\n')
+    content = {
+        "parent": "tiny",
+        "recipe": {"method": "distill", "encoder": str(parent), "corpus": ["/home/me/rain.txt"], "batch_size": 8},
+        "data": [{"name": "rain.txt", "sentences": 1234, "sha256": DIGEST}],
+        "commit": None,
+        "seeds": [42],
+        "versions": {"torch": "2"},
+    }
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def traced_once(monkeypatch: pytest.MonkeyPatch, graphs: dict[str, ModelProto]) -> None:
+    """Tracing takes seconds, and every run here holds the same weights: one graph a reading is enough."""
+
+    def remembered(encoder: SentenceEncoder) -> ModelProto:
+        key = encoder.reading.model_dump_json()
+        if key not in graphs:
+            graphs[key] = trace(encoder)
+        return graphs[key]
+
+    monkeypatch.setattr(export, "trace", remembered)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, ModelProto]:
+    return {}
+
+
+@pytest.fixture
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.0, 1.0, 5.0])
+    tasks = dict.fromkeys((*STS_TASKS, *DEV_TASKS), pairs)
+    for module in (export, evaluate):
+        monkeypatch.setattr(module, "load_tasks", lambda data, names: tasks)
+    return pairs
+
+
+def nothing_left(out: Path) -> bool:
+    return not out.exists() and not list(out.parent.glob(f".{out.name}*"))
+
+
+def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert export.main([str(run), str(out), "--precision", "int8,fp32,fp16", "--max-tokens", "40"]) is None
+    bundle = Bundle.load(out)
+    spec = bundle.spec
+    assert bundle.precisions == ("fp32", "fp16", "int8")
+    assert (spec.template, spec.read_out, spec.max_tokens, spec.dimension) == (TEMPLATE, "mask", 40, 32)
+    assert spec.provenance.parity["fp32"] < 1e-5 < spec.provenance.parity["int8"]
+    assert set(spec.provenance.graphs) == {"fp32", "fp16", "int8"}
+    assert spec.provenance.recipe["corpus"] == ["rain.txt"]
+    assert spec.provenance.recipe["encoder"] == "tiny"
+    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=40)
+    texts = ["", "two dogs", "[MASK]", "rain " * 100]
+    np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed(texts), encoder.embed(texts), atol=1e-5)
+
+
+def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
+    notes, out = tmp_path / "notes.md", tmp_path / "out"
+    notes.write_text("## Text\n\nRain, by hand.\n", encoding="utf-8")
+    export.export(run, out, ["int8"], notes=str(notes))
+    card = (out / "README.md").read_text(encoding="utf-8")
+    for words in (
+        "license: mit\n",
+        "pipeline_tag: sentence-similarity",
+        f"    {TEMPLATE}\n",
+        "| rain.txt | 1,234 |",
+        "batch_size = 8",
+        "Not scored",
+        "was not compared with fp32",
+        "--precision int8 --max-tokens 64",
+        "Rain, by hand.",
+    ):
+        assert words in card
+    assert "/home/me" not in card
+    assert Bundle.load(out).precisions == ("int8",)
+
+
+def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: Pairs) -> None:
+    out = tmp_path / "out"
+    export.export(run, out, ["int8"], data="anywhere")
+    scores = Bundle.load(out).spec.provenance.scores
+    assert set(scores) == {"fp32", "int8"}
+    assert set(scores["int8"]) == {*STS_TASKS, *DEV_TASKS, "Avg."}
+    assert "fp32 (not in this bundle)" in (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
+    export.export(run, tmp_path / "out", ["fp32"], denoise=True)
+    bundle = Bundle.load(tmp_path / "out")
+    assert bundle.spec.denoising
+    np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed([""]), np.zeros((1, 32)), atol=1e-5)
+
+
+def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "difference", lambda *_: 2e-4)
+    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*allowed is 1e-04"):
+        export.export(run, tmp_path / "out", ["fp32"])
+    assert nothing_left(tmp_path / "out")
+
+
+def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "difference", lambda *_: float("nan"))
+    with pytest.raises(ExportError, match="nan"):
+        export.export(run, tmp_path / "out", ["fp32"])
+
+
+@pytest.mark.parametrize(("after", "refused"), [(79.5, False), (79.49, True), (float("nan"), True)])
+def test_int8_that_costs_too_much_is_refused(
+    run: Path, tmp_path: Path, few_pairs: Pairs, monkeypatch: pytest.MonkeyPatch, after: float, refused: bool
+) -> None:
+    def scores(precision: str, *_: object) -> dict[str, float]:
+        return dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg."), 80.0 if precision == "fp32" else after)
+
+    monkeypatch.setattr(export, "_scores", scores)
+    if refused:
+        with pytest.raises(ExportError, match=r"int8 costs .* allowed are 0\.5"):
+            export.export(run, tmp_path / "out", ["int8"], data="anywhere")
+        assert nothing_left(tmp_path / "out")
+    else:
+        export.export(run, tmp_path / "out", ["int8"], data="anywhere")
+        assert Bundle.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(1.2, "fused"), (0.8, "plain")])
+def test_the_faster_graph_is_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
+) -> None:
+    monkeypatch.setattr(candidates, "race", lambda *_: ratio)
+    export.export(run, tmp_path / "out", ["fp32"])
+    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
+
+
+def test_a_graph_that_cannot_be_fused_stays_plain(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
+        raise ExportError("fusion is incomplete")
+
+    monkeypatch.setattr(candidates, "fuse", refuse)
+    export.export(run, tmp_path / "out", ["fp32", "fp16"])
+    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "plain", "fp16": "plain"}
+    assert "kept plain" in capsys.readouterr().err
+
+
+def drop(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content.pop(key)
+
+
+@pytest.mark.parametrize("edit", [drop("parent"), drop("recipe"), lambda content: content.update(data=[{"name": "x"}])])
+def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path, edit: Callable[[Any], object]) -> None:
+    content = json.loads((run / "run.json").read_text())
+    edit(content)
+    (run / "run.json").write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"run\.json does not tell where the model comes from"):
+        export.export(run, tmp_path / "out", ["fp32"])
+
+
+def test_errors_are_one_line_and_exit_codes_tell(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert run_command(lambda: export.main([str(run / "model"), out])) == 1
+    assert run_command(lambda: export.main([str(run), out, "--max-tokens", "999"])) == 1
+    assert run_command(lambda: export.main([str(run), out, "--data", str(tmp_path)])) == 1
+    assert run_command(lambda: export.main([str(run), out, "--notes", "nowhere.md"])) == 1
+    assert run_command(lambda: export.main([str(run), str(tmp_path / "parents")])) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True] * 5
+    with pytest.raises(SystemExit, match="2"):
+        export.main([str(run), out, "--precision", "int4"])
+    assert nothing_left(Path(out))
+
+
+def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
+    assert resolve(str(run)) == "run"
+    assert resolve(str(run / "model")) == resolve(str(tiny_bert)) == resolve("owner/name") == "encoder"
+    (run / "run.json").unlink()
+    with pytest.raises(RunError, match=r"not finished; continue it.*--resume"):
+        resolve(str(run))
+    with pytest.raises(RunError, match="is none of"):
+        resolve(str(tmp_path))
+    for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
+        with pytest.raises(RunError, match="is not a folder"):
+            resolve(str(path))
+
+
+def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
+    export.export(run, tmp_path / "out", ["fp32"])
+    assert resolve(str(tmp_path / "out")) == "bundle"
+    (tmp_path / "out" / "embedding.json").unlink()
+    with pytest.raises(RunError, match="is none of"):
+        resolve(str(tmp_path / "out"))
+
+
+def test_evaluate_scores_runs_bundles_and_encoders(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Pairs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, figures = tmp_path / "out", tmp_path / "figures.json"
+    export.export(run, bundle, ["fp32", "int8"])
+
+    def scores(path: Path, *words: str) -> dict[str, dict[str, float]]:
+        evaluate.main([str(path), "--data", "anywhere", "--json", str(figures), *words])
+        found: dict[str, dict[str, float]] = json.loads(figures.read_text())["scores"]
+        return found
+
+    of_run = scores(run)
+    assert of_run == scores(tiny_bert, "--template", TEMPLATE, "--read-out", "mask")
+    assert list(of_run) == ["torch fp32"]
+    assert list(of_run["torch fp32"]) == [*STS_TASKS, *DEV_TASKS, "Avg."]
+    of_bundle = scores(bundle)
+    assert list(of_bundle) == ["fp32", "int8"]
+    assert of_bundle["fp32"] == of_run["torch fp32"]
+    assert list(scores(bundle, "--precision", "int8")) == ["int8"]
+    table = capsys.readouterr().out
+    assert all(column in table for column in (*STS_TASKS, "Avg.", *DEV_TASKS))
+
+
+def test_evaluate_refuses_what_makes_no_sense(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Pairs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export.export(run, tmp_path / "out", ["fp32"])
+    for words in (
+        [str(tmp_path / "out"), "--template", "[X]"],
+        [str(tmp_path / "out"), "--precision", "int8"],
+        [str(run), "--precision", "int8"],
+        [str(tiny_bert)],  # no reading of its own
+        [str(tmp_path / "nowhere")],
+    ):
+        capsys.readouterr()
+        assert run_command(lambda words=words: evaluate.main([*words, "--data", "anywhere"])) == 1
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_parents_licence_is_read_from_its_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    assert parent_licence(tmp_path) is None
+    for text, licence in (
+        ('---\nlicense: "cc-by-4.0"\n---\n', "cc-by-4.0"),
+        ("# no front matter\nlicense: mit\n", None),
+        ("---\nlicense: mit\n", None),
+        ("---\ntags: []\n---\nlicense: mit\n", None),
+    ):
+        card.write_text(text)
+        assert parent_licence(tmp_path) == licence
+    shutil.rmtree(tmp_path)
