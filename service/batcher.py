@@ -157,13 +157,27 @@ class Batcher(Generic[Item, Result]):
         self.waiting_items += items
 
     async def _work(self) -> None:
+        batch: list[_Entry[Item, Result]] = []
         while True:
             await self._wake.wait()
-            batch = self._take()
-            if batch:
-                await self._attempt(batch)
-            else:
-                self._wake.clear()
+            try:
+                batch = self._take()
+                if batch:
+                    await self._attempt(batch)
+                else:
+                    self._wake.clear()
+            except Exception as error:
+                logger.exception("the batcher failed. This is a bug.")
+                self._abandon([*batch, *self._arrivals], error)
+
+    def _abandon(self, entries: list[_Entry[Item, Result]], error: Exception) -> None:
+        """Leave no caller waiting for ever."""
+        for entry in entries:
+            if not entry.request.future.done():
+                entry.request.future.set_exception(error)
+        self._arrivals.clear()
+        self._sorted.clear()
+        self._wake.clear()
 
     def _take(self) -> list[_Entry[Item, Result]]:
         """The next batch: the oldest item and its neighbours in cost. Empty where nothing waits."""

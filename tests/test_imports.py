@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_bundle import DIMENSION, write_bundle
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "sentence_transformers", "datasets"}
@@ -81,10 +82,5 @@ def test_encoding_without_torch_and_without_the_service() -> None:
 
 
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "tests" / "service"))
-    try:
-        from tiny_bundle import DIMENSION, write_bundle
-    finally:
-        sys.path.pop(0)
     bundle = write_bundle(tmp_path / "tiny")
     assert without(FORBIDDEN["service"] | {"onnx"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"

@@ -267,6 +267,21 @@ async def test_everything_may_fail_and_the_next_request_is_served() -> None:
     await batcher.drain()
 
 
+async def test_a_bug_in_the_batcher_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = start(Worker())
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batcher, "_take", broken)
+        with pytest.raises(ZeroDivisionError):
+            await batcher.submit([1, 2])
+    assert await batcher.submit([3]) == [6]
+    assert (batcher.waiting, batcher.waiting_items) == (0, 0)
+    await batcher.drain()
+
+
 async def test_a_run_that_loses_results_is_an_error() -> None:
     async def forgetful(batch: list[int]) -> list[int]:
         return []
