@@ -2,16 +2,13 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stack import ROOT, Stack, run
-
-sys.path.append(str(ROOT / "tests" / "service"))
-from tiny_bundle import graph, write_bundle  # the bundle of the service's own tests
+from tiny_bundle import graph, write_bundle
 
 ENGINE = ROOT.parent / "shared" / "tools" / "docker-engine.sh"
 
