@@ -144,9 +144,9 @@ class SentenceEncoder(nn.Module):
         return output.last_hidden_state
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt | None = None) -> Tensor:
-        """Token ids (n, L) -> vectors (n, d), read by `prompt` (by default the encoder's own)."""
+        """Token ids (n, L) -> vectors (n, d) in fp32, read by `prompt` (by default the encoder's own)."""
         prompt = prompt or self.prompt
-        vectors = prompt.read(self.hidden(input_ids, attention_mask), attention_mask)
+        vectors = prompt.read(self.hidden(input_ids, attention_mask), attention_mask).float()
         if prompt.denoising:
             lengths = attention_mask.sum(1) - prompt.text_encoder.template_tokens
             vectors = vectors - self.template_bias(lengths, prompt)
@@ -168,7 +168,7 @@ class SentenceEncoder(nn.Module):
         follows = torch.arange(prefix + suffix, device=lengths.device) >= prefix
         positions = places + follows * distinct.unsqueeze(1)  # (m, template)
         attention = torch.ones_like(ids)
-        return prompt.read(self.hidden(ids, attention, positions), attention)[rows]
+        return prompt.read(self.hidden(ids, attention, positions), attention).float()[rows]
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:

@@ -12,7 +12,9 @@ __all__ = ["cosine_distance", "cosine_matrix", "info_nce", "similarity_divergenc
 
 def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
     """Cosines of every row of `left` (n, d) with every row of `right` (m, d): (n, m)."""
-    return F.normalize(left, dim=-1) @ F.normalize(right, dim=-1).T
+    with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 wants more
+        wide = torch.promote_types(left.dtype, torch.float32)
+        return F.normalize(left.to(wide), dim=-1) @ F.normalize(right.to(wide), dim=-1).T
 
 
 def info_nce(anchors: Tensor, positives: Tensor, temperature: float) -> Tensor:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.errors import RunError
 from training.objective import Objective
 from training.recipe import Recipe
 from training.run import Run
+from training.sampler import LengthGroupedSampler
 from training.sts import Pairs, spearman
 
 __all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "training_arguments"]
@@ -28,6 +30,13 @@ class ObjectiveTrainer(Trainer):
         self.objective = objective
         self.pairs = pairs
         self._parts: list[dict[str, Tensor]] = []
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        recipe = self.objective.recipe
+        if not recipe.group_by_length:
+            return super()._get_train_sampler(train_dataset)
+        lengths = [sum(map(len, row)) for row in self.train_dataset]  # characters: near enough
+        return LengthGroupedSampler(lengths, recipe.batch_size, recipe.seed)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
         outputs = model(**inputs)

@@ -45,6 +45,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(tiny_bert: Path, text: Path, dev: Path) -> list[str]:
     options = {"encoder": tiny_bert, "corpus": text, "dev": dev, "batch_size": 8, "max_steps": STEPS}
     options |= {"eval_steps": 5, "log_steps": 1, "learning_rate": 0.001, "max_tokens": 40}
+    options |= {"group_by_length": "true"}
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]
 
 

@@ -72,7 +72,7 @@ class Distill(Objective):
     def forward(self, student: View, teacher: View) -> dict[str, Tensor]:
         self.encoder.eval()
         vectors = self.encoder(**student, prompt=self.prompt)  # (n, d)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
             targets = self._teacher[0].to(vectors.device)(**teacher, prompt=self.teacher_prompt)
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
