@@ -27,10 +27,11 @@ test: .venv/dev
 	$(BIN)/python -m pytest
 
 default-model: .venv/dev $(PARENT)
-	$(BIN)/python -m training.fit cloze-mini --out $(RUN) --encoder $(PARENT) --teacher $(PARENT) \
+	$(BIN)/python -m training.fit distill --out $(RUN) --encoder $(PARENT) --teacher $(PARENT) \
 	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv
-	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --data $(DATA)
+	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 256 --data $(DATA) \
+	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
 
 lock: .venv/dev
