@@ -75,9 +75,15 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     return True
 
 
+def _check_precision(recipe: Recipe) -> None:
+    if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
+
+
 def prepare(recipe: Recipe) -> tuple[Corpus, Pairs | None, Objective]:
     """Read the corpus and the dev pairs, then build the objective with seeded fresh weights."""
     _refuse_many_devices()
+    _check_precision(recipe)
     kind = OBJECTIVES[recipe.method]
     if recipe.columns and len(recipe.columns) != kind.texts_a_row:
         raise RecipeError(

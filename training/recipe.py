@@ -44,6 +44,7 @@ class Recipe(BaseModel):
     max_tokens: Positive = Field(32, description="cut training sequences to so many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences a step")
     group_by_length: bool = Field(False, description="put texts of like length into one batch: less padding, faster")
+    neighbours: Positive = Field(1, description="draw so many consecutive texts of the corpus together")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
     max_steps: Positive | None = Field(None, description="stop after so many steps, whatever epochs says")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, decayed linearly to 0")

@@ -14,7 +14,7 @@ from training.errors import RunError
 from training.objective import Objective
 from training.recipe import Recipe
 from training.run import Run
-from training.sampler import LengthGroupedSampler
+from training.sampler import LengthGroupedSampler, NeighbourSampler
 from training.sts import Pairs, spearman
 
 __all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "training_arguments"]
@@ -33,6 +33,8 @@ class ObjectiveTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         recipe = self.objective.recipe
+        if recipe.neighbours > 1:
+            return NeighbourSampler(len(self.train_dataset), recipe.neighbours, recipe.seed)
         if not recipe.group_by_length:
             return super()._get_train_sampler(train_dataset)
         lengths = [sum(map(len, row)) for row in self.train_dataset]  # characters: near enough
@@ -120,6 +122,7 @@ def training_arguments(recipe: Recipe, run: Run, dev: bool) -> TrainingArguments
         max_grad_norm=recipe.max_grad_norm,
         optim="adamw_torch",
         bf16=recipe.precision == "bf16",
+        use_cpu=not torch.cuda.is_available(),
         seed=recipe.seed,
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),

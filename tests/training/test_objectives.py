@@ -125,3 +125,18 @@ def test_a_teacher_of_another_width_is_refused(tiny_bert: Path, tmp_path: Path) 
         build("distill", tiny_bert, teacher=[str(tmp_path)])
     wide = build("distill", tiny_bert, teacher=[str(tmp_path)], cosine_weight=["0"])
     assert wide(**wide.views(ROWS))["loss"].isfinite()
+
+
+def test_signs_are_kept_from_the_teacher_and_from_a_share_of_the_students_texts(tiny_bert: Path) -> None:
+    objective = build("distill", tiny_bert, teacher_words_only=["true"], words_only_share=["0.5"])
+    rows = [(f'The "dogs", No. {number}, don\'t run!',) for number in range(64)] + [("?!",)]
+    views = objective.views(rows)
+    decode = objective.encoder.tokenizer.decode
+    assert decode(views["teacher"]["input_ids"][0], skip_special_tokens=True) == decode(
+        objective.teacher_prompt.text_encoder.encode(["The dogs No 0 don t run."])[0].ids, skip_special_tokens=True
+    )
+    sign = objective.encoder.tokenizer.convert_tokens_to_ids("'")
+    marked = (views["student"]["input_ids"] == sign).any(dim=1)
+    assert 16 < int(marked[:64].sum()) < 48
+    again = objective.views(rows[::-1])["student"]["input_ids"].flip(0)
+    assert torch.equal(again, views["student"]["input_ids"])

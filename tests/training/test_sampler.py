@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from training.sampler import LengthGroupedSampler
+from training.sampler import LengthGroupedSampler, NeighbourSampler
 
-LENGTHS = [random.Random(0).randint(1, 100) for _ in range(203)]
+LENGTHS = random.Random(0).choices(range(1, 101), k=203)
 
 
 def test_every_text_once_and_batches_of_like_length() -> None:
@@ -32,3 +32,17 @@ def test_the_order_is_that_of_seed_and_epoch(epoch: int) -> None:
 
 def batches(order: list[int]) -> list[list[int]]:
     return [[LENGTHS[index] for index in order[start : start + 4]] for start in range(0, 200, 4)]
+
+
+def test_neighbours_stay_together_in_runs_of_random_order() -> None:
+    order = list(NeighbourSampler(203, 8, seed=0))
+    assert sorted(order) == list(range(203))
+    starts = [index for index in order if index % 8 == 0]
+    assert starts != sorted(starts)
+    for start in starts:
+        place = order.index(start)
+        run = order[place : place + 8]
+        assert run[: min(8, 203 - start)] == list(range(start, min(203, start + 8)))
+    other = NeighbourSampler(203, 8, seed=0)
+    other.set_epoch(1)
+    assert list(other) != order == list(NeighbourSampler(203, 8, seed=0))

@@ -1,9 +1,13 @@
 """Distillation: match a teacher's sentence vectors, so that a good sentence encoder learns to speak at [MASK].
 
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
-between teacher's and student's distributions of similarity over the batch.
+between teacher's and student's distributions of similarity over the batch. Signs carry little of a sentence's meaning
+and sway a vector all the same: a teacher that sees words only, and a student that sees some texts without signs, learn
+the vector of what is said.
 """
 
+import re
+import zlib
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
@@ -35,6 +39,10 @@ class DistillRecipe(Recipe):
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
+    teacher_words_only: bool = Field(False, description="show the teacher a text's words and a period, no other signs")
+    words_only_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the texts of which the student, too, sees the words only, and no period"
+    )
 
     @model_validator(mode="after")
     def _weights(self) -> Self:
@@ -67,7 +75,9 @@ class Distill(Objective):
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         texts = [text for (text,) in rows]
-        return {"student": view(self.prompt, texts), "teacher": view(self.teacher_prompt, texts)}
+        seen = [words_only(text) if _share(text) < self.recipe.words_only_share else text for text in texts]
+        taught = [f"{words_only(text)}." for text in texts] if self.recipe.teacher_words_only else texts
+        return {"student": view(self.prompt, seen), "teacher": view(self.teacher_prompt, taught)}
 
     def forward(self, student: View, teacher: View) -> dict[str, Tensor]:
         self.encoder.eval()
@@ -82,3 +92,13 @@ class Distill(Objective):
         weights = {"cosine_distance": self.recipe.cosine_weight, "divergence": self.recipe.divergence_weight}
         loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
+
+
+def words_only(text: str) -> str:
+    """The words without punctuation and other signs; a text that has no words stays as it is."""
+    return " ".join(re.findall(r"\w+", text)) or text
+
+
+def _share(text: str) -> float:
+    """A number in [0, 1) that belongs to the text, so that a resumed run makes the same choices."""
+    return zlib.crc32(text.encode()) / 2**32
