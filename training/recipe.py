@@ -68,6 +68,8 @@ class Recipe(BaseModel):
             Template.parse(self.template, self.read_out)
         except TemplateError as error:
             raise ValueError(str(error)) from error
+        if self.group_by_length and self.neighbours > 1:
+            raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
         return self

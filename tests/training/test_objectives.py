@@ -100,7 +100,8 @@ def test_promptbert_cuts_the_text_and_never_the_template(tiny_bert: Path) -> Non
 
 
 def test_distilling_from_oneself_costs_nothing(tiny_bert: Path) -> None:
-    objective = build("distill", tiny_bert, template=["[X]"], read_out=["mean"]).train()
+    same = {"template": ["[X]"], "read_out": ["mean"], "teacher_words_only": ["false"], "words_only_share": ["0"]}
+    objective = build("distill", tiny_bert, **same).train()
     outputs = objective(**objective.views(ROWS))
     assert outputs["loss"].item() == pytest.approx(0, abs=1e-5)
 

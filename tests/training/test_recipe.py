@@ -53,6 +53,7 @@ def test_words_of_the_command_line_become_values() -> None:
         ("simcse", {"template": ["no place"]}, r"has \[X\] 0 times"),
         ("simcse", {"read_out": ["mask"]}, r"has \[MASK\] 0 times"),
         ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),
+        ("simcse", {"neighbours": ["2"], "group_by_length": ["true"]}, "two ways; choose one"),
         ("simcse", {"seed": ["1", "2"]}, "--seed takes one value, found 2"),
         ("promptbert", {"second_template": ['This sentence of "[X]" means [MASK].']}, "needs two templates"),
         ("promptbert", {"second_template": ["[X] means"]}, "second_template: .*0 times"),
