@@ -53,7 +53,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
     """
     corpus, pairs, objective = prepare(recipe)
-    run.start(recipe)
+    run.start(recipe, corpus)
     checkpoint = run.rewind() if resume else None
     interrupt = Interrupt()
     trainer = _trainer(objective, corpus, pairs, training_arguments(recipe, run, dev=pairs is not None))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from training.corpus import Row
 from training.encoder import Prompt, SentenceEncoder
+from training.errors import RecipeError
 from training.recipe import Recipe
 
 __all__ = ["Objective", "View", "projection", "view"]
@@ -30,6 +31,9 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.encoder = encoder
         self.recipe = recipe
+        limit = encoder.reading.max_tokens
+        if recipe.max_tokens > limit:
+            raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
         self.prompt = encoder.make_prompt(recipe.template, recipe.max_tokens)  # the encoder's own, cut shorter
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """A run folder: all that one training run leaves behind.
 
 recipe.toml        the resolved recipe
+data.json          the files of text: names, counts, digests
 log.jsonl          a line a logged step: loss, its parts, rate, dev scores
 tensorboard/       the same for TensorBoard
 checkpoint-N/      weights, optimiser, schedule and random states after step N
@@ -52,6 +53,10 @@ class Run:
         return self.path / "recipe.toml"
 
     @property
+    def data_file(self) -> Path:
+        return self.path / "data.json"
+
+    @property
     def log_file(self) -> Path:
         return self.path / "log.jsonl"
 
@@ -63,10 +68,21 @@ class Run:
     def finished(self) -> bool:
         return (self.path / "run.json").is_file()
 
-    def start(self, recipe: Recipe) -> None:
-        """Make the folder, with the recipe in it."""
+    def start(self, recipe: Recipe, corpus: Corpus) -> None:
+        """Make the folder, with the recipe and what it trains on; or find there what it trained on before.
+
+        Raises RunError where the text is no longer the same: a resumed run would be neither the old one nor a new one.
+        """
+        sources = _sources(corpus)
+        if self.data_file.is_file():
+            before = json.loads(self.data_file.read_text(encoding="utf-8"))
+            if before != sources:
+                changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
+                raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
+        _write_json(self.data_file, sources)
 
     def rewind(self) -> Path | None:
         """Drop what a killed process left half done; the newest whole checkpoint, or None to begin again.
@@ -96,16 +112,25 @@ class Run:
         provenance = {
             "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
             "recipe": recipe.model_dump(mode="json", exclude_none=True),
-            "data": [source.model_dump(mode="json") for source in corpus.sources],
+            "data": _sources(corpus),
             "commit": _commit(),
             "seeds": [recipe.seed],
             "rows": len(corpus),
             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
             **figures,
         }
-        partial = self.path / ".run.json.partial"
-        partial.write_text(json.dumps(provenance, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(self.path / "run.json")
+        _write_json(self.path / "run.json", provenance)
+
+
+def _sources(corpus: Corpus) -> list[dict[str, Any]]:
+    return [source.model_dump(mode="json") for source in corpus.sources]
+
+
+def _write_json(path: Path, content: object) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _step(checkpoint: Path) -> int:

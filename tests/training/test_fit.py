@@ -179,3 +179,26 @@ def test_a_folder_in_the_way_is_left_alone(
     assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
     assert "is not empty; continue it with --resume" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_resuming_on_other_text_is_refused(
+    tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_bytes(text.read_bytes())
+    out = tmp_path / "run"
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(corpus), "--max_steps", "1", "--batch_size", "4"]
+    assert main(["simcse", *keys, "--out", str(out)]) == 0
+    (out / "run.json").unlink()  # as if it had been killed just before
+    corpus.write_text(corpus.read_text(encoding="utf-8") + "One more.\n", encoding="utf-8")
+    assert run_command(lambda: main(["--resume", str(out)])) == 1
+    assert "the text has changed since" in capsys.readouterr().err
+
+
+def test_more_tokens_than_the_encoder_has_places_for_are_refused(
+    tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max_tokens", "65", "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(["simcse", *keys])) == 1
+    assert "max_tokens is 65; the encoder has positions for 64" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -71,7 +71,9 @@ class Distill(Objective):
                 "choose a teacher of the same width, or cosine_weight = 0"
             )
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
-        self.teacher_prompt = teacher.make_prompt(recipe.teacher_template, recipe.max_tokens)
+        self.teacher_prompt = teacher.make_prompt(
+            recipe.teacher_template, min(recipe.max_tokens, teacher.reading.max_tokens)
+        )
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         texts = [text for (text,) in rows]
