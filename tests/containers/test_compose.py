@@ -181,14 +181,12 @@ def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack:
     assert "Traceback" not in log
 
 
-@pytest.mark.skipif(not (ROOT / "models" / "cloze-mini").is_dir(), reason="models/cloze-mini is not there yet")
 def test_without_any_setting_it_serves_the_shipped_model(project: str) -> None:
     stack = Stack(project)
     try:
         address = stack.up()
         client = http.client.HTTPConnection(address, timeout=PATIENCE)
-        # One text a request: in int8 a text's neighbours in the batch move its vector a little.
-        found = np.concatenate([post(client, [text]) for text in TEXTS])
+        found = post(client, TEXTS)
         client.close()
         assert_agree(found, library(ROOT / "models" / "cloze-mini", TEXTS))
         stack.stop()
