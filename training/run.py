@@ -97,7 +97,7 @@ class Run:
                 shutil.rmtree(folder)
         if self.log_file.is_file():
             lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
-            self.log_file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            _write(self.log_file, "".join(line + "\n" for line in lines))
         return newest
 
     def log(self, entry: dict[str, Any]) -> None:
@@ -127,9 +127,13 @@ def _sources(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def _write_json(path: Path, content: object) -> None:
+    _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

@@ -73,10 +73,15 @@ def steps(folder: Path) -> list[int]:
 
 def signal_after(process: subprocess.Popen[str], number: int, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 240
-    while not reached():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "the run does not get on"
-        os.sched_yield()
+    try:
+        while not reached():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "the run does not get on"
+            os.sched_yield()
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
     process.send_signal(number)
 
 
