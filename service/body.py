@@ -16,6 +16,9 @@ from service.errors import BodyTooLarge, Malformed, UnsupportedMedia
 __all__ = ["JSONRoute"]
 
 
+PATIENCE = 4  # times the limit that a body too large is read, none of it kept
+
+
 class JSONRoute(APIRoute):
     """A route whose body is JSON, at most `app.state.settings.max_body_bytes` long."""
 
@@ -46,14 +49,26 @@ def _check_type(content_type: str | None) -> None:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
-        raise BodyTooLarge(f"the body has {length} bytes; at most {limit} are allowed: send fewer texts at a time")
-    body = bytearray()
+    """The whole body. Of one too large the rest is dropped as it comes, so that its sender reads the answer.
+
+    A sender that is cut off while it writes sees a reset connection and no answer; past PATIENCE limits it is cut off.
+    """
+    declared = request.headers.get("content-length", "")
+    found = f"{declared} bytes" if declared else f"more than {limit} bytes"
+    too_large = BodyTooLarge(f"the body has {found}; at most {limit} are allowed: send fewer texts at a time")
+    if declared.isdecimal() and int(declared) > PATIENCE * limit:
+        raise too_large
+    body, size = bytearray(), 0
     async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise BodyTooLarge(f"the body has more than {limit} bytes, the limit: send fewer texts at a time")
+        size += len(part)
+        if size <= limit:
+            body += part
+        else:
+            body.clear()
+        if size > PATIENCE * limit:
+            break
+    if size > limit:
+        raise too_large
     return bytes(body)
 
 

@@ -59,14 +59,25 @@ def test_a_body_in_slow_pieces(server: Process) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused_before_it_has_all_come(server: Process, chunked: bool) -> None:
+def test_a_body_far_over_the_limit_is_refused_before_it_has_all_come(server: Process, chunked: bool) -> None:
     with connect(server.url) as stream:
         if chunked:
-            stream.sendall(head("transfer-encoding: chunked") + b"4e20\r\n" + b"x" * 20_000 + b"\r\n")
+            stream.sendall(head("transfer-encoding: chunked") + b"c350\r\n" + b"x" * 50_000 + b"\r\n")
         else:
             stream.sendall(head("content-length: 1000000000"))
         status, body = answer(stream)
         assert (status, json.loads(body)["error_type"]) == (413, "PayloadTooLarge")
+
+
+def test_who_sends_a_body_over_the_limit_reads_the_answer(server: Process) -> None:
+    """Not a reset connection: the body is read to its end and dropped."""
+    for _ in range(20):
+        with connect(server.url) as stream:
+            stream.sendall(head("content-length: 39000"))
+            for _ in range(39):
+                stream.sendall(b"x" * 1000)
+            status, body = answer(stream)
+            assert (status, json.loads(body)["error_type"]) == (413, "PayloadTooLarge")
 
 
 def test_two_requests_on_one_connection_at_once(server: Process) -> None:
