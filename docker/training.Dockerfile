@@ -25,7 +25,7 @@ COPY LICENSE /app/
 COPY encoding /app/encoding
 COPY training /app/training
 # Runs, data and bundles are mounted in the working directory; the code is elsewhere, so that no mount hides it.
-WORKDIR /work
+WORKDIR /workspace
 # HOME and USER: the user may be any number (RUN_AS), and torch asks for the name of who runs it.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app \
@@ -33,7 +33,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
     USER=cloze \
-    HF_HOME=/work/runs/.hub
+    HF_HOME=/workspace/runs/.hub
 USER 1000:1000
 STOPSIGNAL SIGINT
 CMD ["python", "-m", "training.fit"]
