@@ -22,7 +22,7 @@ from encoding.template import ReadOut, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.errors import EncoderError
 
-__all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "token_batches"]
+__all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "quiet", "token_batches"]
 
 READING_FILE = "reading.json"
 
@@ -75,7 +75,7 @@ class SentenceEncoder(nn.Module):
             fields |= json.loads(saved.read_text(encoding="utf-8"))
         fields |= {key: value for key, value in changes.items() if value is not None}
         try:
-            with _quiet():
+            with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(source)
                 backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
         except (OSError, ValueError, KeyError) as error:
@@ -105,7 +105,7 @@ class SentenceEncoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write weights, configuration, tokenizer and reading; `load` reads them back."""
-        with _quiet():
+        with quiet():
             self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         text = json.dumps(self.reading.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
@@ -119,9 +119,11 @@ class SentenceEncoder(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.device
 
-    def make_prompt(self, template: str, max_tokens: int, denoising: bool = False) -> Prompt:
+    def make_prompt(
+        self, template: str, max_tokens: int, denoising: bool = False, read_out: ReadOut | None = None
+    ) -> Prompt:
         """Another way to read the same backbone: a second view's template, training's shorter limit."""
-        read_out = self.reading.read_out
+        read_out = read_out or self.reading.read_out
         tokenizer = self.tokenizer
         special = SpecialTokens(
             cls=tokenizer.cls_token_id,
@@ -198,7 +200,7 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[in
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers without its progress bars and load report; what matters of these is checked here."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

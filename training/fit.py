@@ -71,7 +71,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
         "loss": result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
-    run.finish(objective.encoder, recipe, corpus, figures)
+    run.finish(objective, recipe, corpus, figures)
     return True
 
 
@@ -85,10 +85,9 @@ def prepare(recipe: Recipe) -> tuple[Corpus, Pairs | None, Objective]:
     _refuse_many_devices()
     _check_precision(recipe)
     kind = OBJECTIVES[recipe.method]
-    if recipe.columns and len(recipe.columns) != kind.texts_a_row:
-        raise RecipeError(
-            f"method {recipe.method!r} reads {kind.texts_a_row} column a row, columns names {len(recipe.columns)}"
-        )
+    if (len(recipe.columns) or 1) not in kind.columns:
+        allowed = " or ".join(map(str, kind.columns))
+        raise RecipeError(f"method {recipe.method!r} reads {allowed} columns, columns names {len(recipe.columns)}")
     pairs = load_pairs(Path(recipe.dev)) if recipe.dev else None
     corpus = read_corpus(
         recipe.corpus, recipe.columns, recipe.min_words, recipe.max_words, recipe.sentences, recipe.seed

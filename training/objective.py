@@ -6,6 +6,7 @@ served, so export forgets the rest by construction.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,7 @@ class Objective(nn.Module, ABC):
     """Base of the methods: a subclass sets `Recipe` and writes `views` and `forward`."""
 
     Recipe: ClassVar[type[Recipe]]
-    texts_a_row: ClassVar[int] = 1
+    columns: ClassVar[tuple[int, ...]] = (1,)  # how many columns a row may have
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
         super().__init__()
@@ -43,6 +44,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def forward(self, **views: View) -> dict[str, Tensor]:
         """Views -> {"loss": scalar with gradient, and named parts to log, detached}."""
+
+    def save(self, folder: Path) -> None:
+        """Write what training was for: the encoder alone, unless a method says otherwise."""
+        self.encoder.save(folder)
 
 
 def view(prompt: Prompt, texts: Sequence[str]) -> View:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from training.corpus import Corpus
-from training.encoder import SentenceEncoder
 from training.errors import RunError
+from training.objective import Objective
 from training.recipe import Recipe, to_toml
 
 __all__ = ["Run"]
@@ -105,10 +105,10 @@ class Run:
         with self.log_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def finish(self, encoder: SentenceEncoder, recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
-        """Save the chosen encoder, then the provenance: a run with run.json is finished."""
+    def finish(self, objective: Objective, recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
+        """Save what was trained, then the provenance: a run with run.json is finished."""
         shutil.rmtree(self.model, ignore_errors=True)
-        encoder.save(self.model)
+        objective.save(self.model)
         provenance = {
             "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
             "recipe": recipe.model_dump(mode="json", exclude_none=True),

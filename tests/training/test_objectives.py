@@ -53,7 +53,7 @@ def test_simcse_draws_a_dropout_mask_for_each_view(tiny_bert: Path) -> None:
     heads: list[torch.Tensor] = []
     objective.head.register_forward_hook(lambda _module, _given, output: heads.append(output))
     objective(**objective.views(ROWS))
-    first, second = heads[0].chunk(2)
+    first, second = heads
     assert not torch.allclose(first, second)
 
 
@@ -79,7 +79,7 @@ def test_promptbert_denoises_before_the_head(family: str, tiny_bert: Path, tiny_
     objective = build("promptbert", folder, **words).eval()
     encoder, views = objective.encoder, objective.views(ROWS)
     heads = []
-    for prompt, view in zip(objective.prompts, views.values(), strict=True):
+    for prompt, view in zip(objective.prompts.values(), views.values(), strict=True):
         mask = encoder.tokenizer.mask_token_id
         rows = []
         for ids, attention in zip(view["input_ids"], view["attention_mask"], strict=True):

@@ -2,9 +2,10 @@
 
 from training.objective import Objective
 from training.objectives.distill import Distill
+from training.objectives.mlm import MLM
 from training.objectives.promptbert import PromptBERT
 from training.objectives.simcse import SimCSE
 
 __all__ = ["OBJECTIVES"]
 
-OBJECTIVES: dict[str, type[Objective]] = {"distill": Distill, "promptbert": PromptBERT, "simcse": SimCSE}
+OBJECTIVES: dict[str, type[Objective]] = {"distill": Distill, "mlm": MLM, "promptbert": PromptBERT, "simcse": SimCSE}

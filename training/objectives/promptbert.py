@@ -4,24 +4,25 @@ Three modes, the rows of the paper's Table 8: `same` template twice (dropout tel
 templates, and `denoised`: different templates, each less the vector that the template alone gives.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from encoding.errors import TemplateError
 from encoding.template import Template
+from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
+from training.gather import gather
 from training.losses import info_nce
-from training.objective import Objective, View, projection, view
-from training.recipe import Recipe
+from training.objective import View, projection, view
 
 __all__ = ["PromptBERT", "PromptBERTRecipe"]
 
 
-class PromptBERTRecipe(Recipe):
+class PromptBERTRecipe(ContrastiveRecipe):
     """The keys of `method = "promptbert"`."""
 
     method: Literal["promptbert"]
@@ -32,7 +33,6 @@ class PromptBERTRecipe(Recipe):
     second_template: str | None = Field(
         None, description="the second view's template, in the modes different and denoised"
     )
-    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
 
     @model_validator(mode="after")
     def _templates(self) -> Self:
@@ -49,7 +49,7 @@ class PromptBERTRecipe(Recipe):
         return self
 
 
-class PromptBERT(Objective):
+class PromptBERT(Contrastive):
     """Equation 4. The tanh head follows the denoising and is used in training only, as is the denoising itself."""
 
     Recipe = PromptBERTRecipe
@@ -58,15 +58,28 @@ class PromptBERT(Objective):
         super().__init__(encoder, recipe)
         self.head = projection(encoder)
         templates = (recipe.template, recipe.second_template or recipe.template)
-        denoising = recipe.mode == "denoised"
-        self.prompts = [encoder.make_prompt(template, recipe.max_tokens, denoising) for template in templates]
+        self.prompts = {
+            name: encoder.make_prompt(template, recipe.max_tokens)
+            for name, template in zip(("first", "second"), templates, strict=True)
+        }
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         texts = [text for (text,) in rows]
-        first, second = (view(prompt, texts) for prompt in self.prompts)
-        return {"first": first, "second": second}
+        return {name: view(prompt, texts) for name, prompt in self.prompts.items()}
 
-    def forward(self, first: View, second: View) -> dict[str, Tensor]:
-        anchors = self.head(self.encoder(**first, prompt=self.prompts[0]))  # (n, d)
-        positives = self.head(self.encoder(**second, prompt=self.prompts[1]))
-        return {"loss": info_nce(anchors, positives, self.recipe.temperature)}
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder(**view, prompt=self.prompts[name])  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        if self.recipe.mode == "denoised":
+            vectors = {name: rows - self._bias(name, views[name]) for name, rows in vectors.items()}
+        return {"loss": self.nested(self._contrast, vectors["first"], vectors["second"])}
+
+    def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
+        return info_nce(gather(self.head(first)), gather(self.head(second)), self.recipe.temperature)
+
+    def _bias(self, name: str, view: View) -> Tensor:
+        """What the template alone gives for the lengths of the view's texts, (n, d): one draw of dropout a length."""
+        prompt = self.prompts[name]
+        lengths = view["attention_mask"].sum(1) - prompt.text_encoder.template_tokens
+        return self.encoder.template_bias(lengths, prompt)

@@ -1,42 +1,89 @@
-"""Unsupervised SimCSE (arXiv:2104.08821): a sentence and itself under another dropout mask are a positive pair."""
+"""SimCSE (arXiv:2104.08821): a sentence and itself under another dropout mask, or a pair of sentences, are positives.
 
-from collections.abc import Sequence
+One column is unsupervised; two are pairs; a third is a hard negative of the first. An optional second loss guesses
+masked words, so that the encoder forgets less of its language.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
+from training.gather import gather
 from training.losses import info_nce
-from training.objective import Objective, View, projection, view
-from training.recipe import Recipe
+from training.masking import mask_tokens, maskable_tokens
+from training.mlm import MaskedHead
+from training.objective import View, projection, view
 
 __all__ = ["SimCSE", "SimCSERecipe"]
 
+VIEWS = ("first", "second", "negative")
 
-class SimCSERecipe(Recipe):
+
+class SimCSERecipe(ContrastiveRecipe):
     """The keys of `method = "simcse"`."""
 
     method: Literal["simcse"]
-    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
+    negative_weight: float = Field(
+        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+    )
+    mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a masked-word loss beside; 0: none")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens it has to guess")
 
 
-class SimCSE(Objective):
-    """Equation 1 over two passes of the same texts; the tanh head is used in training only."""
+class SimCSE(Contrastive):
+    """Equation 1, or with hard negatives equation 5; the tanh head is used in training only."""
 
     Recipe = SimCSERecipe
+    columns = (1, 2, 3)
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe) -> None:
         super().__init__(encoder, recipe)
         self.head = projection(encoder)
+        # a fresh masked-word head, as the paper's code has it
+        self.masked_head = MaskedHead(encoder.backbone.config) if recipe.mlm_weight else None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        return {"texts": view(self.prompt, [text for (text,) in rows])}
+        columns = list(zip(*rows, strict=True))
+        if len(columns) == 1:
+            columns *= 2
+        return {name: view(self.prompt, texts) for name, texts in zip(VIEWS, columns, strict=False)}
 
-    def forward(self, texts: View) -> dict[str, Tensor]:
-        # one pass over (2n, L): every row draws its own dropout mask
-        both = self.head(self.encoder(**{name: ids.repeat(2, 1) for name, ids in texts.items()}, prompt=self.prompt))
-        first, second = torch.chunk(both, 2)
-        return {"loss": info_nce(first, second, self.recipe.temperature)}
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        if self.masked_head is None:
+            return views
+        ids, tokenizer = views["first"]["input_ids"], self.encoder.tokenizer
+        masked, chosen = mask_tokens(
+            ids, maskable_tokens(ids, tokenizer), self.recipe.masked_share, tokenizer.mask_token_id, len(tokenizer)
+        )
+        answers = ids.where(chosen, -100)
+        return views | {"masked": {**views["first"], "input_ids": masked, "answers": answers}}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        if name != "masked":
+            return self.encoder(**view, prompt=self.prompt)  # (n, d)
+        chosen = view["answers"] >= 0
+        hidden = self.encoder.hidden(view["input_ids"], view["attention_mask"])[chosen]  # (m, d)
+        scores = self.masked_head(hidden, self.encoder.backbone.get_input_embeddings().weight).float()
+        losses = F.cross_entropy(scores, view["answers"][chosen], reduction="none")  # (m)
+        return losses.new_zeros(len(chosen)).index_add(0, chosen.nonzero()[:, 0], losses)  # (n), a sum a row
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        columns = [vectors[name] for name in VIEWS if name in vectors]
+        contrast = self.nested(self._contrast, *columns)
+        if self.masked_head is None:
+            return {"loss": contrast}
+        guesses = (views["masked"]["answers"] >= 0).sum().clamp(min=1)
+        guessing = vectors["masked"].sum() / guesses
+        loss = contrast + self.recipe.mlm_weight * guessing
+        return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
+
+    def _contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
+        first, second = gather(self.head(first)), gather(self.head(second))
+        negatives = None if negative is None else gather(self.head(negative))
+        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)

@@ -1,0 +1,70 @@
+"""What the contrastive methods share: passes over views first, then a loss over the whole batch.
+
+The two halves are kept apart because they scale differently. `encode` works row by row and may run in chunks whose
+activations are thrown away (GradCache); `loss` sees the vectors of all rows, and of all processes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from training.encoder import SentenceEncoder
+from training.errors import RecipeError
+from training.objective import Objective, View
+from training.recipe import Positive, Recipe
+
+__all__ = ["Contrastive", "ContrastiveRecipe"]
+
+
+class ContrastiveRecipe(Recipe):
+    """The keys of every contrastive method."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
+    dimensions: tuple[Positive, ...] = Field(
+        (),
+        description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
+    )
+
+
+class Contrastive(Objective):
+    """Base of the methods whose loss compares vectors across the batch: a subclass writes `encode` and `loss`."""
+
+    rowwise: ClassVar[bool] = True  # False where rows of a pass depend on each other (BatchNorm): no chunks then
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__(encoder, recipe)
+        if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
+            raise RecipeError(
+                f"dimensions has {max(recipe.dimensions)}; the encoder's vectors have {encoder.dimension}: lower it"
+            )
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        """What a step draws at random before its passes (masked words, dropout rates); by default nothing."""
+        return views
+
+    @abstractmethod
+    def encode(self, name: str, view: View) -> Tensor:
+        """One pass over a view: (n, ...), row i from row i of the view alone."""
+
+    @abstractmethod
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        """What `encode` gave for each view, all n rows -> what `forward` returns. Heads belong here."""
+
+    def forward(self, **views: View) -> dict[str, Tensor]:
+        views = self.draw(views)
+        return self.loss({name: self.encode(name, view) for name, view in views.items()}, views)
+
+    def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
+        """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).
+
+        A vector is cut by zeros: the cosine is that of the shorter vector, and a head meets the width it knows.
+        """
+        if not self.recipe.dimensions:
+            return loss(*vectors)
+        places = torch.arange(self.encoder.dimension, device=vectors[0].device)
+        cuts = [places < size for size in self.recipe.dimensions]
+        return torch.stack([loss(*(vector * cut for vector in vectors)) for cut in cuts]).mean()

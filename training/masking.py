@@ -1,0 +1,50 @@
+"""Masked words: which tokens of a batch a language model has to guess, and what stands there instead.
+
+BERT's rule (arXiv:1810.04805 section 3.1): of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+__all__ = ["continuing_tokens", "mask_tokens", "maskable_tokens"]
+
+_MASKED, _RANDOM = 0.8, 0.1
+
+
+def maskable_tokens(input_ids: Tensor, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """True (n, L) where a token of the text stands: no special token, no padding."""
+    return ~torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids, device=input_ids.device))
+
+
+def mask_tokens(
+    input_ids: Tensor,
+    maskable: Tensor,
+    share: float,
+    mask_id: int,
+    vocabulary: int,
+    continuing: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Ids (n, L) -> ids with chosen tokens replaced, and True (n, L) where one was chosen.
+
+    Each maskable token is chosen with probability `share`, on its own; with `continuing` (vocabulary), a table of the
+    tokens that go on a word, all tokens of a word share one draw. `input_ids` stays as it is.
+    """
+    draws = torch.rand(input_ids.shape, device=input_ids.device)
+    if continuing is not None:
+        goes_on = continuing[input_ids] & maskable & maskable.roll(1, dims=1)
+        draws = draws.gather(1, (~goes_on).cumsum(1) - 1)  # a draw a word
+    chosen = maskable & (draws < share)
+    fates = torch.rand(input_ids.shape, device=input_ids.device)
+    strangers = torch.randint(vocabulary, input_ids.shape, device=input_ids.device)
+    masked = torch.where(chosen & (fates < _MASKED), mask_id, input_ids)
+    masked = torch.where(chosen & (fates >= _MASKED) & (fates < _MASKED + _RANDOM), strangers, masked)
+    return masked, chosen
+
+
+def continuing_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """True (vocabulary) for tokens that go on a word: `##ing` of word pieces, `ing` beside `Ġing` of byte pairs."""
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    if any(token.startswith("##") for token in tokens):
+        return torch.tensor([token.startswith("##") for token in tokens])
+    return torch.tensor([not token.startswith(("Ġ", "▁")) for token in tokens])

@@ -1,0 +1,87 @@
+"""Masked language modelling (arXiv:1810.04805 section 3.1, without next sentences): guess the hidden words.
+
+Gives an encoder the masked-word head that prompts, template search and DiffCSE's generator need, or trains both from
+nothing. PromptBERT A.2 compares a tied with an untied head.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+from transformers import AutoModel
+
+from training.corpus import Row
+from training.encoder import SentenceEncoder
+from training.errors import EncoderError
+from training.masking import continuing_tokens, mask_tokens, maskable_tokens
+from training.mlm import MaskedHead, save_masked_lm
+from training.objective import Objective, View, view
+from training.recipe import Recipe
+
+__all__ = ["MLM", "MLMRecipe"]
+
+
+class MLMRecipe(Recipe):
+    """The keys of `method = "mlm"`."""
+
+    method: Literal["mlm"]
+    from_scratch: bool = Field(False, description="draw fresh weights; encoder gives configuration and tokenizer only")
+    head: Literal["fresh", "kept"] = Field("fresh", description="draw a new masked-word head, or go on with encoder's")
+    tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
+    whole_words: bool = Field(False, description="mask all tokens of a word, or none")
+
+    @model_validator(mode="after")
+    def _head(self) -> Self:
+        if self.from_scratch and self.head == "kept":
+            raise ValueError("from_scratch draws fresh weights and head = 'kept' keeps old ones; choose one")
+        if self.head == "kept" and not self.tied:
+            raise ValueError("tied = false is of a fresh head; with head = 'kept' the encoder's own decides")
+        return self
+
+
+class MLM(Objective):
+    """Cross entropy of the chosen tokens; only they pass through the head."""
+
+    Recipe = MLMRecipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
+        super().__init__(encoder, recipe)
+        if encoder.tokenizer.mask_token_id is None:
+            raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; choose another encoder")
+        if recipe.from_scratch:
+            encoder.backbone = AutoModel.from_config(encoder.backbone.config, add_pooling_layer=False)
+        config = encoder.backbone.config
+        self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
+        self.text_prompt = encoder.make_prompt("[X]", recipe.max_tokens, read_out="cls")
+        continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
+        self.register_buffer("continuing", continuing, persistent=False)
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        return {"texts": view(self.text_prompt, [text for (text,) in rows])}
+
+    def forward(self, texts: View) -> dict[str, Tensor]:
+        tokenizer = self.encoder.tokenizer
+        ids = texts["input_ids"]
+        masked, chosen = mask_tokens(
+            ids,
+            maskable_tokens(ids, tokenizer),
+            self.recipe.masked_share,
+            tokenizer.mask_token_id,
+            len(tokenizer),
+            self.continuing,
+        )
+        hidden = self.encoder.hidden(masked, texts["attention_mask"])[chosen]  # (m, d)
+        scores = self.head(hidden, self.encoder.backbone.get_input_embeddings().weight).float()  # (m, vocabulary)
+        answers = ids[chosen]
+        # the sum over a floor of 1: a batch in which nothing was chosen has loss 0, not nan
+        loss = F.cross_entropy(scores, answers, reduction="sum") / max(len(answers), 1)
+        right = (scores.detach().argmax(-1) == answers).float().sum() / max(len(answers), 1)
+        return {"loss": loss, "accuracy": right}
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        save_masked_lm(self.encoder.backbone, self.head, folder)
