@@ -9,7 +9,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +23,17 @@ from training.encoder import SentenceEncoder
 from training.errors import CorpusError, RecipeError
 from training.objective import Objective
 from training.objectives import OBJECTIVES
-from training.recipe import Recipe, parse_value, read_toml, shipped_recipes, to_toml, unknown_key, validate
+from training.recipe import (
+    PRESETS,
+    Recipe,
+    choose_preset,
+    parse_value,
+    read_toml,
+    shipped_recipes,
+    to_toml,
+    unknown_key,
+    validate,
+)
 from training.run import Run
 from training.sts import Pairs, load_pairs
 from training.trainer import Interrupt, Journal, ObjectiveTrainer, training_arguments
@@ -33,18 +43,22 @@ __all__ = ["fit", "load_recipe", "main"]
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def load_recipe(source: str, overrides: dict[str, list[str]] | None = None) -> Recipe:
-    """A shipped recipe or a TOML file, with command-line words in place of its keys. Raises RecipeError."""
-    keys = read_toml(source)
-    method = keys.get("method")
-    if method not in OBJECTIVES:
-        raise RecipeError(f"recipe {source}: method is {method!r}; write one of {', '.join(OBJECTIVES)}")
-    model = OBJECTIVES[method].Recipe
+def load_recipe(source: str, overrides: dict[str, list[str]] | None = None, preset: str | None = None) -> Recipe:
+    """A shipped recipe or a TOML file, a preset over its keys and command-line words over both. Raises RecipeError."""
+    keys = choose_preset(read_toml(source), preset, source)
+    model = _method(keys, source).Recipe
     for key, words in (overrides or {}).items():
         if key not in model.model_fields:
             raise RecipeError(f"recipe {source}: {unknown_key(model, key)}")
         keys[key] = parse_value(model, key, words)
     return validate(model, keys, source)
+
+
+def _method(keys: Mapping[str, object], source: str) -> type[Objective]:
+    method = keys.get("method")
+    if not isinstance(method, str) or method not in OBJECTIVES:
+        raise RecipeError(f"recipe {source}: method is {method!r}; write one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[method]
 
 
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
@@ -160,11 +174,17 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _key_help(source: str) -> str:
-    """A line a key: its value in this recipe and what it means."""
-    keys = read_toml(source)
-    model = OBJECTIVES[str(keys.get("method"))].Recipe
-    lines = [f"Keys of the recipe {source}, each a --key of the command line too:"]
+def _key_help(source: str, preset: str | None) -> str:
+    """The presets, then a line a key: its value in this recipe and what it means."""
+    whole = read_toml(source)
+    keys = choose_preset(whole, preset, source)
+    model = _method(keys, source).Recipe
+    lines = [
+        f"  --preset {name:20} {', '.join(f'{key} {value}' for key, value in own.items())}"
+        for name, own in whole.get(PRESETS, {}).items()
+    ]
+    lines = [f"Presets of the recipe {source}:", *lines, ""] if lines else []
+    lines += [f"Keys of the recipe {source}, each a --key of the command line too:"]
     for name, field in model.model_fields.items():
         default = keys.get(name, None if field.is_required() else field.default)
         lines.append(f"  --{name} {'' if default in (None, ()) else default}\n        {field.description}")
@@ -179,13 +199,16 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, list
         add_help=False,
     )
     parser.add_argument("recipe", nargs="?", help="a shipped recipe's name or a TOML file")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="lay a preset of the recipe, such as a backbone's, over its keys"
+    )
     parser.add_argument("--out", type=Path, help="the run folder to make (default: runs/RECIPE)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue a run that was stopped")
     parser.add_argument("--dry-run", action="store_true", help="two steps, an example a view, memory and speed")
     parser.add_argument("-h", "--help", action="store_true", help="this help; with RECIPE: its keys")
     known, rest = parser.parse_known_args(arguments)
     if known.help:
-        print(parser.format_help() + "\n" + (_key_help(known.recipe) if known.recipe else _overview()))
+        print(parser.format_help() + "\n" + (_key_help(known.recipe, known.preset) if known.recipe else _overview()))
         sys.exit(0)
     overrides: dict[str, list[str]] = {}
     key = None
@@ -204,7 +227,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, list
 def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.resume:
-        if options.recipe or overrides:
+        if options.recipe or options.preset or overrides:
             raise RecipeError("--resume continues with the run's own recipe; leave RECIPE and keys away")
         run = Run.open(options.resume)
         recipe = load_recipe(str(run.recipe_file))
@@ -215,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_overview())
         return 0
     else:
-        recipe = load_recipe(options.recipe, overrides)
+        recipe = load_recipe(options.recipe, overrides, options.preset)
         if options.dry_run:
             dry_run(recipe)
             return 0

@@ -1,7 +1,8 @@
 """A recipe: everything that decides a training run, in a small TOML file, checked before anything is loaded.
 
-The keys all methods share are here; a method adds its own in a subclass beside its objective. Command-line
-`--key value` replaces a key. The run folder keeps the resolved recipe.
+The keys all methods share are here; a method adds its own in a subclass beside its objective. A table
+`[presets.NAME]` has keys that `--preset NAME` lays over those at the top: one recipe serves several backbones.
+Command-line `--key value` replaces a key of either. The run folder keeps the resolved recipe.
 """
 
 import difflib
@@ -18,7 +19,9 @@ from encoding.errors import TemplateError
 from encoding.template import ReadOut, Template
 from training.errors import RecipeError
 
-__all__ = ["Recipe", "parse_value", "read_toml", "shipped_recipes", "to_toml", "validate"]
+__all__ = ["PRESETS", "Recipe", "choose_preset", "parse_value", "read_toml", "shipped_recipes", "to_toml", "validate"]
+
+PRESETS = "presets"
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -50,6 +53,7 @@ class Recipe(BaseModel):
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, decayed linearly to 0")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
+    adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="fp32 or bf16: arithmetic of the forward pass; weights stay fp32"
@@ -100,6 +104,18 @@ def read_toml(source: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"recipe {source}: not TOML: {error}") from error
+
+
+def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dict[str, Any]:
+    """The keys at the top with those of preset `name` laid over them, and no presets any more. Raises RecipeError."""
+    presets = keys.get(PRESETS, {})
+    if not (isinstance(presets, dict) and all(isinstance(preset, dict) for preset in presets.values())):
+        raise RecipeError(f"recipe {source}: presets is no table of tables; write [presets.NAME] and its keys below")
+    if name is not None and name not in presets:
+        known = f"its presets are {', '.join(presets)}" if presets else "it has none"
+        raise RecipeError(f"recipe {source}: no preset {name!r}; {known}")
+    top = {key: value for key, value in keys.items() if key != PRESETS}
+    return top | (presets[name] if name else {})
 
 
 def parse_value(recipe: type[Recipe], key: str, words: list[str]) -> object:

@@ -119,6 +119,7 @@ def training_arguments(recipe: Recipe, run: Run, dev: bool) -> TrainingArguments
         lr_scheduler_type="linear",
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
+        adam_beta2=recipe.adam_beta2,
         max_grad_norm=recipe.max_grad_norm,
         optim="adamw_torch",
         bf16=recipe.precision == "bf16",

@@ -4,7 +4,7 @@ import pytest
 
 from training.errors import RecipeError
 from training.fit import load_recipe
-from training.recipe import shipped_recipes, to_toml
+from training.recipe import PRESETS, read_toml, shipped_recipes, to_toml
 
 CORPUS = {"corpus": ["text.txt"]}
 
@@ -15,6 +15,45 @@ def test_shipped_recipes_are_whole_but_for_the_corpus(name: str) -> None:
     assert recipe.corpus == ("text.txt",)
     with pytest.raises(RecipeError, match="corpus is not set; write corpus: files of text"):
         load_recipe(name)
+
+
+SHIPPED = [(name, preset) for name in shipped_recipes() for preset in read_toml(name).get(PRESETS, {})]
+
+
+@pytest.mark.parametrize(("name", "preset"), SHIPPED or [pytest.param("", "", marks=pytest.mark.skip("no presets"))])
+def test_shipped_presets_are_whole_and_change_something(name: str, preset: str) -> None:
+    recipe = load_recipe(name, CORPUS, preset)
+    assert recipe != load_recipe(name, CORPUS)
+    assert recipe.encoder == read_toml(name)[PRESETS][preset].get("encoder", recipe.encoder)
+
+
+def test_a_preset_lies_over_the_recipe_and_words_over_both(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'method = "simcse"\nencoder = "a"\ncorpus = ["text.txt"]\nlearning_rate = 3e-5\nbatch_size = 64\n'
+        '[presets.large]\nencoder = "b"\nlearning_rate = 1e-5\n[presets.odd]\nlerning_rate = 1\n',
+        encoding="utf-8",
+    )
+    top, large = load_recipe(str(path)), load_recipe(str(path), preset="large")
+    assert (top.encoder, top.learning_rate, top.batch_size) == ("a", 3e-5, 64)
+    assert (large.encoder, large.learning_rate, large.batch_size) == ("b", 1e-5, 64)
+    mine = load_recipe(str(path), {"learning_rate": ["2e-5"]}, "large")
+    assert (mine.encoder, mine.learning_rate) == ("b", 2e-5)
+    assert "presets" not in to_toml(large)
+    with pytest.raises(RecipeError, match=r"no preset 'larg'; its presets are large, odd"):
+        load_recipe(str(path), preset="larg")
+    with pytest.raises(RecipeError, match=r"unknown key 'lerning_rate'; did you mean learning_rate\?"):
+        load_recipe(str(path), preset="odd")
+    with pytest.raises(RecipeError, match="unknown key 'presets'"):
+        load_recipe(str(path), {"presets": ["large"]})
+    path.write_text('method = "simcse"\npresets = 3', encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"presets is no table of tables; write \[presets.NAME\]"):
+        load_recipe(str(path))
+
+
+def test_a_recipe_without_presets_says_so() -> None:
+    with pytest.raises(RecipeError, match="no preset 'large'; it has none"):
+        load_recipe("mlm", CORPUS, "large")
 
 
 def test_a_resolved_recipe_reads_back_the_same(tmp_path: Path) -> None:
