@@ -4,8 +4,15 @@ from training.objective import Objective
 from training.objectives.distill import Distill
 from training.objectives.mlm import MLM
 from training.objectives.promptbert import PromptBERT
+from training.objectives.sg import SG
 from training.objectives.simcse import SimCSE
 
 __all__ = ["OBJECTIVES"]
 
-OBJECTIVES: dict[str, type[Objective]] = {"distill": Distill, "mlm": MLM, "promptbert": PromptBERT, "simcse": SimCSE}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "distill": Distill,
+    "mlm": MLM,
+    "promptbert": PromptBERT,
+    "sg": SG,
+    "simcse": SimCSE,
+}
