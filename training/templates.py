@@ -1,0 +1,180 @@
+"""python -m training.templates ENCODER --dev FILE: which template reads an untuned encoder best.
+
+Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. Without --templates:
+greedy search as in PromptBERT's Table 4, first the words between text and mask, then the words around the text.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from encoding.errors import TemplateError
+from training.cli import run
+from training.corpus import read_lines
+from training.encoder import Prompt, SentenceEncoder
+from training.errors import CorpusError, EncoderError, RunError
+from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
+from training.source import resolve
+from training.sts import Pairs, load_pairs, spearman
+
+__all__ = ["Scorer", "main", "read_templates"]
+
+
+class Scorer:
+    """One loaded encoder, read under one template after the other and held against the pairs."""
+
+    def __init__(self, encoder: SentenceEncoder, pairs: Pairs, denoise: bool = False) -> None:
+        if encoder.tokenizer.mask_token_id is None:
+            raise EncoderError("the encoder's tokenizer has no mask token to read at; choose another encoder")
+        self.encoder = encoder
+        self.pairs = pairs
+        self.denoise = denoise
+
+    def __call__(self, template: str) -> float:
+        self.encoder.prompt = self.prompt(template)
+        return spearman(self.encoder.embed, self.pairs)
+
+    def prompt(self, template: str) -> Prompt:
+        """Raises TemplateError for a template that cannot be used."""
+        return self.encoder.make_prompt(template, self.encoder.reading.max_tokens, self.denoise, "mask")
+
+
+def read_templates(path: Path, scorer: Scorer) -> list[str]:
+    """A template a line, blank lines left out. Raises CorpusError, TemplateError, which name the line."""
+    if not path.is_file():
+        raise CorpusError(f"{path} is not a file; give a file of templates, one a line")
+    templates = []
+    for number, line in enumerate(read_lines(path), 1):
+        template = line.strip()
+        if not template:
+            continue
+        try:
+            scorer.prompt(template)
+        except TemplateError as error:
+            raise TemplateError(f"{path}, line {number}: {error}") from error
+        templates.append(template)
+    if not templates:
+        raise CorpusError(f"{path} has no templates; write one a line, such as: [X] means [MASK].")
+    return list(dict.fromkeys(templates))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError; usage errors end the process with 2."""
+    options = _parser().parse_args(arguments)
+    if options.json and not options.json.parent.is_dir():
+        raise RunError(f"{options.json.parent} is not a folder; make it first, --json writes there at the end")
+    scorer = Scorer(_load(options), load_pairs(options.dev), options.denoise)
+    scores = _scores(options, scorer)
+    rows = [
+        {"template": template, "score": score, "tokens": scorer.prompt(template).text_encoder.template_tokens}
+        for template, score in scores.items()
+    ]
+    _show(options, rows)
+    if options.json:
+        content = {
+            "encoder": options.encoder,
+            "dev": options.dev.name,
+            "denoise": options.denoise,
+            "final_period": scorer.encoder.reading.final_period,
+            "templates": rows,
+        }
+        options.json.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _load(options: argparse.Namespace) -> SentenceEncoder:
+    kind = resolve(options.encoder)
+    if kind == "bundle":
+        raise RunError(f"{options.encoder} is a bundle, its template is fixed; give the run or encoder it came from")
+    folder = str(Path(options.encoder, "model")) if kind == "run" else options.encoder
+    # read at [CLS] for the moment: a tokenizer without a mask token gets the message that says so
+    encoder = SentenceEncoder.load(
+        folder,
+        template="[X]",
+        read_out="cls",
+        denoising=False,
+        max_tokens=options.max_tokens,
+        final_period=options.final_period,
+    )
+    return encoder.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _scores(options: argparse.Namespace, scorer: Scorer) -> dict[str, float]:
+    """Every template is checked before the first is scored."""
+    if options.templates:
+        templates = read_templates(options.templates, scorer)
+        with _Watched(scorer, len(templates)) as score:
+            return rank(score, templates)
+    relations, prefixes = options.relations, options.prefixes
+    for template in [*map(related, relations), *(wrapped(related(relations[0]), prefix) for prefix in prefixes)]:
+        scorer.prompt(template)
+    with _Watched(scorer, len(relations) + len(prefixes)) as score:
+        return greedy(score, relations, prefixes)
+
+
+class _Watched(Progress):
+    """A score function under a progress bar that names the template."""
+
+    def __init__(self, scorer: Scorer, total: int) -> None:
+        console = Console(stderr=True)
+        columns = (
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.scorer = scorer
+        self.add_task("", total=total)
+
+    def __call__(self, template: str) -> float:
+        (task,) = self.task_ids
+        self.update(task, description=template)
+        score = self.scorer(template)
+        self.advance(task)
+        return score
+
+
+def _show(options: argparse.Namespace, rows: Sequence[dict[str, object]]) -> None:
+    reading = "[MASK] less the template's bias" if options.denoise else "[MASK]"
+    table = Table(title=escape(f"{options.encoder}: {reading} on {options.dev.name}"), title_justify="left")
+    table.add_column("template", overflow="fold")
+    table.add_column("Spearman x100", justify="right")
+    table.add_column("tokens", justify="right")
+    for row in rows:
+        table.add_row(escape(str(row["template"])), f"{row['score']:.2f}", str(row["tokens"]))
+    width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own
+    Console(width=width).print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.templates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("encoder", metavar="ENCODER", help="a run, an encoder's folder or a hub name")
+    parser.add_argument("--dev", type=Path, required=True, metavar="FILE", help="scored pairs, such as sts-dev.csv")
+    parser.add_argument("--templates", type=Path, metavar="FILE", help="score these, one a line, in place of a search")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the full list there as well")
+    search = parser.add_argument_group("greedy search")
+    search.add_argument(
+        "--relations", nargs="+", default=RELATIONS, metavar="WORDS", help='between [X] and [MASK]; "" for none'
+    )
+    search.add_argument(
+        "--prefixes", nargs="*", default=PREFIXES, metavar="WORDS", help="before [X], or around it where [X] is written"
+    )
+    reading = parser.add_argument_group("how the encoder is read")
+    reading.add_argument("--denoise", action="store_true", help="subtract what the template gives without a text")
+    reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
+    reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
