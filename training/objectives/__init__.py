@@ -6,6 +6,7 @@ from training.objectives.mlm import MLM
 from training.objectives.promptbert import PromptBERT
 from training.objectives.sg import SG
 from training.objectives.simcse import SimCSE
+from training.objectives.ssimcse import SSimCSE
 
 __all__ = ["OBJECTIVES"]
 
@@ -15,4 +16,5 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "promptbert": PromptBERT,
     "sg": SG,
     "simcse": SimCSE,
+    "ssimcse": SSimCSE,
 }
