@@ -1,6 +1,7 @@
 """The sentence encoder: a transformers backbone and the place its vector is read.
 
-All that is served is here, and nothing that is not: heads, teachers and second templates belong to the objectives.
+All that is served is here, and nothing that is not: training's heads, teachers and second templates belong to the
+objectives. A head that is kept and a continuous template are served, so they are here.
 """
 
 import json
@@ -20,7 +21,9 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from encoding.bundle import Reading
 from encoding.template import ReadOut, Template
 from encoding.text import SpecialTokens, TextEncoder
+from training.continuous import ContinuousTemplate
 from training.errors import EncoderError
+from training.heads import Head
 
 __all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "quiet", "token_batches"]
 
@@ -34,6 +37,10 @@ class Prompt:
         self.text_encoder = text_encoder
         self.read_out = read_out
         self.denoising = denoising
+
+    def lengths(self, attention_mask: Tensor) -> Tensor:
+        """How many tokens of a text each row has, (n)."""
+        return attention_mask.sum(1) - self.text_encoder.template_tokens
 
     def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
@@ -51,10 +58,15 @@ class Prompt:
 
 
 class SentenceEncoder(nn.Module):
-    """Backbone and prompt. `forward` maps a padded batch to one vector a text, not normalised."""
+    """Backbone, prompt and what else is served. `forward` maps a padded batch to one vector a text, not normalised.
+
+    `head` comes last; `continuous` stands in for the words of the encoder's own template. Most encoders have neither.
+    """
 
     def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reading: Reading) -> None:
         super().__init__()
+        self.head: Head | None = None
+        self.continuous: ContinuousTemplate | None = None
         if getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # next-sentence head: never read
         self.backbone = backbone
@@ -101,15 +113,23 @@ class SentenceEncoder(nn.Module):
             ) from error
         if reading.max_tokens > limit:
             raise EncoderError(f"max_tokens is {reading.max_tokens}; {source!r} has positions for {limit}: lower it")
-        return cls(backbone, tokenizer, reading)
+        encoder = cls(backbone, tokenizer, reading)
+        encoder.head = Head.load(Path(source), backbone.config)
+        encoder.continuous = ContinuousTemplate.load(
+            Path(source), encoder.prompt.text_encoder, backbone.get_input_embeddings()
+        )
+        return encoder
 
     def save(self, folder: Path) -> None:
-        """Write weights, configuration, tokenizer and reading; `load` reads them back."""
+        """Write weights, configuration, tokenizer, reading, head and continuous template; `load` reads them back."""
         with quiet():
             self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         text = json.dumps(self.reading.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
         (folder / READING_FILE).write_text(text, encoding="utf-8")
+        for part in (self.head, self.continuous):
+            if part is not None:
+                part.save(folder)
 
     @property
     def dimension(self) -> int:
@@ -140,19 +160,34 @@ class SentenceEncoder(nn.Module):
         )
         return Prompt(text_encoder, read_out, denoising)
 
+    def words(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt) -> Tensor:
+        """What `hidden` takes: the ids as they are, or embeddings where `prompt` has the continuous template."""
+        if self.continuous is None or prompt.text_encoder.template != self.continuous.template:
+            return input_ids
+        return self.continuous(self.backbone.get_input_embeddings()(input_ids), attention_mask.sum(1))
+
     def hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """The backbone's last layer, (n, L, d)."""
-        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        return output.last_hidden_state
+        """The backbone's last layer, (n, L, d), of token ids (n, L) or word embeddings (n, L, d)."""
+        words = {"input_ids" if input_ids.dim() == 2 else "inputs_embeds": input_ids}
+        return self.backbone(**words, attention_mask=attention_mask, position_ids=position_ids).last_hidden_state
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt | None = None) -> Tensor:
         """Token ids (n, L) -> vectors (n, d) in fp32, read by `prompt` (by default the encoder's own)."""
         prompt = prompt or self.prompt
-        vectors = prompt.read(self.hidden(input_ids, attention_mask), attention_mask).float()
-        if prompt.denoising:
-            lengths = attention_mask.sum(1) - prompt.text_encoder.template_tokens
-            vectors = vectors - self.template_bias(lengths, prompt)
-        return vectors
+        vectors = self.read(input_ids, attention_mask, prompt)
+        bias = self.template_bias(prompt.lengths(attention_mask), prompt) if prompt.denoising else None
+        return self.finish(vectors, bias)
+
+    def read(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt) -> Tensor:
+        """Token ids (n, L) -> vectors (n, d) in fp32 as they stand in the last layer: not denoised, before the head."""
+        words = self.words(input_ids, attention_mask, prompt)
+        return prompt.read(self.hidden(words, attention_mask), attention_mask).float()
+
+    def finish(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What `read` gave, less the bias (n, d) where one is given, through the kept head where there is one."""
+        if self.head is not None:
+            return self.head(vectors, bias).float()
+        return vectors if bias is None else vectors - bias
 
     def template_bias(self, lengths: Tensor, prompt: Prompt | None = None) -> Tensor:
         """Vectors (n, d) that the template alone gives, its suffix standing where a text of `lengths` (n) puts it.
@@ -170,7 +205,8 @@ class SentenceEncoder(nn.Module):
         follows = torch.arange(prefix + suffix, device=lengths.device) >= prefix
         positions = places + follows * distinct.unsqueeze(1)  # (m, template)
         attention = torch.ones_like(ids)
-        return prompt.read(self.hidden(ids, attention, positions), attention).float()[rows]
+        words = self.words(ids, attention, prompt)
+        return prompt.read(self.hidden(words, attention, positions), attention).float()[rows]
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:

@@ -105,7 +105,6 @@ class _Traced(nn.Module):
     def __init__(self, encoder: SentenceEncoder) -> None:
         super().__init__()
         self.encoder = encoder
-        self.template_tokens = encoder.prompt.text_encoder.template_tokens
         if encoder.prompt.denoising:
             lengths = torch.arange(encoder.prompt.text_encoder.text_tokens + 1)
             with torch.no_grad():
@@ -114,10 +113,10 @@ class _Traced(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         prompt = self.encoder.prompt
-        vectors = prompt.read(self.encoder.hidden(input_ids, blocked), attention_mask)
-        if prompt.denoising:
-            vectors = vectors - self.bias[attention_mask.sum(1) - self.template_tokens]
-        return vectors
+        words = self.encoder.words(input_ids, attention_mask, prompt)
+        vectors = prompt.read(self.encoder.hidden(words, blocked), attention_mask)
+        bias = self.bias[prompt.lengths(attention_mask)] if prompt.denoising else None
+        return self.encoder.finish(vectors, bias)
 
 
 def _divided_attention(

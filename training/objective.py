@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from training.corpus import Row
 from training.encoder import Prompt, SentenceEncoder
 from training.errors import RecipeError
+from training.heads import Head
+from training.mlm import MaskedHead
 from training.recipe import Recipe
 
-__all__ = ["Objective", "View", "projection", "view"]
+__all__ = ["Objective", "View", "projection", "transform", "view"]
 
 View = dict[str, Tensor]  # input_ids and attention_mask, (n, L) both
 
@@ -56,9 +58,13 @@ def view(prompt: Prompt, texts: Sequence[str]) -> View:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def projection(encoder: SentenceEncoder) -> nn.Sequential:
+def projection(encoder: SentenceEncoder) -> Head:
     """The contrastive papers' head, Linear(d, d) and tanh, drawn as BERT draws its own weights."""
-    linear = nn.Linear(encoder.dimension, encoder.dimension)
-    nn.init.normal_(linear.weight, std=encoder.backbone.config.initializer_range)
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(linear, nn.Tanh())
+    return Head("tanh", encoder.backbone.config)
+
+
+def transform(encoder: SentenceEncoder, source: str) -> Head:
+    """A head that begins as the layers of `source`'s masked-word head before its output matrix. Raises EncoderError."""
+    head, masked = Head("transform", encoder.backbone.config), MaskedHead.load(source)
+    head.load_state_dict(nn.Sequential(masked.dense, masked.activation, masked.norm).state_dict())
+    return head

@@ -1,0 +1,155 @@
+"""A continuous template: equal to the manual one at first, placed by position, all of the encoder that learns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.continuous import CONTINUOUS_FILE, ContinuousTemplate
+from training.encoder import SentenceEncoder
+from training.errors import EncoderError
+from training.fit import load_recipe
+from training.mlm import MaskedHead, save_masked_lm
+from training.objectives import OBJECTIVES
+from training.objectives.optiprompt import OptiPrompt
+
+BERT = 'This sentence : "[X]" means [MASK].'
+TEMPLATES = {"bert": BERT, "roberta": "This sentence : ' [X] ' means [MASK].", "before": "A [MASK] is what [X] says."}
+TEXTS = ["Two dogs run.", "", 'this sentence : "a man" means.', "A man is playing the guitar on a stage in the city."]
+ROWS = [(text,) for text in TEXTS]
+
+
+@pytest.fixture(params=TEMPLATES)
+def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) -> SentenceEncoder:
+    folder = tiny_roberta if request.param == "roberta" else tiny_bert
+    return SentenceEncoder.load(str(folder), template=TEMPLATES[request.param], read_out="mask").eval()
+
+
+def make_continuous(encoder: SentenceEncoder, change: float = 0.0) -> ContinuousTemplate:
+    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        encoder.continuous.vectors += change * torch.randn_like(encoder.continuous.vectors)
+    return encoder.continuous
+
+
+@pytest.fixture(scope="module")
+def masked_bert(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    """The tiny BERT with a random masked-word head."""
+    folder = tmp_path_factory.mktemp("masked")
+    encoder = SentenceEncoder.load(str(tiny_bert), template=BERT, read_out="mask")
+    torch.manual_seed(0)
+    save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
+    encoder.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build(folder: Path, **words: list[str]) -> OptiPrompt:
+    words = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"], **words}
+    recipe = load_recipe("optiprompt", words)
+    torch.manual_seed(0)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    return OBJECTIVES["optiprompt"](encoder, recipe)
+
+
+@pytest.mark.parametrize("denoising", [False, True])
+def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: bool) -> None:
+    encoder.prompt.denoising = denoising
+    manual = encoder.embed(TEXTS)
+    make_continuous(encoder)
+    np.testing.assert_allclose(encoder.embed(TEXTS, batch_tokens=10**9), manual, atol=1e-6)
+
+
+def test_a_vector_for_each_token_but_the_special_ones(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="This is [X] means [MASK] .", read_out="mask")
+    tokens = len(encoder.prompt.text_encoder.prefix_ids + encoder.prompt.text_encoder.suffix_ids)
+    assert make_continuous(encoder).vectors.shape == (tokens - 3, 32)
+
+
+def test_vectors_stand_at_the_templates_places_and_nowhere_else(encoder: SentenceEncoder) -> None:
+    """A loop over unpadded texts, against the padded batch; one text has the template's own words."""
+    continuous = make_continuous(encoder, 1.0)
+    text_encoder, embeddings = encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings()
+    input_ids, attention_mask = map(torch.from_numpy, text_encoder.batch(TEXTS))
+    words = encoder.words(input_ids, attention_mask, encoder.prompt)
+    for row, text in enumerate(TEXTS):
+        [sequence] = text_encoder.encode([text])
+        prefix, end = len(text_encoder.prefix_ids), len(sequence.ids) - len(text_encoder.suffix_ids)
+        special = {0, len(sequence.ids) - 1, sequence.ids.index(text_encoder.special.mask)}
+        vectors = iter(continuous.vectors)
+        for place, token in enumerate(sequence.ids):
+            of_template = not prefix <= place < end and place not in special
+            expected = next(vectors) if of_template else embeddings(torch.tensor(token))
+            assert torch.equal(words[row, place], expected)
+    padding = attention_mask == 0
+    assert torch.equal(words[padding], embeddings(input_ids[padding]))
+
+
+def test_another_prompt_keeps_its_words(encoder: SentenceEncoder) -> None:
+    other = encoder.make_prompt("Say [X] : [MASK]", 32)
+    batch = [torch.from_numpy(array) for array in other.text_encoder.batch(TEXTS)]
+    before = encoder(*batch, prompt=other)
+    make_continuous(encoder, 1.0)
+    assert torch.equal(encoder(*batch, prompt=other), before)
+
+
+def test_the_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
+    make_continuous(encoder, 1.0)
+    encoder.prompt.denoising = True
+    assert not encoder.embed([""]).any()
+    assert encoder.embed(["rain"]).any()
+
+
+def test_what_is_saved_is_what_is_loaded(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    manual = encoder.embed(TEXTS)
+    make_continuous(encoder, 1.0)
+    encoder.save(tmp_path)
+    again = SentenceEncoder.load(str(tmp_path))
+    np.testing.assert_array_equal(again.embed(TEXTS), encoder.embed(TEXTS))
+    assert not np.allclose(again.embed(TEXTS), manual, atol=0.01)
+
+
+def test_another_template_than_the_trained_one_is_refused(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    make_continuous(encoder)
+    encoder.save(tmp_path)
+    with pytest.raises(EncoderError, match=r"trained vectors for the words of .* not of '\[X\] is \[MASK\]'"):
+        SentenceEncoder.load(str(tmp_path), template="[X] is [MASK]")
+    (tmp_path / CONTINUOUS_FILE).write_bytes(b"torn")
+    with pytest.raises(EncoderError, match=r"template\.safetensors holds no vectors"):
+        SentenceEncoder.load(str(tmp_path))
+
+
+def test_only_the_vectors_and_the_head_learn(masked_bert: Path) -> None:
+    objective = build(masked_bert).train()
+    before = {key: weight.clone() for key, weight in objective.named_parameters()}
+    optimiser = torch.optim.SGD(objective.parameters(), lr=0.1)
+    objective(**objective.views(ROWS))["loss"].backward()
+    optimiser.step()
+    changed = {key for key, weight in objective.named_parameters() if not torch.equal(weight, before[key])}
+    assert changed == {"encoder.continuous.vectors", *(f"head.{key}" for key in objective.head.state_dict())}
+    assert (objective.encoder.continuous.vectors != before["encoder.continuous.vectors"]).any(dim=1).all()
+
+
+def test_the_head_begins_as_the_masked_words_transform(masked_bert: Path) -> None:
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(build(masked_bert).head(hidden), MaskedHead.load(str(masked_bert)).transform(hidden))
+
+
+def test_an_encoder_without_a_masked_word_head_is_refused(tiny_bert: Path) -> None:
+    with pytest.raises(EncoderError, match=r"has no masked-word head.*training\.pretrain"):
+        build(tiny_bert)
+
+
+def test_a_template_without_words_is_refused(masked_bert: Path) -> None:
+    with pytest.raises(EncoderError, match="has no words to make continuous"):
+        build(masked_bert, template=["[X] [MASK]"])
+
+
+def test_training_goes_on_from_trained_vectors(masked_bert: Path, tmp_path: Path) -> None:
+    objective = build(masked_bert)
+    with torch.no_grad():
+        objective.encoder.continuous.vectors += 1
+    objective.save(tmp_path)
+    save_masked_lm(objective.encoder.backbone, MaskedHead.load(str(masked_bert)), tmp_path)
+    assert torch.equal(build(tmp_path).encoder.continuous.vectors, objective.encoder.continuous.vectors)

@@ -1,0 +1,59 @@
+"""OptiPrompt (arXiv:2104.05240) as PromptBERT's section 4.2 has it: only the template learns, the backbone is frozen.
+
+Each word of the template is a vector that begins as the word's own embedding. A sentence and itself under another
+dropout mask are positives, as in SimCSE. The vectors are served; the head is used in training only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from training.continuous import ContinuousTemplate
+from training.contrastive import Contrastive, ContrastiveRecipe
+from training.corpus import Row
+from training.encoder import SentenceEncoder
+from training.gather import gather
+from training.losses import info_nce
+from training.objective import View, transform, view
+
+__all__ = ["OptiPrompt", "OptiPromptRecipe"]
+
+
+class OptiPromptRecipe(ContrastiveRecipe):
+    """The keys of `method = "optiprompt"`."""
+
+    method: Literal["optiprompt"]
+    read_out: Literal["mask"] = Field("mask", description="where the vector is read: OptiPrompt reads the mask")
+
+
+class OptiPrompt(Contrastive):
+    """What learns: one vector a word of the template, and the head, which begins as the masked-word head's transform.
+
+    The paper's code finds the words by token id, which overwrites such words of the text and misses the opening
+    quote; here they are found by position.
+    """
+
+    Recipe = OptiPromptRecipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: OptiPromptRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = transform(encoder, recipe.encoder)
+        if encoder.continuous is None:
+            embeddings = encoder.backbone.get_input_embeddings()
+            encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, embeddings)
+        encoder.backbone.requires_grad_(False)
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        texts = [text for (text,) in rows]
+        return {name: view(self.prompt, texts) for name in ("first", "second")}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder(**view, prompt=self.prompt)  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        return {"loss": self.nested(self._contrast, vectors["first"], vectors["second"])}
+
+    def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
+        return info_nce(gather(self.head(first)), gather(self.head(second)), self.recipe.temperature)
