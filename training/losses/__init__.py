@@ -4,7 +4,16 @@ n rows, d dimensions; `log_softmax` and cosines follow the papers' equations, na
 """
 
 from training.losses.contrastive import cosine_matrix, info_nce
+from training.losses.detection import edit_detection
 from training.losses.distillation import cosine_distance, similarity_divergence
 from training.losses.self_guided import SELF_GUIDED, parameter_drift
 
-__all__ = ["SELF_GUIDED", "cosine_distance", "cosine_matrix", "info_nce", "parameter_drift", "similarity_divergence"]
+__all__ = [
+    "SELF_GUIDED",
+    "cosine_distance",
+    "cosine_matrix",
+    "edit_detection",
+    "info_nce",
+    "parameter_drift",
+    "similarity_divergence",
+]

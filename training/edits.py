@@ -1,0 +1,127 @@
+"""Edited sentences and what was edited in them: words replaced or inserted by a language model, or deleted.
+
+The edits of DiffCSE section 5 (arXiv:2204.10298). [CLS] is never edited and padding stays padding, with label 0.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from training.encoder import quiet
+from training.errors import EncoderError
+from training.masking import mask_tokens, maskable_tokens
+from training.mlm import load_masked_lm
+
+__all__ = ["EditKind", "Edited", "Editor", "Guessing"]
+
+EditKind = Literal["replace", "insert", "delete"]
+Guessing = Literal["best", "sampled"]
+
+
+class Edited(NamedTuple):
+    """A batch of edited sentences, (n, L) all; `labels` are 1 where the discriminator has to say so."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+
+
+class Editor:
+    """Edits batches of token ids with a frozen language model, whose dropout is on: one more source of variety.
+
+    `best` takes its likeliest word at every position, masked or not; `sampled` draws a word where one is masked.
+    The model is held by no module, so that it is in no checkpoint.
+    """
+
+    def __init__(
+        self, generator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing
+    ) -> None:
+        self.generator = generator.requires_grad_(False).train()
+        self.tokenizer = tokenizer
+        self.share = share
+        self.guessing = guessing
+
+    @classmethod
+    def load(cls, source: str, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing) -> Self:
+        """Take the masked language model in `source`. Raises EncoderError where it speaks another vocabulary."""
+        if tokenizer.mask_token_id is None:
+            raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
+        _check_vocabulary(source, tokenizer)
+        return cls(load_masked_lm(source), tokenizer, share, guessing)
+
+    @torch.no_grad()
+    def edit(self, kind: EditKind, input_ids: Tensor, attention_mask: Tensor) -> Edited:
+        """Sentences (n, L) -> the same sentences edited; both arguments stay as they are."""
+        edits = {"replace": self._replace, "insert": self._insert, "delete": self._delete}
+        return edits[kind](input_ids, attention_mask)
+
+    def _replace(self, ids: Tensor, attention: Tensor) -> Edited:
+        """Label 1 where a token differs: a masked word that was guessed right is none."""
+        tokenizer = self.tokenizer
+        masked, chosen = mask_tokens(
+            ids, maskable_tokens(ids, tokenizer), self.share, tokenizer.mask_token_id, len(tokenizer)
+        )
+        places = chosen if self.guessing == "sampled" else attention.bool()
+        edited = self._guess(masked, attention, places)
+        edited[:, 0] = ids[:, 0]
+        return Edited(edited, attention, (edited != ids).long())
+
+    def _insert(self, ids: Tensor, attention: Tensor) -> Edited:
+        """A new word before some tokens, never two in a row; label 1 for the new words."""
+        text = maskable_tokens(ids, self.tokenizer)
+        gaps = attention.bool()
+        gaps[:, 0] = False  # what is inserted before [SEP] follows the last word
+        chosen = _choose(gaps, self.share * text.sum(1))
+        masks = torch.full_like(ids, self.tokenizer.mask_token_id)
+        pairs = torch.stack([masks, ids], dim=2).flatten(1)  # (n, 2 L): before each token the mask it may get
+        kept = torch.stack([chosen, attention.bool()], dim=2).flatten(1)
+        labels = torch.stack([torch.ones_like(ids), torch.zeros_like(ids)], dim=2).flatten(1)
+        edited, attention, labels = self._close(kept, pairs, labels)
+        return Edited(self._guess(edited, attention, labels.bool()), attention, labels)
+
+    def _delete(self, ids: Tensor, attention: Tensor) -> Edited:
+        """Label 1 for a token, [SEP] too, before which something is gone."""
+        text = maskable_tokens(ids, self.tokenizer)
+        gone = _choose(text, self.share * text.sum(1))
+        return Edited(*self._close(attention.bool() & ~gone, ids, gone.roll(1, dims=1).long()))
+
+    def _guess(self, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
+        """Ids with the generator's words at `places`. It may not say [PAD]: RoBERTa counts positions by it."""
+        scores = self.generator.to(ids.device)(input_ids=ids, attention_mask=attention).logits[places]  # (m, V)
+        scores = scores[:, : len(self.tokenizer)].float()  # an embedding table may have more rows than words
+        scores[:, self.tokenizer.pad_token_id] = -torch.inf
+        if self.guessing == "sampled":
+            scores = scores - torch.empty_like(scores).exponential_().log()  # the highest is a draw of the softmax
+        return ids.masked_scatter(places, scores.argmax(1))
+
+    def _close(self, kept: Tensor, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The kept tokens (n, L) moved up, as ids, attention mask and labels; the batch as long as its longest."""
+        lengths = kept.sum(1, keepdim=True)  # (n, 1)
+        order = kept.int().argsort(dim=1, descending=True, stable=True)[:, : int(lengths.max())]
+        attention = torch.arange(order.shape[1], device=ids.device) < lengths
+        ids = ids.gather(1, order).where(attention, self.tokenizer.pad_token_id)
+        return ids, attention.long(), labels.gather(1, order) * attention
+
+
+def _choose(places: Tensor, numbers: Tensor) -> Tensor:
+    """So many of the places (n, L) a row, drawn at random; a number (n) that is not whole is rounded at random."""
+    numbers = (numbers + torch.rand_like(numbers)).floor()
+    draws = torch.rand(places.shape, device=places.device).where(places, 2.0)
+    return places & (draws.argsort(dim=1).argsort(dim=1) < numbers.unsqueeze(1))
+
+
+def _check_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    try:
+        with quiet():
+            theirs = AutoTokenizer.from_pretrained(source).get_vocab()
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderError(f"generator {source!r}: its tokenizer cannot be loaded, so its words are unknown") from error
+    ours = tokenizer.get_vocab()
+    if strange := [word for word, number in ours.items() if theirs.get(word) != number]:
+        raise EncoderError(
+            f"generator {source!r} has another vocabulary than the encoder: {len(strange)} of the encoder's "
+            f"{len(ours)} tokens are missing or have another number there, such as {strange[0]!r}; choose a masked "
+            "language model with the encoder's own tokenizer"
+        )
