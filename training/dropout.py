@@ -16,6 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from training.encoder import quiet
+from training.errors import EncoderError
+
 __all__ = ["FORMS", "Distribution", "Dropouts", "SampledDropout", "draw_rates", "well_formed"]
 
 Distribution = Literal["fixed", "uniform", "beta", "truncnormal", "choice"]
@@ -74,9 +77,8 @@ class SampledDropout(nn.Dropout):
         """(n, ...) -> (n, ...)"""
         if not self.training or self.rates is None:
             return super().forward(rows)
-        rates = self.rates.view(-1, *[1] * (rows.dim() - 1))  # (n, 1, ...)
-        dropped = torch.rand(rows.shape, device=rows.device) < rates  # in fp32: bf16 has 8 bits of a rate
-        return (rows * (1 / (1 - rates)).to(rows.dtype)).masked_fill(dropped, 0)
+        kept = 1 - self.rates.view(-1, *[1] * (rows.dim() - 1))  # (n, 1, ...)
+        return rows * torch.empty_like(rows).bernoulli_(kept).div_(kept)
 
 
 class Dropouts:
@@ -90,17 +92,26 @@ class Dropouts:
 
     @classmethod
     def install(cls, backbone: PreTrainedModel, attention: bool = True) -> Self:
-        """Replace the dropout modules of `backbone`; those of attention probabilities only with `attention`."""
+        """Replace the dropout modules of `backbone`; those of attention probabilities only with `attention`.
+
+        Raises EncoderError where these are asked for and not found.
+        """
         places = [
             (parent, name)
             for parent in backbone.modules()
             for name, child in parent.named_children()
             if isinstance(child, nn.Dropout) and (attention or not _attends(parent))
         ]
+        if attention:
+            if not any(_attends(parent) for parent, _ in places):
+                raise EncoderError(
+                    f"the attention dropout of a {backbone.config.model_type!r} model is not known; "
+                    "write attention_dropout = false, or choose a BERT or RoBERTa model"
+                )
+            with quiet():  # MPNet says that its attention is its own; its dropout is a module all the same
+                backbone.set_attn_implementation(_ATTENTION)
         for parent, name in places:
             setattr(parent, name, SampledDropout(getattr(parent, name).p))
-        if attention:
-            backbone.set_attn_implementation(_ATTENTION)
         return cls([getattr(parent, name) for parent, name in places])
 
     @contextmanager
