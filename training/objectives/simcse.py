@@ -5,15 +5,16 @@ masked words, so that the encoder forgets less of its language.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
+from training.errors import EncoderError
 from training.gather import gather
 from training.losses import info_nce
 from training.masking import mask_tokens, maskable_tokens
@@ -35,6 +36,15 @@ class SimCSERecipe(ContrastiveRecipe):
     mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a masked-word loss beside; 0: none")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens it has to guess")
 
+    @model_validator(mode="after")
+    def _weighed(self) -> Self:
+        if self.negative_weight and len(self.columns) != 3:
+            raise ValueError(
+                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
+                "a third column: name three, or write negative_weight = 0.0"
+            )
+        return self
+
 
 class SimCSE(Contrastive):
     """Equation 1, or with hard negatives equation 5; the tanh head is used in training only."""
@@ -44,6 +54,8 @@ class SimCSE(Contrastive):
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe) -> None:
         super().__init__(encoder, recipe)
+        if recipe.mlm_weight and encoder.tokenizer.mask_token_id is None:
+            raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; write mlm_weight = 0")
         self.head = projection(encoder)
         # a fresh masked-word head, as the paper's code has it
         self.masked_head = MaskedHead(encoder.backbone.config) if recipe.mlm_weight else None
