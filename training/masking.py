@@ -4,8 +4,12 @@ BERT's rule (arXiv:1810.04805 section 3.1): of the chosen tokens 80 % become [MA
 """
 
 import torch
+import torch.nn.functional as F
+from tokenizers.models import WordPiece
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from training.errors import EncoderError
 
 __all__ = ["continuing_tokens", "mask_tokens", "maskable_tokens"]
 
@@ -32,7 +36,7 @@ def mask_tokens(
     """
     draws = torch.rand(input_ids.shape, device=input_ids.device)
     if continuing is not None:
-        goes_on = continuing[input_ids] & maskable & maskable.roll(1, dims=1)
+        goes_on = continuing[input_ids] & maskable & F.pad(maskable[:, :-1], (1, 0))  # and follows on a text's token
         draws = draws.gather(1, (~goes_on).cumsum(1) - 1)  # a draw a word
     chosen = maskable & (draws < share)
     fates = torch.rand(input_ids.shape, device=input_ids.device)
@@ -43,8 +47,16 @@ def mask_tokens(
 
 
 def continuing_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """True (vocabulary) for tokens that go on a word: `##ing` of word pieces, `ing` beside `Ġing` of byte pairs."""
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    if any(token.startswith("##") for token in tokens):
-        return torch.tensor([token.startswith("##") for token in tokens])
-    return torch.tensor([not token.startswith(("Ġ", "▁")) for token in tokens])
+    """True (vocabulary) for tokens that go on a word: `##ing` of word pieces, `ing` beside `Ġing` of byte pairs.
+
+    Byte pairs know words by blanks alone, so a full stop belongs to the word before it. Raises EncoderError for a
+    tokenizer that marks neither.
+    """
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
+    pieces = tokenizer.backend_tokenizer.model
+    if isinstance(pieces, WordPiece):  # RoBERTa has a token ## too: it is text there
+        return torch.tensor([token.startswith(pieces.continuing_subword_prefix) for token in tokens])
+    begins = torch.tensor([token.startswith(("Ġ", "▁")) for token in tokens])
+    if not begins.any():
+        raise EncoderError("the tokenizer marks neither where words begin nor where they go on; leave out whole_words")
+    return ~begins

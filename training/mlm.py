@@ -5,7 +5,7 @@ no output matrix of its own: it is the encoder's static word embeddings.
 """
 
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,26 @@ from training.errors import EncoderError
 
 __all__ = ["MaskedHead", "load_masked_lm", "save_masked_lm"]
 
-_PARTS: Final = {  # dense, layer norm, decoder
-    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"),
-    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-    "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-    "camembert": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+
+class _Parts(NamedTuple):
+    """Where a transformers model keeps its head: three modules, and the key of its configuration for the activation."""
+
+    dense: str
+    norm: str
+    decoder: str
+    activation: str | None  # None: GELU, whatever the configuration says
+
+
+_TRANSFORM = "cls.predictions.transform"
+_BERT = _Parts(f"{_TRANSFORM}.dense", f"{_TRANSFORM}.LayerNorm", "cls.predictions.decoder", "hidden_act")
+_ROBERTA = _Parts("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", None)
+_DISTILBERT = _Parts("vocab_transform", "vocab_layer_norm", "vocab_projector", "activation")
+_PARTS: Final = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "distilbert": _DISTILBERT,
 }
 
 
@@ -32,10 +46,10 @@ class MaskedHead(nn.Module):
 
     def __init__(self, config: PretrainedConfig, tied: bool = True) -> None:
         super().__init__()
-        _parts(config)  # before training, not after it
+        parts = _parts(config)  # before training, not after it
         width, vocabulary = config.hidden_size, config.vocab_size
         self.dense = nn.Linear(width, width)
-        self.activation = ACT2FN[getattr(config, "hidden_act", "gelu")]
+        self.activation = ACT2FN[getattr(config, parts.activation) if parts.activation else "gelu"]
         self.norm = nn.LayerNorm(width, eps=getattr(config, "layer_norm_eps", 1e-12))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, width))
@@ -53,7 +67,7 @@ class MaskedHead(nn.Module):
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """The head of a transformers model, as a copy."""
-        dense, norm, decoder = (model.get_submodule(name) for name in _parts(model.config))
+        dense, norm, decoder = _modules(model)
         tied = decoder.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
         head = cls(model.config, tied)
         head.dense.load_state_dict(dense.state_dict())
@@ -94,7 +108,7 @@ def save_masked_lm(backbone: PreTrainedModel, head: MaskedHead, folder: Path) ->
     config = type(backbone.config).from_dict(backbone.config.to_dict() | {"tie_word_embeddings": head.weight is None})
     model = AutoModelForMaskedLM.from_config(config)
     model.base_model.load_state_dict(backbone.state_dict())
-    dense, norm, decoder = (model.get_submodule(name) for name in _parts(config))
+    dense, norm, decoder = _modules(model)
     dense.load_state_dict(head.dense.state_dict())
     norm.load_state_dict(head.norm.state_dict())
     with torch.no_grad():
@@ -105,7 +119,12 @@ def save_masked_lm(backbone: PreTrainedModel, head: MaskedHead, folder: Path) ->
         model.save_pretrained(folder)
 
 
-def _parts(config: PretrainedConfig) -> tuple[str, str, str]:
+def _modules(model: PreTrainedModel) -> tuple[nn.Module, nn.Module, nn.Module]:
+    parts = _parts(model.config)
+    return model.get_submodule(parts.dense), model.get_submodule(parts.norm), model.get_submodule(parts.decoder)
+
+
+def _parts(config: PretrainedConfig) -> _Parts:
     if config.model_type not in _PARTS:
         raise EncoderError(
             f"the masked-word head of a {config.model_type!r} model is not known; use one of {', '.join(_PARTS)}"

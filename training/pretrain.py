@@ -16,7 +16,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError; usage errors end the process with 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return fit.main(words if "--resume" in words else ["mlm", *words])
+    resumes = any(word.partition("=")[0] == "--resume" for word in words)
+    return fit.main(words if resumes else ["mlm", *words])
 
 
 if __name__ == "__main__":

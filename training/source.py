@@ -1,4 +1,4 @@
-"""What a path means to `evaluate` and `export`: a finished run, a bundle, or an encoder of any origin."""
+"""What a path means to the commands that read one: a finished run, a bundle, or an encoder of any origin."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from encoding.bundle import SPEC_FILE
 from training.errors import RunError
 
-__all__ = ["Kind", "resolve"]
+__all__ = ["Kind", "model_folder", "resolve"]
 
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
@@ -34,3 +34,11 @@ def resolve(source: str) -> Kind:
     if looks_local:
         raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
     return "encoder"
+
+
+def model_folder(source: str) -> str:
+    """Where the weights of a run or an encoder are. Raises RunError for a bundle, which has graphs alone."""
+    kind = resolve(source)
+    if kind == "bundle":
+        raise RunError(f"{source} is a bundle, its template is fixed; give the run or encoder it came from")
+    return str(Path(source, "model")) if kind == "run" else source

@@ -22,7 +22,7 @@ from training.corpus import read_lines
 from training.encoder import Prompt, SentenceEncoder
 from training.errors import CorpusError, EncoderError, RunError
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
-from training.source import resolve
+from training.source import model_folder
 from training.sts import Pairs, load_pairs, spearman
 
 __all__ = ["Scorer", "main", "read_templates"]
@@ -90,13 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _load(options: argparse.Namespace) -> SentenceEncoder:
-    kind = resolve(options.encoder)
-    if kind == "bundle":
-        raise RunError(f"{options.encoder} is a bundle, its template is fixed; give the run or encoder it came from")
-    folder = str(Path(options.encoder, "model")) if kind == "run" else options.encoder
     # read at [CLS] for the moment: a tokenizer without a mask token gets the message that says so
     encoder = SentenceEncoder.load(
-        folder,
+        model_folder(options.encoder),
         template="[X]",
         read_out="cls",
         denoising=False,

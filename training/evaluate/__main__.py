@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,10 +24,11 @@ from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts
 from training.runner import GraphEncoder
 from training.source import resolve
 from training.sts import Embed, Pairs
+from training.words import MaskedWords
 
 __all__ = ["main", "subjects"]
 
-READING_OPTIONS = ("template", "read_out", "max_tokens", "final_period")
+READING_OPTIONS = ("template", "read_out", "max_tokens", "final_period", "denoise")
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
@@ -48,6 +50,8 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
     kind = resolve(options.path)
     changes = {name: getattr(options, name) for name in READING_OPTIONS if getattr(options, name) is not None}
     if kind == "bundle":
+        if options.top_k:
+            changes["top_k"] = options.top_k
         if changes:
             raise RunError(f"{options.path} is a bundle, its reading is fixed; leave out {_words(changes)}")
         bundle = Bundle.load(options.path)
@@ -56,7 +60,11 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
     if options.precision:
         raise RunError(f"{options.path} is no bundle, so it has no precisions; leave out --precision")
     folder = str(Path(options.path, "model")) if kind == "run" else options.path
+    changes["denoising"] = changes.pop("denoise", None)
     try:
+        if options.top_k:
+            embed = partial(MaskedWords.load(folder, **changes).embed, k=options.top_k)
+            return {f"torch fp32, top {options.top_k} tokens": embed}
         return {"torch fp32": SentenceEncoder.load(folder, **changes).embed}
     except EncoderError as error:
         raise EncoderError(f"{options.path}: {error}") from error
@@ -103,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     reading.add_argument("--read-out", choices=READ_OUTS, help="where the vector is read")
     reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
     reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
+    reading.add_argument("--denoise", action="store_const", const=True, help="subtract what the template gives alone")
+    reading.add_argument(
+        "--top-k", type=int, metavar="K", help="of a masked language model: the K likeliest tokens' word embeddings"
+    )
     return parser
 
 

@@ -49,11 +49,12 @@ class MLM(Objective):
     Recipe = MLMRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
-        super().__init__(encoder, recipe)
         if encoder.tokenizer.mask_token_id is None:
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; choose another encoder")
         if recipe.from_scratch:
-            encoder.backbone = AutoModel.from_config(encoder.backbone.config, add_pooling_layer=False)
+            fresh = AutoModel.from_config(encoder.backbone.config)
+            encoder = SentenceEncoder(fresh, encoder.tokenizer, encoder.reading)
+        super().__init__(encoder, recipe)
         config = encoder.backbone.config
         self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
         self.text_prompt = encoder.make_prompt("[X]", recipe.max_tokens, read_out="cls")
@@ -71,7 +72,7 @@ class MLM(Objective):
             maskable_tokens(ids, tokenizer),
             self.recipe.masked_share,
             tokenizer.mask_token_id,
-            len(tokenizer),
+            min(len(tokenizer), self.head.bias.numel()),  # either may hold more than the other
             self.continuing,
         )
         hidden = self.encoder.hidden(masked, texts["attention_mask"])[chosen]  # (m, d)

@@ -1,0 +1,70 @@
+"""The words an encoder puts at [MASK], and the sentence vector they make: PromptBERT (arXiv:2201.04337) equation 3."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.encoder import READING_FILE, SentenceEncoder
+from training.errors import EncoderError
+from training.mlm import MaskedHead
+
+__all__ = ["MaskedWords"]
+
+ROWS: Final = 128  # texts whose scores over the whole vocabulary are held at once
+
+
+class MaskedWords:
+    """An encoder read at [MASK] and its masked-word head.
+
+    Where the encoder denoises, the head is given what is left, h - h^: the paper's Tables 7 and 9 do not say how, and
+    this is the most plausible reading.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, head: MaskedHead) -> None:
+        encoder.head = None  # a kept head makes sentence vectors; the words are read before it
+        self.encoder = encoder
+        self.head = head
+        self.static = encoder.backbone.get_input_embeddings().weight.detach()  # (vocabulary, d)
+
+    @classmethod
+    def load(cls, source: str, **changes: object) -> Self:
+        """A folder's or hub name's masked language model; `changes` are fields of Reading. Raises ClozeError."""
+        if changes.get("template") is None and not Path(source, READING_FILE).is_file():
+            raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
+        head = MaskedHead.load(source)
+        return cls(SentenceEncoder.load(source, **changes | {"read_out": "mask"}), head)
+
+    @torch.no_grad()
+    def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Vectors at [MASK] (n, d) -> probabilities and ids (n, k) of the likeliest tokens, likeliest first."""
+        if not 1 <= k <= len(self.static):
+            raise EncoderError(f"{k} tokens are asked for; ask for 1 to {len(self.static)}, the whole vocabulary")
+        probabilities, ids = self.head(hidden, self.static).softmax(-1).topk(k)
+        return probabilities, ids
+
+    def words(self, texts: Sequence[str], k: int) -> list[list[tuple[str, float]]]:
+        """A text's likeliest tokens and their probabilities."""
+        decode = self.encoder.tokenizer.decode
+        return [
+            [(decode([token]).strip(), probability) for probability, token in zip(*row, strict=True)]
+            for row in zip(*(part.tolist() for part in self.top(self._hidden(texts), k)), strict=True)
+        ]
+
+    def embed(self, texts: Sequence[str], k: int) -> NDArray[np.float32]:
+        """Equation 3: the static embeddings (n, d) of a text's k likeliest tokens, weighted by probability and added.
+
+        The weights are not divided by their sum: that would change a vector's length alone.
+        """
+        vectors = []
+        for hidden in self._hidden(texts).split(ROWS):
+            probabilities, ids = self.top(hidden, k)
+            vectors.append(torch.einsum("nk,nkd->nd", probabilities, self.static[ids]))
+        return torch.cat(vectors).numpy()
+
+    def _hidden(self, texts: Sequence[str]) -> Tensor:
+        return torch.from_numpy(self.encoder.embed(texts))
