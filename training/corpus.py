@@ -110,7 +110,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    if _suffix(path) == ".txt":
+    if _suffix(path) == ".txt" and len(columns) < 2:
         for line in read_lines(path):
             yield (line.strip(),)
         return
