@@ -71,8 +71,7 @@ class SentenceEncoder(nn.Module):
             backbone.pooler = None  # next-sentence head: never read
         self.backbone = backbone
         self.tokenizer = tokenizer
-        self.reading = reading
-        self.prompt = self.make_prompt(reading.template, reading.max_tokens, reading.denoising)
+        self.reread(reading)
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
@@ -138,6 +137,11 @@ class SentenceEncoder(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.backbone.device
+
+    def reread(self, reading: Reading) -> None:
+        """Read the vector in another way from now on."""
+        self.reading = reading
+        self.prompt = self.make_prompt(reading.template, reading.max_tokens, reading.denoising)
 
     def make_prompt(
         self, template: str, max_tokens: int, denoising: bool = False, read_out: ReadOut | None = None

@@ -19,7 +19,7 @@ from training.heads import Head
 from training.mlm import MaskedHead
 from training.recipe import Recipe
 
-__all__ = ["Objective", "View", "projection", "transform", "view"]
+__all__ = ["Objective", "View", "loss_head", "projection", "transform", "view"]
 
 View = dict[str, Tensor]  # input_ids and attention_mask, (n, L) both
 
@@ -61,6 +61,22 @@ def view(prompt: Prompt, texts: Sequence[str]) -> View:
 def projection(encoder: SentenceEncoder) -> Head:
     """The contrastive papers' head, Linear(d, d) and tanh, drawn as BERT draws its own weights."""
     return Head("tanh", encoder.backbone.config)
+
+
+def loss_head(encoder: SentenceEncoder, recipe: Any) -> nn.Module:
+    """What stands between an encoder's vectors and the loss: a tanh head, for training only.
+
+    Where the recipe has a `kept_head` it is the encoder's own, which is served, and nothing is left to stand here.
+    """
+    if recipe.kept_head is None:
+        return projection(encoder)
+    if encoder.head is None:
+        encoder.head = projection(encoder) if recipe.kept_head == "tanh" else transform(encoder, recipe.encoder)
+    elif encoder.head.kind != recipe.kept_head:
+        raise RecipeError(
+            f"kept_head is {recipe.kept_head!r} and {recipe.encoder!r} has kept a {encoder.head.kind!r}; write that"
+        )
+    return nn.Identity()
 
 
 def transform(encoder: SentenceEncoder, source: str) -> Head:

@@ -40,10 +40,11 @@ class OptiPrompt(Contrastive):
     def __init__(self, encoder: SentenceEncoder, recipe: OptiPromptRecipe) -> None:
         super().__init__(encoder, recipe)
         self.head = transform(encoder, recipe.encoder)
+        encoder.requires_grad_(False)
         if encoder.continuous is None:
             embeddings = encoder.backbone.get_input_embeddings()
             encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, embeddings)
-        encoder.backbone.requires_grad_(False)
+        encoder.continuous.requires_grad_(True)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         texts = [text for (text,) in rows]

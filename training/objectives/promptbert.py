@@ -1,7 +1,8 @@
-"""Unsupervised PromptBERT (arXiv:2201.04337 section 4.3): [MASK] vectors of one sentence in templates.
+"""PromptBERT (arXiv:2201.04337 section 4.3): [MASK] vectors of sentences in templates.
 
-Three modes, the rows of the paper's Table 8: `same` template twice (dropout tells the views apart), `different`
-templates, and `denoised`: different templates, each less the vector that the template alone gives.
+Three modes have one sentence in two templates, the rows of the paper's Table 8: `same` template twice (dropout tells
+the views apart), `different` templates, and `denoised`: different templates, each less the vector that the template
+alone gives. `supervised` has pairs, with or without a hard negative, in one template, denoised.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,14 @@ from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.gather import gather
+from training.heads import HeadKind
 from training.losses import info_nce
-from training.objective import View, projection, view
+from training.objective import View, loss_head, view
 
 __all__ = ["PromptBERT", "PromptBERTRecipe"]
+
+VIEWS = ("first", "second", "negative")
+TWO_TEMPLATES = ("different", "denoised")
 
 
 class PromptBERTRecipe(ContrastiveRecipe):
@@ -27,18 +32,28 @@ class PromptBERTRecipe(ContrastiveRecipe):
 
     method: Literal["promptbert"]
     read_out: Literal["mask"] = Field("mask", description="where the vector is read: PromptBERT reads the mask")
-    mode: Literal["same", "different", "denoised"] = Field(
-        "denoised", description="the two views: same, different or denoised"
+    mode: Literal["same", "different", "denoised", "supervised"] = Field(
+        "denoised", description="the views: same, different or denoised of one column; supervised of two or three"
     )
     second_template: str | None = Field(
         None, description="the second view's template, in the modes different and denoised"
     )
+    negative_weight: float = Field(
+        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+    )
+    kept_head: HeadKind | None = Field(
+        None,
+        description="in mode supervised, a head that is served: tanh, or transform, which begins as that of the "
+        "encoder's masked-word head; unset: a tanh in training only",
+    )
 
     @model_validator(mode="after")
     def _templates(self) -> Self:
-        if self.mode == "same":
+        if self.mode not in TWO_TEMPLATES:
             if self.second_template is not None:
-                raise ValueError("mode 'same' has one template; remove second_template or write mode = 'different'")
+                raise ValueError(
+                    f"mode {self.mode!r} has one template; remove second_template or write mode = 'different'"
+                )
             return self
         if self.second_template in (None, self.template):
             raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
@@ -48,38 +63,63 @@ class PromptBERTRecipe(ContrastiveRecipe):
             raise ValueError(f"second_template: {error}") from error
         return self
 
+    @model_validator(mode="after")
+    def _supervision(self) -> Self:
+        columns = len(self.columns) or 1
+        if self.mode == "supervised":
+            if columns == 1:
+                raise ValueError("mode 'supervised' needs pairs; name two columns, or three with a hard negative")
+        elif columns > 1:
+            raise ValueError(
+                f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
+                "mode = 'supervised'"
+            )
+        elif self.kept_head is not None:
+            raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
+        return self
+
 
 class PromptBERT(Contrastive):
-    """Equation 4. The tanh head follows the denoising and is used in training only, as is the denoising itself."""
+    """Equation 4, or with hard negatives SimCSE's equation 5, of vectors that are denoised before the tanh head.
+
+    Unsupervised, denoising is of training only, as is the head. Supervised it is served.
+    """
 
     Recipe = PromptBERTRecipe
+    columns = (1, 2, 3)
 
     def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
         super().__init__(encoder, recipe)
-        self.head = projection(encoder)
-        templates = (recipe.template, recipe.second_template or recipe.template)
-        self.prompts = {
-            name: encoder.make_prompt(template, recipe.max_tokens)
-            for name, template in zip(("first", "second"), templates, strict=True)
-        }
+        self.head = loss_head(encoder, recipe)
+        self.denoised = recipe.mode in ("denoised", "supervised")
+        self.prompts = dict.fromkeys(VIEWS[: max(2, len(recipe.columns))], self.prompt)
+        if recipe.second_template:
+            self.prompts["second"] = encoder.make_prompt(recipe.second_template, recipe.max_tokens)
+        if recipe.mode == "supervised":
+            encoder.reread(encoder.reading.model_copy(update={"denoising": True}))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        texts = [text for (text,) in rows]
-        return {name: view(prompt, texts) for name, prompt in self.prompts.items()}
+        columns = list(zip(*rows, strict=True))
+        if len(columns) == 1:
+            columns *= 2
+        named = zip(self.prompts.items(), columns, strict=True)
+        return {name: view(prompt, texts) for (name, prompt), texts in named}
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder(**view, prompt=self.prompts[name])  # (n, d)
+        return self.encoder.read(**view, prompt=self.prompts[name])  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        if self.recipe.mode == "denoised":
-            vectors = {name: rows - self._bias(name, views[name]) for name, rows in vectors.items()}
-        return {"loss": self.nested(self._contrast, vectors["first"], vectors["second"])}
+        finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.prompts]
+        return {"loss": self.nested(self._contrast, *finished)}
 
-    def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        return info_nce(gather(self.head(first)), gather(self.head(second)), self.recipe.temperature)
+    def _contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
+        first, second = gather(self.head(first)), gather(self.head(second))
+        negatives = None if negative is None else gather(self.head(negative))
+        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)
 
-    def _bias(self, name: str, view: View) -> Tensor:
+    def _bias(self, name: str, view: View) -> Tensor | None:
         """What the template alone gives for the lengths of the view's texts, (n, d): one draw of dropout a length."""
+        if not self.denoised:
+            return None
         prompt = self.prompts[name]
-        lengths = view["attention_mask"].sum(1) - prompt.text_encoder.template_tokens
-        return self.encoder.template_bias(lengths, prompt)
+        return self.encoder.template_bias(prompt.lengths(view["attention_mask"]), prompt)
