@@ -1,7 +1,8 @@
 """python -m training.templates ENCODER --dev FILE: which template reads an untuned encoder best.
 
-Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. Without --templates:
-greedy search as in PromptBERT's Table 4, first the words between text and mask, then the words around the text.
+Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. By default:
+greedy search as in PromptBERT's Table 4, first the words between text and mask, then the words around the text; or the
+templates that a T5 writes around words and their definitions.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from training.errors import CorpusError, EncoderError, RunError
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 from training.source import model_folder
 from training.sts import Pairs, load_pairs, spearman
+from training.t5 import TemplateWriter, read_definitions
 
 __all__ = ["Scorer", "main", "read_templates"]
 
@@ -45,6 +47,13 @@ class Scorer:
     def prompt(self, template: str) -> Prompt:
         """Raises TemplateError for a template that cannot be used."""
         return self.encoder.make_prompt(template, self.encoder.reading.max_tokens, self.denoise, "mask")
+
+    def takes(self, template: str) -> bool:
+        try:
+            self.prompt(template)
+        except TemplateError:
+            return False
+        return True
 
 
 def read_templates(path: Path, scorer: Scorer) -> list[str]:
@@ -68,14 +77,18 @@ def read_templates(path: Path, scorer: Scorer) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError; usage errors end the process with 2."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.t5 is None) != (options.definitions is None):
+        parser.error("--t5 and --definitions go together")
     if options.json and not options.json.parent.is_dir():
         raise RunError(f"{options.json.parent} is not a folder; make it first, --json writes there at the end")
     scorer = Scorer(_load(options), load_pairs(options.dev), options.denoise)
-    scores = _scores(options, scorer)
-    rows = [
+    written = _write(options, scorer) if options.t5 else {}
+    rows: list[dict[str, object]] = [
         {"template": template, "score": score, "tokens": scorer.prompt(template).text_encoder.template_tokens}
-        for template, score in scores.items()
+        | ({"log_probability": written[template]} if written else {})
+        for template, score in _scores(options, scorer, list(written)).items()
     ]
     _show(options, rows)
     if options.json:
@@ -102,10 +115,25 @@ def _load(options: argparse.Namespace) -> SentenceEncoder:
     return encoder.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _scores(options: argparse.Namespace, scorer: Scorer) -> dict[str, float]:
+def _write(options: argparse.Namespace, scorer: Scorer) -> dict[str, float]:
+    """What the T5 writes and the encoder can be read with, and its log-probability."""
+    examples = read_definitions(options.definitions)
+    writer = TemplateWriter.load(options.t5)
+    writer.model.to(scorer.encoder.device)
+    used = examples[: options.examples]
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{options.t5} writes {options.count} templates for {len(used)} of {len(examples)} definitions")
+    written = writer.write(used, options.count)
+    usable = {template: score for template, score in written.items() if scorer.takes(template)}
+    if not usable:
+        raise EncoderError(f"{options.t5} wrote no template that can be used; raise --count, or give another T5")
+    return usable
+
+
+def _scores(options: argparse.Namespace, scorer: Scorer, written: list[str]) -> dict[str, float]:
     """Every template is checked before the first is scored."""
-    if options.templates:
-        templates = read_templates(options.templates, scorer)
+    if options.templates or written:
+        templates = written or read_templates(options.templates, scorer)
         with _Watched(scorer, len(templates)) as score:
             return rank(score, templates)
     relations, prefixes = options.relations, options.prefixes
@@ -144,8 +172,11 @@ def _show(options: argparse.Namespace, rows: Sequence[dict[str, object]]) -> Non
     table.add_column("template", overflow="fold")
     table.add_column("Spearman x100", justify="right")
     table.add_column("tokens", justify="right")
+    if "log_probability" in rows[0]:
+        table.add_column("T5's log-probability", justify="right")
     for row in rows:
-        table.add_row(escape(str(row["template"])), f"{row['score']:.2f}", str(row["tokens"]))
+        figures = [f"{row[name]:.2f}" for name in ("log_probability",) if name in row]
+        table.add_row(escape(str(row["template"])), f"{row['score']:.2f}", str(row["tokens"]), *figures)
     width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own
     Console(width=width).print(table)
 
@@ -156,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("encoder", metavar="ENCODER", help="a run, an encoder's folder or a hub name")
     parser.add_argument("--dev", type=Path, required=True, metavar="FILE", help="scored pairs, such as sts-dev.csv")
-    parser.add_argument("--templates", type=Path, metavar="FILE", help="score these, one a line, in place of a search")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("--templates", type=Path, metavar="FILE", help="score these, one a line, in place of a search")
+    given.add_argument("--t5", metavar="PATH", help="score what this T5 writes, in place of a search")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the full list there as well")
     search = parser.add_argument_group("greedy search")
     search.add_argument(
@@ -165,11 +198,24 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument(
         "--prefixes", nargs="*", default=PREFIXES, metavar="WORDS", help="before [X], or around it where [X] is written"
     )
+    t5 = parser.add_argument_group("templates from a T5")
+    t5.add_argument(
+        "--definitions", type=Path, metavar="FILE", help="csv, tsv or jsonl with the columns word and definition"
+    )
+    t5.add_argument("--examples", type=_positive, default=32, metavar="N", help="use the first N (default: 32)")
+    t5.add_argument("--count", type=_positive, default=100, metavar="N", help="write N templates (default: 100)")
     reading = parser.add_argument_group("how the encoder is read")
     reading.add_argument("--denoise", action="store_true", help="subtract what the template gives without a text")
     reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
     reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
     return parser
+
+
+def _positive(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few; give 1 or more")
+    return number
 
 
 if __name__ == "__main__":
