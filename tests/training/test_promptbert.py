@@ -1,4 +1,4 @@
-"""PromptBERT: recipes and the supervised mode; the unsupervised ones are in test_objectives, the bias in test_encoder."""
+"""PromptBERT's recipes and supervised mode; unsupervised ones are in test_objectives, the bias in test_encoder."""
 
 import math
 from pathlib import Path
@@ -79,7 +79,9 @@ def test_supervised_loss_is_equation_5_of_denoised_vectors(
     family: str, head: str | None, columns: int, masked_bert: Path, masked_roberta: Path
 ) -> None:
     folder = {"bert": masked_bert, "roberta": masked_roberta}[family]
-    words: dict[str, Any] = {"columns": ["sent0", "sent1", "hard_neg"][:columns], "negative_weight": ["0.5"]}
+    words: dict[str, Any] = {"columns": ["sent0", "sent1", "hard_neg"][:columns]}
+    if columns == 3:
+        words["negative_weight"] = ["0.5"]
     objective = build(folder, **words, **({"kept_head": [head]} if head else {})).eval()
     if head is None:
         objective = without_kept_head(objective)
@@ -201,6 +203,7 @@ def test_the_bias_carries_gradient_and_dropout_of_its_own(tiny_bert: Path) -> No
         ("promptbert", {"columns": ["a", "b"]}, "views of one text and columns names 2; name one"),
         ("promptbert", {"kept_head": ["tanh"]}, "mode 'denoised' serves no head; remove kept_head"),
         ("promptbert-supervised", {"columns": ["a"]}, "mode 'supervised' needs pairs; name two columns, or three"),
+        ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three columns, or write"),
         ("promptbert-supervised", {"mode": ["same"]}, "views of one text and columns names 3"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
         ("promptbert-supervised", {"kept_head": ["linear"]}, "kept_head is 'linear'"),

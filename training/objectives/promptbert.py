@@ -76,6 +76,11 @@ class PromptBERTRecipe(ContrastiveRecipe):
             )
         elif self.kept_head is not None:
             raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
+        if self.negative_weight and columns != 3:
+            raise ValueError(
+                f"negative_weight is {self.negative_weight} and hard negatives are a third column; name three columns, "
+                "or write negative_weight = 0.0"
+            )
         return self
 
 

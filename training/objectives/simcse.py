@@ -16,10 +16,11 @@ from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError
 from training.gather import gather
+from training.heads import HeadKind
 from training.losses import info_nce
 from training.masking import mask_tokens, maskable_tokens
 from training.mlm import MaskedHead
-from training.objective import View, projection, view
+from training.objective import View, loss_head, view
 
 __all__ = ["SimCSE", "SimCSERecipe"]
 
@@ -32,6 +33,11 @@ class SimCSERecipe(ContrastiveRecipe):
     method: Literal["simcse"]
     negative_weight: float = Field(
         0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+    )
+    kept_head: HeadKind | None = Field(
+        None,
+        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
+        "head; unset: a tanh in training only",
     )
     mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a masked-word loss beside; 0: none")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens it has to guess")
@@ -47,7 +53,7 @@ class SimCSERecipe(ContrastiveRecipe):
 
 
 class SimCSE(Contrastive):
-    """Equation 1, or with hard negatives equation 5; the tanh head is used in training only."""
+    """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
 
     Recipe = SimCSERecipe
     columns = (1, 2, 3)
@@ -56,7 +62,7 @@ class SimCSE(Contrastive):
         super().__init__(encoder, recipe)
         if recipe.mlm_weight and encoder.tokenizer.mask_token_id is None:
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; write mlm_weight = 0")
-        self.head = projection(encoder)
+        self.head = loss_head(encoder, recipe)
         # a fresh masked-word head, as the paper's code has it
         self.masked_head = MaskedHead(encoder.backbone.config) if recipe.mlm_weight else None
 
