@@ -36,16 +36,23 @@ class Editor:
     """
 
     def __init__(
-        self, generator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing
+        self, generator: PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing
     ) -> None:
-        self.generator = generator.requires_grad_(False).train()
+        self.generator = None if generator is None else generator.requires_grad_(False).train()
         self.tokenizer = tokenizer
         self.share = share
         self.guessing = guessing
 
     @classmethod
-    def load(cls, source: str, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing) -> Self:
-        """Take the masked language model in `source`. Raises EncoderError where it speaks another vocabulary."""
+    def load(
+        cls, source: str | None, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing = "best"
+    ) -> Self:
+        """Take the masked language model in `source`, which has to have the tokenizer's vocabulary; None: only delete.
+
+        Raises EncoderError where the vocabulary is another, or there is no masked-word head.
+        """
+        if source is None:
+            return cls(None, tokenizer, share, guessing)
         if tokenizer.mask_token_id is None:
             raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
         _check_vocabulary(source, tokenizer)
@@ -89,6 +96,7 @@ class Editor:
 
     def _guess(self, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
         """Ids with the generator's words at `places`. It may not say [PAD]: RoBERTa counts positions by it."""
+        assert self.generator is not None, "an editor without a generator is asked only to delete. This is a bug."
         scores = self.generator.to(ids.device)(input_ids=ids, attention_mask=attention).logits[places]  # (m, V)
         scores = scores[:, : len(self.tokenizer)].float()  # an embedding table may have more rows than words
         scores[:, self.tokenizer.pad_token_id] = -torch.inf
@@ -122,6 +130,6 @@ def _check_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
     if strange := [word for word, number in ours.items() if theirs.get(word) != number]:
         raise EncoderError(
             f"generator {source!r} has another vocabulary than the encoder: {len(strange)} of the encoder's "
-            f"{len(ours)} tokens are missing or have another number there, such as {strange[0]!r}; choose a masked "
+            f"{len(ours)} tokens are missing or have another number there, such as {min(strange)!r}; choose a masked "
             "language model with the encoder's own tokenizer"
         )

@@ -34,7 +34,7 @@ class DiffCSERecipe(ContrastiveRecipe):
     generator: str | None = Field(
         None,
         description="masked language model that edits, a folder or a hub name with the encoder's vocabulary; "
-        "unset: the encoder's own checkpoint, whose masked-word head it then needs",
+        "unset: the encoder's own checkpoint, whose masked-word head it then needs; to delete needs none",
     )
     edits: tuple[EditKind, ...] = Field(
         ("replace",),
@@ -62,9 +62,8 @@ class DiffCSE(Contrastive):
     def __init__(self, encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
         super().__init__(encoder, recipe)
         _check_room(encoder, recipe)
-        self.editor = Editor.load(
-            recipe.generator or recipe.encoder, encoder.tokenizer, recipe.masked_share, recipe.guessing
-        )
+        generator = None if set(recipe.edits) == {"delete"} else recipe.generator or recipe.encoder
+        self.editor = Editor.load(generator, encoder.tokenizer, recipe.masked_share, recipe.guessing)
         self.projector = _projector(encoder.dimension)
         self.discriminator = Discriminator(encoder.backbone)
 
@@ -86,8 +85,9 @@ class DiffCSE(Contrastive):
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         first, second = (gather(vectors[name]) for name in VIEWS)  # before BatchNorm, which so sees all processes
         contrast = self.nested(self._contrast, first, second)
-        projected = zip(VIEWS, map(_own, self._project(first, second)), strict=True)
-        conditions = vectors if self.recipe.condition == "cls" else dict(projected)
+        conditions = vectors
+        if self.recipe.condition == "projected":
+            conditions = dict(zip(VIEWS, map(_own, self._project(first, second)), strict=True))
         found = self._detect(conditions, views)
         loss = contrast + self.recipe.detection_weight * found.pop("loss")
         return {"loss": loss, "contrast": contrast.detach()} | found
