@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--template", metavar="T", help="such as: [X] means [MASK]. (default: the model's own)")
     parser.add_argument("--k", type=int, default=10, metavar="N", help="how many tokens (default: %(default)s)")
-    parser.add_argument("--denoise", action="store_const", const=True, help="subtract what the template gives without a text")
+    parser.add_argument(
+        "--denoise", action="store_const", const=True, help="subtract what the template gives without a text"
+    )
     parser.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
     return parser
 
