@@ -30,5 +30,6 @@ def info_nce(
     own = torch.arange(len(logits), device=logits.device)
     if negatives is not None:
         hard = cosine_matrix(anchors, negatives) / temperature  # (n, n)
-        logits = torch.cat([logits, hard + negative_weight * torch.eye(len(hard), device=hard.device)], dim=1)
+        weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)
+        logits = torch.cat([logits, hard + weights], dim=1)
     return F.cross_entropy(logits, own)

@@ -96,8 +96,8 @@ class SimCSE(Contrastive):
         contrast = self.nested(self._contrast, *columns)
         if self.masked_head is None:
             return {"loss": contrast}
-        guesses = (views["masked"]["answers"] >= 0).sum().clamp(min=1)
-        guessing = vectors["masked"].sum() / guesses
+        guesses = gather((views["masked"]["answers"] >= 0).sum(1)).sum().clamp(min=1)  # of all processes
+        guessing = gather(vectors["masked"]).sum() / guesses
         loss = contrast + self.recipe.mlm_weight * guessing
         return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
 
