@@ -28,6 +28,9 @@ class ContrastiveRecipe(Recipe):
         (),
         description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
     )
+    mini_batch_size: Positive | None = Field(
+        None, description="GradCache: encode so many rows at a time, twice, which saves memory; unset: all at once"
+    )
 
 
 class Contrastive(Objective):
@@ -37,6 +40,11 @@ class Contrastive(Objective):
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
         super().__init__(encoder, recipe)
+        if recipe.mini_batch_size and not self.rowwise:
+            raise RecipeError(
+                f"mini_batch_size is {recipe.mini_batch_size}, and method {recipe.method!r} has BatchNorm, which sees "
+                "all rows at once; remove mini_batch_size"
+            )
         if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
             raise RecipeError(
                 f"dimensions has {max(recipe.dimensions)}; the encoder's vectors have {encoder.dimension}: lower it"

@@ -45,7 +45,7 @@ class Recipe(BaseModel):
     read_out: ReadOut = Field("cls", description="where the vector is read: mask, cls or mean")
     final_period: bool = Field(False, description="give a text without closing punctuation a period")
     max_tokens: Positive = Field(32, description="cut training sequences to so many tokens, template included")
-    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences a step")
+    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences a step, in all processes together")
     group_by_length: bool = Field(False, description="put texts of like length into one batch: less padding, faster")
     neighbours: Positive = Field(1, description="draw so many consecutive texts of the corpus together")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
@@ -63,6 +63,9 @@ class Recipe(BaseModel):
         description="scored pairs that choose the best checkpoint: sts-dev.csv, or columns sentence1, sentence2, score",
     )
     eval_steps: Positive = Field(125, description="score the dev pairs and save a checkpoint every so many steps")
+    patience: Positive | None = Field(
+        None, description="stop after so many evaluations in a row without a better dev score; unset: never"
+    )
     log_steps: Positive = Field(10, description="log the loss every so many steps")
     seed: Annotated[int, Field(ge=0)] = Field(42, description="seed of the order, the dropout and fresh weights")
 
@@ -76,6 +79,8 @@ class Recipe(BaseModel):
             raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
+        if self.patience is not None and self.dev is None:
+            raise ValueError(f"patience is {self.patience} and counts dev scores; write dev, or remove patience")
         return self
 
 

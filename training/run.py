@@ -65,8 +65,16 @@ class Run:
         return self.path / "model"
 
     @property
+    def provenance_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
     def finished(self) -> bool:
-        return (self.path / "run.json").is_file()
+        return self.provenance_file.is_file()
+
+    def provenance(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        return json.loads(self.provenance_file.read_text(encoding="utf-8"))
 
     def start(self, recipe: Recipe, corpus: Corpus) -> None:
         """Make the folder, with the recipe and what it trains on; or find there what it trained on before.
@@ -84,10 +92,11 @@ class Run:
         self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
         _write_json(self.data_file, sources)
 
-    def rewind(self) -> Path | None:
+    def rewind(self, processes: int = 1) -> Path | None:
         """Drop what a killed process left half done; the newest whole checkpoint, or None to begin again.
 
-        A checkpoint is whole when its trainer_state.json is, which is written last.
+        A checkpoint is whole when its trainer_state.json is, which is written last. Raises RunError where another
+        number of processes saved it: each goes on from its own random state.
         """
         newest, step = None, 0
         for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
@@ -98,6 +107,12 @@ class Run:
         if self.log_file.is_file():
             lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
             _write(self.log_file, "".join(line + "\n" for line in lines))
+        saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
+        if saved != processes:
+            raise RunError(
+                f"{newest} was saved by {saved} processes and this would go on with {processes}; "
+                f"start it with torchrun --nproc_per_node {saved}"
+            )
         return newest
 
     def log(self, entry: dict[str, Any]) -> None:
@@ -119,7 +134,7 @@ class Run:
             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
             **figures,
         }
-        _write_json(self.path / "run.json", provenance)
+        _write_json(self.provenance_file, provenance)
 
 
 def _sources(corpus: Corpus) -> list[dict[str, Any]]:

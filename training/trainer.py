@@ -6,18 +6,21 @@ from types import FrameType
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
+from training.cached import backward_in_chunks
 from training.errors import RunError
+from training.gather import average_gradients
 from training.objective import Objective
 from training.recipe import Recipe
 from training.run import Run
 from training.sampler import LengthGroupedSampler, NeighbourSampler
 from training.sts import Pairs, spearman
 
-__all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "training_arguments"]
+__all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "training_arguments"]
 
 DEV_SCORE = "eval_dev_spearman"
 
@@ -46,6 +49,19 @@ class ObjectiveTrainer(Trainer):
         self._parts.append(outputs)
         return loss
 
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
+        """Forward and backward of one batch, by GradCache where the recipe asks for it."""
+        size = getattr(self.objective.recipe, "mini_batch_size", None)
+        if size is None:
+            return super().training_step(model, inputs, *arguments, **keywords)
+        model.train()
+        # around DistributedDataParallel, which would count on one pass; so its part is done here
+        outputs = backward_in_chunks(self.objective, self._prepare_inputs(inputs), size, self.accelerator.autocast)
+        average_gradients(self.objective)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._parts:
             parts, self._parts = self._parts, []
@@ -60,14 +76,16 @@ class ObjectiveTrainer(Trainer):
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.pairs is not None, "evaluation is asked for only where there are dev pairs. This is a bug."
-        metrics = {DEV_SCORE: spearman(self.objective.encoder.embed, self.pairs)}
+        first = self.is_world_process_zero()
+        score = [spearman(self.objective.encoder.embed, self.pairs) if first else math.nan]
+        metrics = {DEV_SCORE: broadcast_object_list(score)[0]}  # so that all agree which checkpoint is best
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 
 class Journal(TrainerCallback):
-    """Writes each logged entry to the run's log.jsonl."""
+    """Writes each logged entry to the run's log.jsonl, in the first process."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -80,7 +98,16 @@ class Journal(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        self.run.log({"step": state.global_step, **(logs or {})})
+        if state.is_world_process_zero:
+            self.run.log({"step": state.global_step, **(logs or {})})
+
+
+class OwnDropout(TrainerCallback):
+    """Gives every process but the first a random stream of its own; a resumed one finds its state in the checkpoint."""
+
+    def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        if args.process_index:
+            set_seed(args.seed + (args.process_index << 16))
 
 
 class Interrupt(TrainerCallback):
@@ -108,10 +135,14 @@ class Interrupt(TrainerCallback):
         signal.signal(signal.SIGINT, self._former)
 
 
-def training_arguments(recipe: Recipe, run: Run, dev: bool) -> TrainingArguments:
-    """A recipe in the Trainer's words. One seed for all; the last, short batch of an epoch is dropped."""
+def training_arguments(recipe: Recipe, run: Run, dev: bool, resumed: bool = False) -> TrainingArguments:
+    """A recipe in the Trainer's words. One seed for all; the last, short batch of an epoch is dropped.
+
+    Under torchrun each batch is split, so that the processes together see what one would see alone.
+    """
     return TrainingArguments(
         output_dir=str(run.path),
+        accelerator_config={"split_batches": True},
         per_device_train_batch_size=recipe.batch_size,
         num_train_epochs=recipe.epochs,
         max_steps=recipe.max_steps or -1,
@@ -133,11 +164,12 @@ def training_arguments(recipe: Recipe, run: Run, dev: bool) -> TrainingArguments
         logging_nan_inf_filter=False,
         eval_strategy="steps" if dev else "no",
         eval_steps=recipe.eval_steps,
-        eval_on_start=dev,
+        eval_on_start=dev and not resumed,
         save_strategy="steps",
         save_steps=recipe.eval_steps,
         save_total_limit=2,
         load_best_model_at_end=dev,
+        restore_callback_states_from_checkpoint=recipe.patience is not None,
         metric_for_best_model=DEV_SCORE if dev else None,
         greater_is_better=True if dev else None,
         report_to=[],

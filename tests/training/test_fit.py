@@ -158,7 +158,7 @@ def test_without_arguments_the_recipes_and_an_example() -> None:
         (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
-        (["simcse", "--corpus", "{text}", "--columns", "a", "b"], "reads 1 column a row, columns names 2"),
+        (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
         (["simcse", "--corpse", "{text}"], "unknown key 'corpse'; did you mean corpus?"),
         (["--resume", "{text}"], "is no run folder"),
         (["--resume", "{text}", "--seed", "3"], "leave RECIPE and keys away"),
