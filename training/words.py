@@ -27,7 +27,7 @@ class MaskedWords:
 
     def __init__(self, encoder: SentenceEncoder, head: MaskedHead) -> None:
         encoder.head = None  # a kept head makes sentence vectors; the words are read before it
-        self.encoder = encoder
+        self.encoder = encoder.eval()
         self.head = head
         self.static = encoder.backbone.get_input_embeddings().weight.detach()  # (vocabulary, d)
 
