@@ -1,6 +1,7 @@
 """A bundle's README.md: the model card, in the form the hub reads, made from the provenance."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ def model_card(
     sizes: dict[str, int],
     licence: str | None = None,
     notes: str = "",
+    parts: Sequence[str] = (),
 ) -> str:
-    """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision."""
+    """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
+
+    `parts` are sentences on what a graph has beside backbone and reading.
+    """
     sections = [
         _front_matter(provenance, licence),
-        f"# {name}\n\n{_summary(reading, provenance)}",
+        f"# {name}\n\n{_summary(reading, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
         f"## Figures\n\n{_figures(provenance, sizes)}",
         f"## Training\n\n{_training(provenance)}",
@@ -58,13 +63,14 @@ def _front_matter(provenance: Provenance, licence: str | None) -> str:
     return "\n".join(lines)
 
 
-def _summary(reading: Reading, provenance: Provenance) -> str:
+def _summary(reading: Reading, provenance: Provenance, parts: Sequence[str]) -> str:
     places = {"mask": "at `[MASK]`", "cls": "at the first token", "mean": "as the mean over all tokens"}
     rules = [f"The vector is read {places[reading.read_out]}, after at most {reading.max_tokens} tokens."]
     if reading.final_period:
         rules.append("A text without closing punctuation is given a period.")
     if reading.denoising:
         rules.append("The vector of the template alone, at the text's length, is taken off.")
+    rules += parts
     return (
         f"Sentence vectors, made from {provenance.parent} and exported to ONNX by Cloze. Cosine similarity compares "
         f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {reading.template}\n\n"

@@ -87,11 +87,22 @@ def export(
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(run / "model" / name, folder / name)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
-        card = model_card(out.name, encoder.reading, provenance, sizes, licence or parent_licence(parent), notes_text)
+        licence = licence or parent_licence(parent)
+        card = model_card(out.name, encoder.reading, provenance, sizes, licence, notes_text, _parts(encoder))
         (folder / "README.md").write_text(card, encoding="utf-8")
         seal(folder, encoder.reading, encoder.dimension, provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+
+
+def _parts(encoder: SentenceEncoder) -> list[str]:
+    """What the card tells of a graph beside its reading."""
+    parts = []
+    if encoder.continuous is not None:
+        parts.append("In place of the embeddings of the template's words stand vectors that were trained.")
+    if encoder.head is not None:
+        parts.append(f"A {encoder.head.kind} head comes last.")
+    return parts
 
 
 def _graphs(
@@ -169,7 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest sequence, template included")
     parser.add_argument(
-        "--denoise", action="store_const", const=True, help="take off the template's own vector (PromptBERT)"
+        "--denoise",
+        action=argparse.BooleanOptionalAction,
+        help="take off the template's own vector, or do not (PromptBERT; default: as it was trained to be served)",
     )
     parser.add_argument("--data", metavar="DIR", help="score the graphs: the folder that holds senteval/downstream")
     parser.add_argument("--license", metavar="ID", help="of the model (default: that of its parent's card)")

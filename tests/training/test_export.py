@@ -12,13 +12,16 @@ from onnx import ModelProto
 
 from encoding.bundle import Bundle
 from training import candidates, export
-from training.card import parent_licence
+from training.card import model_card, parent_licence
 from training.cli import run as run_command
+from training.continuous import ContinuousTemplate
 from training.encoder import SentenceEncoder
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.graph import trace
+from training.heads import Head
+from training.origin import origin
 from training.runner import GraphEncoder
 from training.source import resolve
 from training.sts import Pairs
@@ -128,6 +131,23 @@ def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
     bundle = Bundle.load(tmp_path / "out")
     assert bundle.spec.denoising
     np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed([""]), np.zeros((1, 32)), atol=1e-5)
+
+
+def test_denoising_that_was_trained_is_served_unless_refused(run: Path, tmp_path: Path) -> None:
+    SentenceEncoder.load(str(run / "model"), denoising=True).save(run / "model")
+    for words, denoising in (([], True), (["--no-denoise"], False), (["--denoise"], True)):
+        export.main([str(run), str(tmp_path / "out"), *words])
+        assert Bundle.load(tmp_path / "out").spec.denoising == denoising
+
+
+def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
+    encoder = SentenceEncoder.load(str(run / "model"))
+    assert export._parts(encoder) == []
+    encoder.head = Head("tanh", encoder.backbone.config)
+    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
+    provenance, _ = origin(run)
+    card = model_card("out", encoder.reading, provenance, {}, parts=export._parts(encoder))
+    assert "stand vectors that were trained. A tanh head comes last." in card
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import ModelProto
 
 from encoding.bundle import INPUTS, OUTPUT
+from training.continuous import ContinuousTemplate
 from training.encoder import SentenceEncoder
 from training.errors import ExportError
 from training.graph import fuse, halve, trace
+from training.heads import Head, HeadKind
 from training.parity import difference, probes
 from training.quantise import codes, quantise
 from training.runner import GraphEncoder
@@ -52,6 +55,23 @@ def test_graphs_equal_torch(family: str, case: str, request: pytest.FixtureReque
     texts = probes(encoder.reading.max_tokens)
     for model in (plain, fuse(plain, encoder), fuse(plain, encoder, separate=True)):
         assert difference(encoder, runner(model, encoder, tmp_path), texts) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "kind"), [("tiny_bert", "denoised", "transform"), ("tiny_roberta", "prefix-mask", "tanh")]
+)
+def test_graphs_hold_a_kept_head_and_a_continuous_template(
+    family: str, case: str, kind: HeadKind, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    encoder = load(request.getfixturevalue(family), case)
+    torch.manual_seed(0)
+    encoder.head = Head(kind, encoder.backbone.config)
+    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
+    torch.nn.init.normal_(encoder.continuous.vectors)
+    plain, texts = trace(encoder), probes(encoder.reading.max_tokens)
+    fused = fuse(plain, encoder)
+    for model, tolerance in ((plain, 1e-5), (fused, 1e-5), (halve(fused), 5e-3), (quantise(plain), 0.05)):
+        assert difference(encoder, runner(model, encoder, tmp_path), texts) < tolerance
 
 
 def test_the_probes_reach_every_length(tiny_bert: Path) -> None:
