@@ -59,6 +59,8 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
         return {precision: GraphEncoder.of(bundle, precision).embed for precision in precisions}
     if options.precision:
         raise RunError(f"{options.path} is no bundle, so it has no precisions; leave out --precision")
+    if options.top_k and options.read_out not in (None, "mask"):
+        raise RunError(f"--top-k takes the tokens at [MASK]; leave out --read-out {options.read_out}")
     folder = str(Path(options.path, "model")) if kind == "run" else options.path
     changes["denoising"] = changes.pop("denoise", None)
     try:
