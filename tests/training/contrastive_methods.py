@@ -1,0 +1,61 @@
+"""Every contrastive method on a tiny encoder, small enough to compare the gradient of each weight."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.contrastive import Contrastive
+from training.encoder import SentenceEncoder
+from training.fit import load_recipe
+from training.mlm import MaskedHead, save_masked_lm
+from training.objectives import OBJECTIVES
+
+TEXTS = ["Two dogs run.", "A man is playing the guitar.", "Rain.", "She wrote a letter to the city.", "A stage."]
+ROWS = [(text,) for text in TEXTS]
+TRIPLES = [(text, TEXTS[place - 1], TEXTS[place - 2]) for place, text in enumerate(TEXTS)]
+PAIRS = [row[:2] for row in TRIPLES]
+SG = {"head_width": ["16"], "max_tokens": ["32"]}
+
+METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
+    "simcse": ("simcse", ROWS, {}),
+    "triplets": ("simcse", TRIPLES, {"columns": ["a", "b", "c"], "negative_weight": ["1.0"]}),
+    "masked words": ("simcse", ROWS, {"mlm_weight": ["0.1"], "masked_share": ["0.5"]}),
+    "nested": ("simcse", ROWS, {"dimensions": ["8", "32"]}),
+    "promptbert": ("promptbert", ROWS, {}),
+    "promptbert, triplets": ("promptbert-supervised", TRIPLES, {}),
+    "optiprompt": ("optiprompt", ROWS, {}),
+    "ssimcse": ("ssimcse", ROWS, {}),
+    "ssimcse, an operation": ("ssimcse", ROWS, {"scope": ["sentence-op"]}),
+    "sg-opt": ("sg-opt", ROWS, SG),
+    "sg": ("sg", ROWS, SG),
+    "back-translation": ("sg", PAIRS, {**SG, "columns": ["a", "b"], "positives": ["translation"]}),
+}
+"""A case's recipe, its rows and its keys."""
+
+
+def add_masked_head(parent: Path, folder: Path) -> Path:
+    """The encoder in `parent` with a random masked-word head, which some methods begin from."""
+    encoder = SentenceEncoder.load(str(parent), template="[X]", read_out="cls")
+    torch.manual_seed(0)
+    save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
+    encoder.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contrastive:
+    fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"], "temperature": ["0.5"]}
+    recipe = load_recipe(name, fixed | words)
+    torch.manual_seed(0)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    objective = OBJECTIVES[recipe.method](encoder, recipe)
+    assert isinstance(objective, Contrastive)
+    return objective.train(dropout)
+
+
+def gradients(objective: Contrastive) -> dict[str, Tensor]:
+    """The gradients since the last call, by the weight's name."""
+    found = {key: weight.grad.clone() for key, weight in objective.named_parameters() if weight.grad is not None}
+    objective.zero_grad()
+    return found
