@@ -23,7 +23,7 @@ from training.errors import CorpusError, EncoderError
 
 __all__ = ["Example", "TemplateWriter", "read_definitions"]
 
-ROWS: Final = 256  # sequences that pass through the decoder at once
+ROWS: Final = 128  # sequences that pass through the decoder at once
 SENTINELS: Final = ("<extra_id_0>", "<extra_id_1>", "<extra_id_2>")
 
 

@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     t5.add_argument(
         "--definitions", type=Path, metavar="FILE", help="csv, tsv or jsonl with the columns word and definition"
     )
-    t5.add_argument("--examples", type=_positive, default=32, metavar="N", help="use the first N (default: 32)")
+    t5.add_argument("--examples", type=_positive, default=32, metavar="N", help="use the first N of them (default: 32)")
     t5.add_argument("--count", type=_positive, default=100, metavar="N", help="write N templates (default: 100)")
     reading = parser.add_argument_group("how the encoder is read")
     reading.add_argument("--denoise", action="store_true", help="subtract what the template gives without a text")
