@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
@@ -11,7 +12,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from training.edits import Edited
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe
+from training.fit import load_recipe, main
 from training.losses import edit_detection, info_nce
 from training.objectives import diffcse
 from training.objectives.diffcse import DiffCSE
@@ -95,6 +96,25 @@ def test_loss_is_contrast_plus_weighted_detection(build: Any) -> None:
     assert parts.keys() == {"contrast", "detection", "accuracy_edited", "accuracy_kept"}
 
 
+@pytest.mark.parametrize(("edited", "kept"), [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+def test_accuracies_are_of_the_tokens_that_are_there(
+    edited: float, kept: float, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A discriminator that knows the answers, or says edited always, or kept always; of padding it says edited."""
+    objective = build().train()
+    views = objective.draw(objective.views(ROWS))
+    answers = iter([view["labels"] for view in views.values()])
+
+    def say(ids: Tensor, attention: Tensor, _condition: Tensor) -> Tensor:
+        labels = next(answers)
+        said = torch.where(labels.bool(), torch.tensor(int(edited)), torch.tensor(1 - int(kept)))
+        return F.one_hot(said.where(attention.bool(), 1), 2).float()
+
+    monkeypatch.setattr(objective.discriminator, "forward", say)
+    outputs = objective.loss({name: torch.randn(4, 32) for name in views}, views)
+    assert (outputs["accuracy_edited"].item(), outputs["accuracy_kept"].item()) == pytest.approx((edited, kept))
+
+
 def test_without_detection_it_is_simcse_with_batch_norm(build: Any) -> None:
     """Appendix A's projector written out, over the rows of both views, under equation 1."""
     objective = build(detection_weight="0").train()
@@ -142,7 +162,7 @@ def test_batch_norm_has_the_rows_of_all_processes_and_each_detects_its_own(
     views = objective.draw(objective.views(ROWS))
     others = iter(raw[:, :4])
     monkeypatch.setattr(diffcse, "gather", lambda rows: torch.cat([next(others), rows]))
-    monkeypatch.setattr(diffcse, "_own", lambda rows: rows[4:])
+    monkeypatch.setattr(diffcse, "own", lambda rows: rows[4:])
     projections, seen = spy(objective.projector), spy(objective.discriminator)
     contrast = objective.loss({"first": raw[0, 4:], "second": raw[1, 4:]}, views)["contrast"]
     h = objective.projector(raw.flatten(0, 1))
@@ -259,15 +279,21 @@ def test_a_views_edit_is_drawn_from_the_recipes(build: Any, monkeypatch: pytest.
     assert steps == {("insert", "insert"), ("insert", "delete"), ("delete", "insert"), ("delete", "delete")}
 
 
-def test_what_is_served_is_the_encoder_alone(build: Any, tmp_path: Path) -> None:
-    objective = build()
-    objective.save(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+def test_what_a_run_leaves_to_serve_is_the_encoder_alone(
+    tiny_bert: Path, tiny_masked: dict[str, Path], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("".join(f"{text}\n" for (text,) in ROWS * 3))
+    keys = {"encoder": tiny_bert, "generator": tiny_masked["bert"], "corpus": corpus, "out": tmp_path / "run"}
+    words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+    assert main(["diffcse", *words, "--batch-size", "4", "--max-steps", "2"]) == 0
+    with safe_open(tmp_path / "run" / "model" / "model.safetensors", "pt") as file:
         saved = set(file.keys())
-    assert saved == set(objective.encoder.backbone.state_dict())
-    assert {file.name for file in tmp_path.iterdir()} >= {"config.json", "tokenizer.json", "reading.json"}
-    served = SentenceEncoder.load(str(tmp_path))
-    assert (served.embed(["Rain."]) == objective.encoder.embed(["Rain."])).all()
+    served = SentenceEncoder.load(str(tmp_path / "run" / "model"))
+    assert saved == set(served.backbone.state_dict())
+    assert (served.reading.template, served.reading.read_out) == ("[X]", "cls")
+    untrained = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
+    assert (served.embed(["Rain."]) != untrained.embed(["Rain."])).any()
 
 
 def test_the_generator_is_in_no_checkpoint(build: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
@@ -18,7 +18,7 @@ from training.discriminator import Discriminator
 from training.edits import EditKind, Editor, Guessing
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
-from training.gather import gather
+from training.gather import gather, own
 from training.losses import edit_detection, info_nce
 from training.objective import View, view
 
@@ -87,7 +87,7 @@ class DiffCSE(Contrastive):
         contrast = self.nested(self._contrast, first, second)
         conditions = vectors
         if self.recipe.condition == "projected":
-            conditions = dict(zip(VIEWS, map(_own, self._project(first, second)), strict=True))
+            conditions = dict(zip(VIEWS, map(own, self._project(first, second)), strict=True))
         found = self._detect(conditions, views)
         loss = contrast + self.recipe.detection_weight * found.pop("loss")
         return {"loss": loss, "contrast": contrast.detach()} | found
@@ -137,13 +137,6 @@ def _check_room(encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
             f"max_tokens is {recipe.max_tokens}, up to {longest} with words inserted; the encoder has positions for "
             f"{encoder.reading.max_tokens}: lower max_tokens or masked_share"
         )
-
-
-def _own(rows: Tensor) -> Tensor:
-    """Of rows as `gather` gives them, those of this process."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return rows
-    return rows.chunk(distributed.get_world_size())[distributed.get_rank()]
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
