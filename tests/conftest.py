@@ -78,3 +78,27 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def masked_bert(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    """The tiny BERT with a random masked-word head."""
+    return with_masked_head(tiny_bert, tmp_path_factory.mktemp("masked-bert"))
+
+
+@pytest.fixture(scope="session")
+def masked_roberta(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Path:
+    """The tiny RoBERTa with a random masked-word head."""
+    return with_masked_head(tiny_roberta, tmp_path_factory.mktemp("masked-roberta"))
+
+
+def with_masked_head(folder: Path, out: Path) -> Path:
+    from transformers import AutoModel, AutoTokenizer, set_seed
+
+    from training.mlm import MaskedHead, save_masked_lm
+
+    backbone = AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    set_seed(0)
+    save_masked_lm(backbone, MaskedHead(backbone.config), out)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(out)
+    return out

@@ -7,6 +7,7 @@ Tiny random encoders walk the whole road: train two steps, export, serve. Vector
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -35,15 +36,32 @@ TOLERANCE = 1e-4
 
 QUOTED = 'This sentence of "[X]" means [MASK].'
 SPACED = "This sentence : ' [X] ' means [MASK]."
+
+
+class Case(NamedTuple):
+    """A recipe and its keys on a tiny encoder, and what export is told."""
+
+    parent: str
+    keys: dict[str, str]
+    recipe: str = "simcse"
+    flags: tuple[str, ...] = ()
+
+
+AT_MASK = {"template": QUOTED, "read_out": "mask", "final_period": "false"}
+SPACED_MASK = {"template": SPACED, "read_out": "mask", "final_period": "true"}
 CASES = {
-    "bert mask": ("bert", QUOTED, "mask", False, False),
-    "bert mask denoised": ("bert", QUOTED, "mask", True, False),
-    "bert mask before the text": ("bert", "Also called [MASK]. [X]", "mask", False, True),
-    "bert cls": ("bert", "[X]", "cls", False, False),
-    "bert mean": ("bert", "[X]", "mean", False, False),
-    "roberta mask": ("roberta", SPACED, "mask", False, True),
-    "roberta mask denoised": ("roberta", SPACED, "mask", True, False),
-    "roberta cls": ("roberta", "[X]", "cls", False, False),
+    "bert mask": Case("tiny_bert", AT_MASK),
+    "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
+    "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
+    "bert cls": Case("tiny_bert", {"read_out": "cls"}),
+    "bert mean": Case("tiny_bert", {"read_out": "mean"}),
+    "bert supervised": Case("masked_bert", AT_MASK, "promptbert-supervised"),
+    "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
+    "roberta mask": Case("tiny_roberta", SPACED_MASK),
+    "roberta mask denoised": Case("tiny_roberta", SPACED_MASK, flags=("--denoise",)),
+    "roberta cls": Case("tiny_roberta", {"read_out": "cls"}),
+    "roberta supervised": Case("masked_roberta", SPACED_MASK | {"kept_head": "tanh"}, "promptbert-supervised"),
+    "roberta continuous denoised": Case("masked_roberta", SPACED_MASK, "optiprompt", ("--denoise",)),
 }
 
 
@@ -62,30 +80,29 @@ class Road:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def road(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, tiny_roberta: Path
-) -> Iterator[Road]:
-    family, template, read_out, denoising, period = CASES[request.param]
+def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+    case = CASES[request.param]
     folder = tmp_path_factory.mktemp("road")
-    corpus = folder / "corpus.txt"
-    corpus.write_text("Two dogs run.\nRain over the city.\nA letter.\nThe old friend.\n" * 2, encoding="utf-8")
-    parent = str({"bert": tiny_bert, "roberta": tiny_roberta}[family])
-    words = {"encoder": parent, "corpus": str(corpus), "batch_size": "4", "max_steps": "2", "learning_rate": "0.01"}
-    words |= {"template": template, "read_out": read_out, "final_period": str(period).lower()}
-    fit(
-        [
-            "simcse",
-            "--out",
-            str(folder / "run"),
-            *(word for key, value in words.items() for word in (f"--{key}", value)),
-        ]
-    )
-    export([str(folder / "run"), str(folder / "bundle"), *(["--denoise"] if denoising else [])])
+    keys = {"encoder": str(request.getfixturevalue(case.parent)), "corpus": str(corpus(folder, case))}
+    keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
+    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    fit([case.recipe, "--out", str(folder / "run"), *words])
+    export([str(folder / "run"), str(folder / "bundle"), *case.flags])
     bundle = Bundle.load(folder / "bundle")
     server = Process("--bundle", str(folder / "bundle"), "--threads", "1")
-    torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=denoising)
+    torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=bundle.spec.denoising)
     yield Road(torch, GraphEncoder.of(bundle, "fp32"), server)
     server.close()
+
+
+def corpus(folder: Path, case: Case) -> Path:
+    """Eight sentences, or six triplets of them."""
+    sentences = ["Two dogs run.", "Rain over the city.", "A letter.", "The old friend."] * 2
+    path = folder / ("corpus.csv" if "supervised" in case.recipe else "corpus.txt")
+    rows = [",".join(sentences[row : row + 3]) for row in range(6)] if path.suffix == ".csv" else sentences
+    head = ["sent0,sent1,hard_neg"] if path.suffix == ".csv" else []
+    path.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    return path
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -13,7 +13,6 @@ from training.errors import EncoderError
 from training.fit import load_recipe
 from training.heads import HEAD_FILE, Head
 from training.losses import info_nce
-from training.mlm import MaskedHead, save_masked_lm
 from training.objective import projection
 from training.objectives import OBJECTIVES
 from training.objectives.simcse import SimCSE
@@ -69,17 +68,13 @@ def test_no_head_is_none_and_one_of_another_width_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["simcse", "ssimcse"])
 @pytest.mark.parametrize("kind", ["tanh", "transform"])
-def test_simcse_serves_the_head_it_keeps(name: str, kind: str, tiny_bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "parent"
-    parent = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
-    save_masked_lm(parent.backbone, MaskedHead(parent.backbone.config), folder)
-    parent.tokenizer.save_pretrained(folder)
-    objective = build(folder, name, kept_head=[kind], columns=["a", "b"]).eval()
+def test_simcse_serves_the_head_it_keeps(name: str, kind: str, masked_bert: Path, tmp_path: Path) -> None:
+    objective = build(masked_bert, name, kept_head=[kind], columns=["a", "b"]).eval()
     hidden = [objective.encoder.read(**view, prompt=objective.prompt) for view in objective.views(PAIRS).values()]
     heads = [torch.nn.Sequential(*objective.encoder.head)(vectors) for vectors in hidden]
     torch.testing.assert_close(objective(**objective.views(PAIRS))["loss"], info_nce(*heads, 0.05))
-    objective.save(tmp_path / "model")
-    served = SentenceEncoder.load(str(tmp_path / "model")).embed([text for text, _ in PAIRS])
+    objective.save(tmp_path)
+    served = SentenceEncoder.load(str(tmp_path)).embed([text for text, _ in PAIRS])
     np.testing.assert_allclose(served, heads[0].detach().numpy(), atol=1e-5)
 
 

@@ -34,17 +34,6 @@ def make_continuous(encoder: SentenceEncoder, change: float = 0.0) -> Continuous
     return encoder.continuous
 
 
-@pytest.fixture(scope="module")
-def masked_bert(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    """The tiny BERT with a random masked-word head."""
-    folder = tmp_path_factory.mktemp("masked")
-    encoder = SentenceEncoder.load(str(tiny_bert), template=BERT, read_out="mask")
-    torch.manual_seed(0)
-    save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
-    encoder.tokenizer.save_pretrained(folder)
-    return folder
-
-
 def build(folder: Path, **words: list[str]) -> OptiPrompt:
     words = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"], **words}
     recipe = load_recipe("optiprompt", words)

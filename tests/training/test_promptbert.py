@@ -13,7 +13,6 @@ from training.errors import EncoderError, RecipeError
 from training.fit import load_recipe
 from training.heads import HEAD_FILE, Head
 from training.losses import info_nce
-from training.mlm import MaskedHead, save_masked_lm
 from training.objectives.promptbert import PromptBERT
 from training.recipe import shipped_recipes
 
@@ -24,24 +23,6 @@ ROWS = [
     ("She wrote a letter to the city.", "A letter was written.", "She wrote nothing."),
 ]
 ROBERTA = "This sentence : ' [X] ' means [MASK]."
-
-
-def with_masked_head(folder: Path, out: Path) -> Path:
-    encoder = SentenceEncoder.load(str(folder), template="[X]", read_out="cls")
-    torch.manual_seed(0)
-    save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), out)
-    encoder.tokenizer.save_pretrained(out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def masked_bert(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    return with_masked_head(tiny_bert, tmp_path_factory.mktemp("masked-bert"))
-
-
-@pytest.fixture(scope="module")
-def masked_roberta(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path) -> Path:
-    return with_masked_head(tiny_roberta, tmp_path_factory.mktemp("masked-roberta"))
 
 
 def build(folder: Path, name: str = "promptbert-supervised", **words: Any) -> PromptBERT:
@@ -191,6 +172,28 @@ def test_the_bias_carries_gradient_and_dropout_of_its_own(tiny_bert: Path) -> No
     assert not torch.allclose(bias, again)
     bias[0, 0].backward()
     assert objective.encoder.backbone.encoder.layer[0].output.dense.weight.grad.abs().sum() > 0
+
+
+def test_one_dropout_makes_denoised_views_of_one_template_equal(tiny_bert: Path) -> None:
+    objective = build(tiny_bert, "promptbert-same").train()
+    objective.denoised = True
+    vectors = []
+    for name, view in objective.views([row[:1] for row in ROWS]).items():
+        torch.manual_seed(3)
+        vectors.append(objective.encoder.finish(objective.encode(name, view), objective._bias(name, view)))
+    assert vectors[0].abs().min() > 0
+    torch.testing.assert_close(torch.cosine_similarity(*vectors), torch.ones(len(ROWS)))
+
+
+@pytest.mark.parametrize("name", ["promptbert", "promptbert-supervised"])
+def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
+    """Its denoised vector is exactly 0, of which a cosine has no direction."""
+    objective = build(masked_bert, name).eval()
+    rows = [("",) * max(1, len(objective.recipe.columns)), *(row[: len(objective.recipe.columns) or 1] for row in ROWS)]
+    loss = objective(**objective.views(rows))["loss"]
+    loss.backward()
+    assert loss.isfinite()
+    assert all(weight.grad.isfinite().all() for weight in objective.parameters())
 
 
 @pytest.mark.parametrize(
