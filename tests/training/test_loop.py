@@ -1,0 +1,173 @@
+"""The training loop in two processes, against one; early stopping; what a killed run finds again."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from two_processes import in_two
+
+from training import loop
+from training.errors import RecipeError, RunError
+from training.fit import load_recipe
+from training.recipe import Recipe
+from training.run import Run
+from training.trainer import Journal
+
+STEPS = 4
+Words = dict[str, list[str]]
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAtStep3(Journal):
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        super().on_log(args, state, control, logs)
+        if state.global_step == 3:
+            raise Killed
+
+
+def fit_until_killed(recipe: Recipe, run: Run) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Journal", KillAtStep3)
+        with pytest.raises(Killed):
+            loop.fit(recipe, run)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
+    """Keys of a short run of an encoder without dropout."""
+    folder = tmp_path_factory.mktemp("loop")
+    things = ["dog", "man", "letter", "city", "rain", "guitar"]
+    lines = [f"{a},The {a} and the {b} run.,Nothing {b}" for a in things for b in things]
+    (folder / "rows.csv").write_text("a,b,c\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    pairs = "Two dogs run.\tA dog runs.\t4.5\nRain.\tA city.\t1.0\nRain.\tThe guitar.\t0.5\n"
+    (folder / "dev.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs, encoding="utf-8")
+    shutil.copytree(tiny_bert, folder / "bert")
+    path = folder / "bert" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    keys = {"encoder": folder / "bert", "corpus": folder / "rows.csv", "dev": folder / "dev.tsv", "batch_size": 8}
+    keys |= {"max_steps": STEPS, "eval_steps": 2, "log_steps": 1, "learning_rate": 1e-3, "group_by_length": "true"}
+    return {key: [str(value)] for key, value in keys.items()} | {"columns": ["a", "b", "c"]}
+
+
+def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> list[str]:
+    """Three runs in the folder; what is refused."""
+    loop.fit(load_recipe("simcse", words), Run(folder / "plain"))
+    loop.fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
+    random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
+    loop.fit(random, Run(folder / "whole"))
+    fit_until_killed(random, Run(folder / "killed"))
+    loop.fit(random, Run(folder / "killed"), resume=True)
+    with pytest.raises(RecipeError) as refusal:
+        loop.fit(load_recipe("simcse", words | {"batch_size": ["7"]}), Run(folder / "odd"))
+    return [str(refusal.value)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, words: Words, tiny_bert: Path) -> Path:
+    """The folder of those runs."""
+    folder = tmp_path_factory.mktemp("two")
+    refusals = in_two(runs_of_two, folder, words, tiny_bert, folder)
+    assert refusals == [["batch_size is 7 and is split among 2 processes; write a multiple"]] * 2
+    return folder
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("way", ["plain", "cached"])
+def test_two_processes_train_what_one_would(way: str, words: Words, two: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    loop.fit(load_recipe("simcse", words), Run(alone))
+    expected, found, begun = (
+        weights(alone),
+        weights(two / way),
+        load_file(Path(words["encoder"][0], "model.safetensors")),
+    )
+    assert max((expected[key] - begun[key]).abs().max() for key in expected) > 1e-3
+    for key, weight in expected.items():
+        if not key.endswith("key.bias"):  # its gradient is 0 but for rounding, which AdamW enlarges
+            torch.testing.assert_close(found[key], weight, atol=1e-5, rtol=1e-5, msg=key)
+    for ours, theirs in zip(log(two / way), log(alone), strict=True):  # one line each, in the same order
+        assert ours.keys() == theirs.keys()
+        shared = [key for key in ours if key in ("step", "epoch", "loss", "learning_rate", "eval_dev_spearman")]
+        assert [ours[key] for key in shared] == pytest.approx([theirs[key] for key in shared], abs=1e-4)
+
+
+def test_each_process_has_its_own_dropout_and_finds_it_again(two: Path) -> None:
+    states = [
+        torch.load(two / "whole" / f"checkpoint-{STEPS}" / f"rng_state_{rank}.pth", weights_only=False)["cpu"]
+        for rank in range(2)
+    ]
+    assert not torch.equal(*states)
+    whole, killed = weights(two / "whole"), weights(two / "killed")
+    assert all(torch.equal(killed[key], weight) for key, weight in whole.items())
+    assert [entry["step"] for entry in log(two / "killed")] == [entry["step"] for entry in log(two / "whole")]
+    assert len(list((two / "whole" / "tensorboard").iterdir())) == 1
+    assert not (two / "odd").exists()
+
+
+def test_one_process_does_not_go_on_for_two(two: Path) -> None:
+    run = two / "whole"
+    (run / "run.json").rename(run / "was-run.json")
+    with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* torchrun --nproc_per_node 2"):
+        loop.fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
+
+
+def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) -> None:
+    arguments = [word for key, values in words.items() for word in (f"--{key}", *values)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    out = tmp_path / "runs"
+    result = subprocess.run(
+        [*launcher, "-m", "training.fit", "simcse", *arguments, "--max_steps", "2", "--seeds", "3", "4", "--out", out],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("finished: ") == 1
+    assert result.stderr.count("mean ± SD") == 1
+    assert json.loads((out / "seeds.json").read_text(encoding="utf-8")).keys() >= {"mean", "sd"}
+
+
+def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m training.fit"):
+        loop.prepare(load_recipe("simcse", words))
+
+
+def test_a_dev_score_that_stands_still_stops_the_run(words: Words, tmp_path: Path) -> None:
+    still = {"learning_rate": ["1e-12"], "eval_steps": ["1"], "max_steps": ["20"], "patience": ["2"]}
+    recipe = load_recipe("simcse", words | still)
+    loop.fit(recipe, Run(tmp_path / "run"))
+    assert Run(tmp_path / "run").provenance()["steps"] == 3  # a first score, and two no better
+    fit_until_killed(recipe, Run(tmp_path / "killed"))
+    assert not Run(tmp_path / "killed").finished
+    loop.fit(recipe, Run(tmp_path / "killed"), resume=True)
+    assert Run(tmp_path / "killed").provenance()["steps"] == 3
+    steps = [entry["step"] for entry in log(tmp_path / "killed") if "eval_dev_spearman" in entry]
+    assert steps == [0, 1, 2, 3]
+
+
+def test_patience_needs_dev_pairs(words: Words) -> None:
+    keys = {key: value for key, value in words.items() if key != "dev"}
+    with pytest.raises(RecipeError, match="patience is 2 and counts dev scores; write dev, or remove patience"):
+        load_recipe("simcse", keys | {"patience": ["2"]})
