@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from two_processes import in_two
 
 from training.edits import Edited
 from training.encoder import SentenceEncoder
@@ -170,6 +172,37 @@ def test_batch_norm_has_the_rows_of_all_processes_and_each_detects_its_own(
     torch.testing.assert_close(contrast, info_nce(h[:8], h[8:], 0.05).detach())
     for (given, _), rows in zip(seen, (h[4:8], h[12:]), strict=True):
         torch.testing.assert_close(given[2], rows)
+
+
+def without_dropout(folder: Path, generator: Path) -> DiffCSE:
+    """BatchNorm in training mode, all else in evaluation mode; the step's edits are drawn, for all rows."""
+    keys = {"encoder": folder, "generator": generator, "corpus": "unused.txt", "detection_weight": 1, "temperature": 1}
+    recipe = load_recipe("diffcse", {key: [str(value)] for key, value in keys.items()})
+    torch.manual_seed(0)
+    objective = DiffCSE(SentenceEncoder.load(recipe.encoder, template="[X]", read_out="cls"), recipe).eval()
+    objective.projector.train()
+    views = objective.draw(objective.views(ROWS))
+    objective.draw = lambda given: given or views
+    return objective
+
+
+def half(rank: int, folder: Path, generator: Path) -> dict[str, Tensor]:
+    objective = without_dropout(folder, generator)
+    rows = slice(2 * rank, 2 * rank + 2)
+    views = {name: {key: part[rows] for key, part in view.items()} for name, view in objective.draw({}).items()}
+    wrapped = DistributedDataParallel(objective)  # which averages as long as it is held
+    wrapped(**views)["loss"].backward()
+    return {name: weight.grad for name, weight in objective.named_parameters()}
+
+
+def test_two_processes_have_the_gradient_of_one_with_all_rows(
+    tiny_bert: Path, tiny_masked: dict[str, Path], tmp_path: Path
+) -> None:
+    objective = without_dropout(tiny_bert, tiny_masked["bert"])
+    objective()["loss"].backward()
+    expected = {name: weight.grad for name, weight in objective.named_parameters()}
+    for found in in_two(half, tmp_path, tiny_bert, tiny_masked["bert"]):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 # The discriminator
