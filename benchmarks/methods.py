@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from throughput import processor
 
-from training import fit
+from training import fit, templates
 from training.encoder import SentenceEncoder, token_batches
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
 from training.sts import Embed
@@ -46,8 +46,12 @@ def rows() -> dict[str, Row]:
 
 
 def run(name: str, row: Row, options: argparse.Namespace) -> None:
-    """Train (where the row has a recipe), score, write results/methods/NAME.json."""
+    """Train (where the row has a recipe) or search, score, write results/methods/NAME.json."""
     source = str(options.sentence_encoder if row.get("encoder") == "sentences" else options.parent)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if "search" in row:
+        words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
+        return templates.main(words)
     results = {
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
         "versions": {package: version(package) for package in ("torch", "transformers")},
@@ -56,15 +60,19 @@ def run(name: str, row: Row, options: argparse.Namespace) -> None:
         results["runs"] = [_train(name, row, source, seed, options) for seed in row.get("seeds", [None])]
     else:
         results["runs"] = [{"scores": _scores(_untuned(source, **row["read"]), options.data)}]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    _file(name).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return None
 
 
 def _train(name: str, row: Row, source: str, seed: int | None, options: argparse.Namespace) -> dict[str, Any]:
     """One run of `training.fit` and its scores; a run that is there already is only scored."""
     out = options.runs / (name if seed is None else f"{name}-{seed}")
-    dev = options.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv"
-    keys = PLAN["training"] | {"encoder": source, "dev": str(dev), **_corpus(row, options.data), **row.get("keys", {})}
+    keys = PLAN["training"] | {
+        "encoder": source,
+        "dev": str(_dev(options.data)),
+        **_corpus(row, options.data),
+        **row.get("keys", {}),
+    }
     keys = {key: source if value == "PARENT" else value for key, value in keys.items()}
     if seed is not None:
         keys["seed"] = seed
@@ -84,6 +92,10 @@ def _train(name: str, row: Row, source: str, seed: int | None, options: argparse
         "recipe": {key: value for key, value in record["recipe"].items() if key not in ("corpus", "dev", "encoder")},
         "commit": record["commit"],
     }
+
+
+def _dev(data: Path) -> Path:
+    return data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv"
 
 
 def _corpus(row: Row, data: Path) -> dict[str, Any]:
@@ -142,11 +154,12 @@ def page() -> str:
     found = {name: json.loads(path.read_text(encoding="utf-8")) for name in rows() if (path := _file(name)).is_file()}
     parts = [PLAN["page"]["intro"].strip()]
     for group, names in groupby((name for name in rows() if name in found), key=lambda name: rows()[name]["group"]):
-        parts.append(f"## {group}\n\n" + _table({name: found[name] for name in names}))
+        table = _templates if group == "Templates" else _table
+        parts.append(f"## {group}\n\n" + table({name: found[name] for name in names}))
     orders = [order for order in PLAN["page"]["orders"] if {order["better"], order["worse"]} <= found.keys()]
     parts.append("## What shows\n\n" + "\n".join(_order(order, found) for order in orders))
     parts.append(PLAN["page"]["limits"].strip())
-    machines = sorted({_setting(results) for results in found.values()})
+    machines = sorted({_setting(results) for results in found.values() if "machine" in results})
     parts.append("Machine: " + "; ".join(machines) + ".")
     return "\n\n".join(parts) + "\n"
 
@@ -165,6 +178,17 @@ def _table(found: dict[str, Any]) -> str:
         paper = row.get("paper")
         cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _templates(found: dict[str, Any]) -> str:
+    """Table 4 of PromptBERT: greedy search, best first."""
+    (search,) = found.values()
+    papers = PLAN["page"]["table_4"]
+    lines = ["| template | STS-B dev | the paper's |", "| --- | ---: | ---: |"]
+    for row in search["templates"]:
+        paper = papers.get(row["template"])
+        lines.append(f"| `{row['template']}` | {row['score']:.2f} | {f'{paper:.2f}' if paper else ''} |")
     return "\n".join(lines)
 
 
