@@ -6,10 +6,10 @@ activations are thrown away (GradCache); `loss` sees the vectors of all rows, an
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from training.encoder import SentenceEncoder
@@ -31,6 +31,12 @@ class ContrastiveRecipe(Recipe):
     mini_batch_size: Positive | None = Field(
         None, description="GradCache: encode so many rows at a time, twice, which saves memory; unset: all at once"
     )
+
+    @model_validator(mode="after")
+    def _distinct_dimensions(self) -> Self:
+        if len(set(self.dimensions)) < len(self.dimensions):
+            raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
+        return self
 
 
 class Contrastive(Objective):

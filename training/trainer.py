@@ -43,6 +43,9 @@ class ObjectiveTrainer(Trainer):
         lengths = [sum(map(len, row)) for row in self.train_dataset]  # characters: near enough
         return LengthGroupedSampler(lengths, recipe.batch_size, recipe.seed)
 
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        return self.objective.recipe.batch_size  # of all processes; the Trainer would multiply by their number
+
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
         outputs = model(**inputs)
         loss = outputs.pop("loss")

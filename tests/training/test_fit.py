@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from encoding.errors import ClozeError
 from training.cli import run as run_command
 from training.encoder import SentenceEncoder
 from training.fit import main
@@ -142,13 +143,25 @@ def test_dry_run_shows_each_view_and_keeps_nothing(tmp_path: Path, words: list[s
     assert not (tmp_path / "run").exists()
 
 
-def test_without_arguments_the_recipes_and_an_example() -> None:
-    output = run()
+def test_without_arguments_the_recipes_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    output = capsys.readouterr().out
     assert "promptbert-same " in output
     assert "python -m training.fit promptbert --corpus" in output
-    help_text = run("distill", "--help")
-    assert "--cosine_weight 5.0" in help_text
-    assert "--resume RUN" in help_text
+
+
+def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    def help_text(*words: str) -> str:
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--help"])
+        return capsys.readouterr().out
+
+    assert "--cosine_weight 5.0" in help_text("distill")
+    simcse = help_text("simcse")
+    assert "--resume RUN" in simcse
+    assert "--preset bert-large" in simcse
+    assert "--encoder google-bert/bert-base-uncased" in simcse
+    assert "--encoder google-bert/bert-large-uncased" in help_text("simcse", "--preset", "bert-large")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +172,18 @@ def test_without_arguments_the_recipes_and_an_example() -> None:
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
         (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
+        (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
+        (["simcse", "--corpus", "{pairs}"], "has columns a, b; say which to read: --columns NAME"),
+        (["simcse", "--corpus", "{empty}"], "no sentence is left of {empty}: 0 rows from 1 files; left out: 3 empty"),
+        (["simcse", "--corpus", "{text}", "--batch_size", "1"], "batch_size is 1: Input should be greater than 1"),
+        (
+            ["simcse", "--corpus", "{text}", "--preset", "bert-lage"],
+            "no preset 'bert-lage'; its presets are bert-large",
+        ),
+        (["simcse", "--corpus", "{text}", "--method", "simce"], "method is 'simce'"),
+        (["simcse", "--corpus", "{text}", "--patience", "3"], "patience is 3 and counts dev scores; write dev"),
+        (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, and dev is not set"),
+        (["simcsee", "--corpus", "{text}"], "no recipe 'simcsee': neither a file nor one of"),
         (["simcse", "--corpse", "{text}"], "unknown key 'corpse'; did you mean corpus?"),
         (["--resume", "{text}"], "is no run folder"),
         (["--resume", "{text}", "--seed", "3"], "leave RECIPE and keys away"),
@@ -167,7 +192,12 @@ def test_without_arguments_the_recipes_and_an_example() -> None:
 def test_bad_input_is_one_line_and_leaves_no_run(
     tmp_path: Path, text: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word.replace("{text}", str(text)) for word in arguments]
+    (tmp_path / "pairs.csv").write_text("a,b\nA dog.,A man.\n", encoding="utf-8")
+    (tmp_path / "empty.txt").write_text("\n \n\t\n", encoding="utf-8")
+    files = {"{text}": text, "{pairs}": tmp_path / "pairs.csv", "{empty}": tmp_path / "empty.txt"}
+    for mark, path in files.items():
+        arguments, message = [word.replace(mark, str(path)) for word in arguments], message.replace(mark, str(path))
+    words = arguments
     if "--resume" not in words:
         words += ["--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 1
@@ -175,6 +205,33 @@ def test_bad_input_is_one_line_and_leaves_no_run(
     assert last.startswith("error: ")
     assert message in last
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_with_an_empty_sentence_are_left_out_and_counted(
+    tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["a,b,c", *(f"A dog {n}.,A man {n}.,Rain {n}." for n in range(6)), "A dog.,A man.,", "A dog.,A man.", ",b,c"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(tmp_path / "rows.csv"), "--columns", "a", "b", "c"]
+    assert main(["simcse", *keys, "--batch_size", "3", "--max_steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert "corpus: 6 rows from 1 files; left out: 3 empty, 0 by length" in capsys.readouterr().err
+
+
+def test_what_can_be_known_is_known_before_the_model_is_loaded(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SentenceEncoder, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b\nA dog.,\n", encoding="utf-8")
+    for words in (
+        ["--corpus", rows, "--columns", "a", "b", "c"],
+        ["--corpus", rows, "--columns", "a", "b"],
+        ["--corpus", text, "--batch_size", "1000000"],
+        ["--corpus", text, "--dev", "gone.csv"],
+        ["--corpus", text, "--learning_rat", "1"],
+    ):
+        with pytest.raises(ClozeError):
+            main(["simcse", *map(str, words), "--out", str(tmp_path / "run")])
 
 
 def test_a_folder_in_the_way_is_left_alone(
