@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from throughput import processor
 
 from training import fit, templates
-from training.encoder import SentenceEncoder, token_batches
+from training.encoder import SentenceEncoder
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
+from training.prompt import token_batches
 from training.sts import Embed
 
 HERE = Path(__file__).parent

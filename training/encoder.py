@@ -24,39 +24,13 @@ from encoding.text import SpecialTokens, TextEncoder
 from training.continuous import ContinuousTemplate
 from training.errors import EncoderError
 from training.heads import Head
+from training.prompt import Prompt, token_batches
 
-__all__ = ["READING_FILE", "Prompt", "SentenceEncoder", "quiet", "token_batches"]
+__all__ = ["READING_FILE", "SentenceEncoder", "quiet"]
 
 READING_FILE = "reading.json"
 _CPU_TOKENS = 2048  # a batch's activations stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
-
-
-class Prompt:
-    """One template, and how a vector is read from the backbone's last layer behind it."""
-
-    def __init__(self, text_encoder: TextEncoder, read_out: ReadOut, denoising: bool = False) -> None:
-        self.text_encoder = text_encoder
-        self.read_out = read_out
-        self.denoising = denoising
-
-    def lengths(self, attention_mask: Tensor) -> Tensor:
-        """How many tokens of a text each row has, (n)."""
-        return attention_mask.sum(1) - self.text_encoder.template_tokens
-
-    def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
-        if self.read_out == "mean":
-            weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
-            return (hidden * weights).sum(1) / weights.sum(1)
-        if self.read_out == "cls":
-            return hidden[:, 0]
-        index = self.text_encoder.mask_index
-        assert index is not None, "a template read at the mask has one: Template.parse holds it. This is a bug."
-        if index >= 0:
-            return hidden[:, index]
-        rows = torch.arange(len(hidden), device=hidden.device)
-        return hidden[rows, attention_mask.sum(1) + index]
 
 
 class SentenceEncoder(nn.Module):
@@ -80,7 +54,7 @@ class SentenceEncoder(nn.Module):
         """Load a folder that `save` wrote, or any hub or local encoder.
 
         `changes` are fields of Reading; a model that carries no reading of its own needs `template` and `read_out`.
-        `max_tokens` defaults to what the position table holds. Raises EncoderError.
+        `max_tokens` defaults to what the position table holds. In evaluation mode. Raises EncoderError.
         """
         saved = Path(source) / READING_FILE
         fields: dict[str, object] = {"final_period": False, "denoising": False}
@@ -119,7 +93,7 @@ class SentenceEncoder(nn.Module):
         encoder.continuous = ContinuousTemplate.load(
             Path(source), encoder.prompt.text_encoder, backbone.get_input_embeddings()
         )
-        return encoder
+        return encoder.eval()
 
     def save(self, folder: Path) -> None:
         """Write weights, configuration, tokenizer, reading, head and continuous template; `load` reads them back."""
@@ -228,18 +202,6 @@ class SentenceEncoder(nn.Module):
             vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
         self.train(was_training)
         return vectors
-
-
-def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
 
 
 @contextmanager

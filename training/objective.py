@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from training.corpus import Row
-from training.encoder import Prompt, SentenceEncoder
+from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.heads import Head
 from training.mlm import MaskedHead
+from training.prompt import Prompt
 from training.recipe import Recipe
 
 __all__ = ["Objective", "View", "loss_head", "projection", "transform", "view"]

@@ -20,8 +20,9 @@ from rich.table import Table
 from encoding.errors import TemplateError
 from training.cli import run
 from training.corpus import read_lines
-from training.encoder import Prompt, SentenceEncoder
+from training.encoder import SentenceEncoder
 from training.errors import CorpusError, EncoderError, RunError
+from training.prompt import Prompt
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 from training.source import model_folder
 from training.sts import Pairs, load_pairs, spearman

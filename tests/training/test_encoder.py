@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from encoding.text import TextEncoder
-from training.encoder import SentenceEncoder, token_batches
+from training.encoder import SentenceEncoder
 from training.errors import EncoderError
+from training.prompt import token_batches
 
 BERT = 'This sentence of "[X]" means [MASK].'
 ROBERTA = "This sentence : ' [X] ' means [MASK]."

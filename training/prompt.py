@@ -1,0 +1,50 @@
+"""One way to read a backbone: a text in a template, and the place in its last layer where the vector stands."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from encoding.template import ReadOut
+from encoding.text import TextEncoder
+
+__all__ = ["Prompt", "token_batches"]
+
+
+class Prompt:
+    """One template, and how a vector is read from the backbone's last layer behind it."""
+
+    def __init__(self, text_encoder: TextEncoder, read_out: ReadOut, denoising: bool = False) -> None:
+        self.text_encoder = text_encoder
+        self.read_out = read_out
+        self.denoising = denoising
+
+    def lengths(self, attention_mask: Tensor) -> Tensor:
+        """How many tokens of a text each row has, (n)."""
+        return attention_mask.sum(1) - self.text_encoder.template_tokens
+
+    def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
+        if self.read_out == "mean":
+            weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
+            return (hidden * weights).sum(1) / weights.sum(1)
+        if self.read_out == "cls":
+            return hidden[:, 0]
+        index = self.text_encoder.mask_index
+        assert index is not None, "a template read at the mask has one: Template.parse holds it. This is a bug."
+        if index >= 0:
+            return hidden[:, index]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return hidden[rows, attention_mask.sum(1) + index]
+
+
+def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows
