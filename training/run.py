@@ -42,6 +42,8 @@ class Run:
     def open(cls, path: Path) -> Self:
         """An existing run folder. Raises RunError where there is none."""
         run = cls(path)
+        if any(path.glob("seed-*/recipe.toml")):
+            raise RunError(f"{path} holds a run a seed; continue them with the command that began them")
         if not run.recipe_file.is_file():
             raise RunError(
                 f"{path} is no run folder (no recipe.toml); start one: python -m training.fit RECIPE --out {path}"

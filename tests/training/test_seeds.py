@@ -44,6 +44,8 @@ def _same_command_again_trains_what_is_missing(out: Path, words: list[str], caps
     assert (out / "seed-1" / "run.json").stat().st_mtime_ns == finished
     assert (out / "seed-7" / "model" / "model.safetensors").read_bytes() == weights
     assert (out / "seeds.json").is_file()
+    with pytest.raises(RunError, match="holds a run a seed; continue them with the command that began them"):
+        main(["--resume", str(out)])
     with pytest.raises(RunError, match="seed-0 was trained with another learning_rate; choose another --out"):
         main([*words, "--out", str(out), "--seeds", "0", "--learning_rate", "1e-5"])
 
