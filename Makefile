@@ -1,6 +1,7 @@
 # make serve           the shipped model on 127.0.0.1:8080
 # make test            every test          make check   lint and types
 # make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
+# make methods         every method from one parent, side by side: benchmarks/methods.md (hours on two cores)
 # make lock            resolve all versions again
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 STS    := $(DATA)/senteval/downstream
 
-.PHONY: serve check test default-model lock clean
+.PHONY: serve check test default-model methods lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -33,6 +34,15 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 256 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
+
+methods: .venv/dev $(PARENT)
+	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \
+	  --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
+	  --min_words 4 --max_words 24 --masked_share 0.25 --max_steps 1500 --warmup_steps 100 --precision bf16 \
+	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval_steps 500
+	rm -rf benchmarks/results/methods
+	$(BIN)/python benchmarks/methods.py run --data $(DATA) --parent runs/methods/parent/model \
+	  --sentence-encoder $(PARENT) --runs runs/methods
 
 lock: .venv/dev
 	$(BIN)/python .ci/lock.py
