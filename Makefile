@@ -40,7 +40,6 @@ methods: .venv/dev $(PARENT)
 	  --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
 	  --min_words 4 --max_words 24 --masked_share 0.25 --max_steps 1500 --warmup_steps 100 --precision bf16 \
 	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval_steps 500
-	rm -rf benchmarks/results/methods
 	$(BIN)/python benchmarks/methods.py run --data $(DATA) --parent runs/methods/parent/model \
 	  --sentence-encoder $(PARENT) --runs runs/methods
 

@@ -3,13 +3,14 @@
 python benchmarks/methods.py run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
 python benchmarks/methods.py table
 
-methods.toml says which rows there are. `run` trains and scores the rows named, or all; a row that has its figures in
-results/methods/ is left alone. `table` writes methods.md from these.
+methods.toml says which rows there are. `run` trains and scores the rows named, or all, and writes results/methods/; a row
+whose figures lie in the folder of runs is done, so that a run that was killed goes on. `table` writes methods.md.
 """
 
 import argparse
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -49,7 +50,6 @@ def rows() -> dict[str, Row]:
 def run(name: str, row: Row, options: argparse.Namespace) -> None:
     """Train (where the row has a recipe) or search, score, write results/methods/NAME.json."""
     source = str(options.sentence_encoder if row.get("encoder") == "sentences" else options.parent)
-    RESULTS.mkdir(parents=True, exist_ok=True)
     if "search" in row:
         words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
         return templates.main(words)
@@ -234,9 +234,13 @@ def main() -> None:
     commands.add_parser("table", help="write methods.md")
     options = parser.parse_args()
     if options.command == "run":
+        options.runs.mkdir(parents=True, exist_ok=True)
+        RESULTS.mkdir(parents=True, exist_ok=True)
         for name in options.rows or rows():
-            if not _file(name).is_file():
+            done = options.runs / f"{name}.json"
+            if not done.is_file():
                 run(name, rows()[name], options)
+                shutil.copyfile(_file(name), done)
     PAGE.write_text(page(), encoding="utf-8")
 
 
