@@ -3,8 +3,8 @@
 python benchmarks/methods.py run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
 python benchmarks/methods.py table
 
-methods.toml says which rows there are. `run` trains and scores the rows named, or all, and writes results/methods/; a row
-whose figures lie in the folder of runs is done, so that a run that was killed goes on. `table` writes methods.md.
+methods.toml says which rows there are. `run` trains and scores the rows named, or all, and writes results/methods/; a
+row whose figures lie in the folder of runs is done, so that a run that was killed goes on. `table` writes methods.md.
 """
 
 import argparse
