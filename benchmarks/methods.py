@@ -102,7 +102,7 @@ def _dev(data: Path) -> Path:
 def _corpus(row: Row, data: Path) -> dict[str, Any]:
     if row.get("triplets"):
         triplets = {"corpus": [str(data / "snli_devtest_triplets.csv")], "columns": ["sent0", "sent1", "hard_neg"]}
-        return triplets | {"sentences": None, "min_words": None, "max_words": None, "epochs": 3.0}
+        return triplets | {"sentences": None, "min_words": None, "max_words": None, "epochs": 3.3}
     return {
         "corpus": [str(data / "corpus" / f"{name}.txt") for name in ("enwiki_sentences", "multi30k_captions_nosts")]
     }
