@@ -10,14 +10,18 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
+from training.gather import gather
+from training.losses import info_nce
 from training.objective import Objective, View
 from training.recipe import Positive, Recipe
 
-__all__ = ["Contrastive", "ContrastiveRecipe"]
+__all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe"]
+
+VIEWS = ("first", "second", "negative")  # of a row: a text, its positive, its hard negative
 
 
 class ContrastiveRecipe(Recipe):
@@ -43,6 +47,7 @@ class Contrastive(Objective):
     """Base of the methods whose loss compares vectors across the batch: a subclass writes `encode` and `loss`."""
 
     rowwise: ClassVar[bool] = True  # False where rows of a pass depend on each other (BatchNorm): no chunks then
+    head: nn.Module  # between vectors and loss
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
         super().__init__(encoder, recipe)
@@ -71,6 +76,14 @@ class Contrastive(Objective):
     def forward(self, **views: View) -> dict[str, Tensor]:
         views = self.draw(views)
         return self.loss({name: self.encode(name, view) for name, view in views.items()}, views)
+
+    def contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
+        """InfoNCE of vectors (n, d) behind the head, over the rows of all processes."""
+        first, second = gather(self.head(first)), gather(self.head(second))
+        if negative is None:
+            return info_nce(first, second, self.recipe.temperature)
+        negatives = gather(self.head(negative))
+        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)
 
     def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).

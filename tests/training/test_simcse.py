@@ -253,7 +253,8 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     assert counts[:2].sum() != counts[2:].sum()
 
     def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        monkeypatch.setattr("training.objectives.simcse.gather", gather)
+        for module in ("training.contrastive", "training.objectives.simcse"):
+            monkeypatch.setattr(f"{module}.gather", gather)
         own = {name: {key: value[rows] for key, value in view.items()} for name, view in views.items()}
         return objective.loss({name: value[rows] for name, value in vectors.items()}, own)["loss"]
 

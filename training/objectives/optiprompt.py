@@ -14,8 +14,6 @@ from training.continuous import ContinuousTemplate
 from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
-from training.gather import gather
-from training.losses import info_nce
 from training.objective import View, transform, view
 
 __all__ = ["OptiPrompt", "OptiPromptRecipe"]
@@ -54,7 +52,4 @@ class OptiPrompt(Contrastive):
         return self.encoder(**view, prompt=self.prompt)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        return {"loss": self.nested(self._contrast, vectors["first"], vectors["second"])}
-
-    def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        return info_nce(gather(self.head(first)), gather(self.head(second)), self.recipe.temperature)
+        return {"loss": self.nested(self.contrast, vectors["first"], vectors["second"])}

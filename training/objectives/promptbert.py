@@ -13,17 +13,14 @@ from torch import Tensor
 
 from encoding.errors import TemplateError
 from encoding.template import Template
-from training.contrastive import Contrastive, ContrastiveRecipe
+from training.contrastive import VIEWS, Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
-from training.gather import gather
 from training.heads import HeadKind
-from training.losses import info_nce
 from training.objective import View, loss_head, view
 
 __all__ = ["PromptBERT", "PromptBERTRecipe"]
 
-VIEWS = ("first", "second", "negative")
 TWO_TEMPLATES = ("different", "denoised")
 
 
@@ -115,12 +112,7 @@ class PromptBERT(Contrastive):
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.prompts]
-        return {"loss": self.nested(self._contrast, *finished)}
-
-    def _contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
-        first, second = gather(self.head(first)), gather(self.head(second))
-        negatives = None if negative is None else gather(self.head(negative))
-        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)
+        return {"loss": self.nested(self.contrast, *finished)}
 
     def _bias(self, name: str, view: View) -> Tensor | None:
         """What the template alone gives for the lengths of the view's texts, (n, d): one draw of dropout a length."""

@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from training.contrastive import Contrastive, ContrastiveRecipe
+from training.contrastive import VIEWS, Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError
 from training.gather import gather
 from training.heads import HeadKind
-from training.losses import info_nce
 from training.masking import mask_tokens, maskable_tokens
 from training.mlm import MaskedHead
 from training.objective import View, loss_head, view
 
 __all__ = ["SimCSE", "SimCSERecipe"]
-
-VIEWS = ("first", "second", "negative")
 
 
 class SimCSERecipe(ContrastiveRecipe):
@@ -93,15 +90,10 @@ class SimCSE(Contrastive):
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         columns = [vectors[name] for name in VIEWS if name in vectors]
-        contrast = self.nested(self._contrast, *columns)
+        contrast = self.nested(self.contrast, *columns)
         if self.masked_head is None:
             return {"loss": contrast}
         guesses = gather((views["masked"]["answers"] >= 0).sum(1)).sum().clamp(min=1)  # of all processes
         guessing = gather(vectors["masked"]).sum() / guesses
         loss = contrast + self.recipe.mlm_weight * guessing
         return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
-
-    def _contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
-        first, second = gather(self.head(first)), gather(self.head(second))
-        negatives = None if negative is None else gather(self.head(negative))
-        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)
