@@ -158,6 +158,7 @@ def training_arguments(recipe: Recipe, run: Run, dev: bool, resumed: bool = Fals
         optim="adamw_torch_fused",  # one pass over the weights: on a CPU 7 times as fast
         bf16=recipe.precision == "bf16",
         use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,  # objectives use all they own
         seed=recipe.seed,
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
