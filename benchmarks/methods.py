@@ -54,7 +54,7 @@ def run(name: str, row: Row, options: argparse.Namespace) -> None:
         words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
         return templates.main(words)
     results = {
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
+        "machine": f"{processor()}, CPUs: {len(os.sched_getaffinity(0))}",
         "versions": {package: version(package) for package in ("torch", "transformers")},
     }
     if "recipe" in row:
