@@ -39,7 +39,7 @@ SPACED = "This sentence : ' [X] ' means [MASK]."
 
 
 class Case(NamedTuple):
-    """A recipe and its keys on a tiny encoder, and what export is told."""
+    """A recipe and its keys on a tiny encoder, whose folder is {parent}, and what export is told."""
 
     parent: str
     keys: dict[str, str]
@@ -56,6 +56,7 @@ CASES = {
     "bert cls": Case("tiny_bert", {"read_out": "cls"}),
     "bert mean": Case("tiny_bert", {"read_out": "mean"}),
     "bert supervised": Case("masked_bert", AT_MASK, "promptbert-supervised"),
+    "bert diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
     "roberta mask": Case("tiny_roberta", SPACED_MASK),
     "roberta mask denoised": Case("tiny_roberta", SPACED_MASK, flags=("--denoise",)),
@@ -83,9 +84,10 @@ class Road:
 def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp("road")
-    keys = {"encoder": str(request.getfixturevalue(case.parent)), "corpus": str(corpus(folder, case))}
+    parent = str(request.getfixturevalue(case.parent))
+    keys = {"encoder": parent, "corpus": str(corpus(folder, case))}
     keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
-    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    words = [word for key, value in keys.items() for word in (f"--{key}", value.replace("{parent}", parent))]
     fit([case.recipe, "--out", str(folder / "run"), *words])
     export([str(folder / "run"), str(folder / "bundle"), *case.flags])
     bundle = Bundle.load(folder / "bundle")
