@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from throughput import processor
 
 from training import fit, templates
-from training.encoder import SentenceEncoder
+from training.encoder import SentenceEncoder, fastest_device
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
 from training.prompt import token_batches
 from training.sts import Embed
@@ -83,7 +83,7 @@ def _train(name: str, row: Row, source: str, seed: int | None, options: argparse
     log = map(json.loads, (out / "log.jsonl").read_text(encoding="utf-8").splitlines())
     before = next(entry["eval_dev_spearman"] for entry in log if "eval_dev_spearman" in entry)
     return {
-        "scores": _scores(SentenceEncoder.load(str(out / "model")).embed, options.data),
+        "scores": _scores(SentenceEncoder.load(str(out / "model")).to(fastest_device()).embed, options.data),
         "before": round(before, 2),
         "seed": record["recipe"]["seed"],
         "steps": record["steps"],
@@ -118,8 +118,8 @@ def _words(keys: dict[str, Any]) -> list[str]:
 
 
 def _untuned(source: str, first_and_last: bool = False, **reading: Any) -> Embed:
-    encoder = SentenceEncoder.load(source, **reading).eval()
-    return _first_and_last(encoder) if first_and_last else encoder.embed
+    encoder = SentenceEncoder.load(source, **reading)
+    return _first_and_last(encoder) if first_and_last else encoder.to(fastest_device()).embed
 
 
 def _first_and_last(encoder: SentenceEncoder) -> Embed:

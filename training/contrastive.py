@@ -79,11 +79,14 @@ class Contrastive(Objective):
 
     def contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
         """InfoNCE of vectors (n, d) behind the head, over the rows of all processes."""
-        first, second = gather(self.head(first)), gather(self.head(second))
+        first, second = self.joined(first), self.joined(second)
         if negative is None:
             return info_nce(first, second, self.recipe.temperature)
-        negatives = gather(self.head(negative))
-        return info_nce(first, second, self.recipe.temperature, negatives, self.recipe.negative_weight)
+        return info_nce(first, second, self.recipe.temperature, self.joined(negative), self.recipe.negative_weight)
+
+    def joined(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, ..., d) behind the head, of all processes, in fp32: the gather's gradient is a sum."""
+        return gather(self.head(vectors).float())
 
     def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).

@@ -56,7 +56,13 @@ class Editor:
         if tokenizer.mask_token_id is None:
             raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
         _check_vocabulary(source, tokenizer)
-        return cls(load_masked_lm(source), tokenizer, share, guessing)
+        generator = load_masked_lm(source)
+        if (rows := generator.get_input_embeddings().num_embeddings) < len(tokenizer):
+            raise EncoderError(
+                f"generator {source!r} has embeddings for {rows} tokens and the encoder's tokenizer knows "
+                f"{len(tokenizer)}; choose one whose table was made for that tokenizer"
+            )
+        return cls(generator, tokenizer, share, guessing)
 
     @torch.no_grad()
     def edit(self, kind: EditKind, input_ids: Tensor, attention_mask: Tensor) -> Edited:

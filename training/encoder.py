@@ -26,7 +26,7 @@ from training.errors import EncoderError
 from training.heads import Head
 from training.prompt import Prompt, token_batches
 
-__all__ = ["READING_FILE", "SentenceEncoder", "quiet"]
+__all__ = ["READING_FILE", "SentenceEncoder", "fastest_device", "quiet"]
 
 READING_FILE = "reading.json"
 _CPU_TOKENS = 2048  # a batch's activations stay in the caches: 1.5 times as fast as 8192
@@ -109,6 +109,11 @@ class SentenceEncoder(nn.Module):
     @property
     def dimension(self) -> int:
         return int(self.backbone.config.hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids are words with an embedding: tokenizer and table may each hold more than the other."""
+        return min(len(self.tokenizer), self.backbone.get_input_embeddings().num_embeddings)
 
     @property
     def device(self) -> torch.device:
@@ -202,6 +207,11 @@ class SentenceEncoder(nn.Module):
             vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
         self.train(was_training)
         return vectors
+
+
+def fastest_device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextmanager

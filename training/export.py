@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         options.precision,
         max_tokens=options.max_tokens,
         denoise=options.denoise,
+        final_period=options.final_period,
         data=options.data,
         licence=options.license,
         notes=options.notes,
@@ -70,6 +71,7 @@ def export(
     *,
     max_tokens: int | None = None,
     denoise: bool | None = None,
+    final_period: bool | None = None,
     data: str | None = None,
     licence: str | None = None,
     notes: str | None = None,
@@ -81,7 +83,9 @@ def export(
     notes_text = _read(Path(notes)) if notes else ""
     tasks = load_tasks(data, (*STS_TASKS, *DEV_TASKS)) if data else {}
     with staging(out) as folder:
-        encoder = SentenceEncoder.load(str(run / "model"), max_tokens=max_tokens, denoising=denoise).eval()
+        encoder = SentenceEncoder.load(
+            str(run / "model"), max_tokens=max_tokens, denoising=denoise, final_period=final_period
+        )
         findings = _graphs(encoder, folder, precisions, tasks)
         provenance = provenance.model_copy(update=vars(findings))
         for name in ("config.json", *TOKENIZER_FILES):
@@ -183,6 +187,11 @@ def _parser() -> argparse.ArgumentParser:
         "--denoise",
         action=argparse.BooleanOptionalAction,
         help="take off the template's own vector, or do not (PromptBERT; default: as it was trained to be served)",
+    )
+    parser.add_argument(
+        "--final-period",
+        action=argparse.BooleanOptionalAction,
+        help="give a text without one a period, or do not (PromptBERT's evaluation does; default: as it was trained)",
     )
     parser.add_argument("--data", metavar="DIR", help="score the graphs: the folder that holds senteval/downstream")
     parser.add_argument("--license", metavar="ID", help="of the model (default: that of its parent's card)")

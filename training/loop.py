@@ -76,7 +76,11 @@ def prepare(recipe: Recipe) -> tuple[Corpus, Pairs | None, Objective]:
     console.print(f"corpus: {corpus}")
     set_seed(recipe.seed)
     encoder = SentenceEncoder.load(
-        recipe.encoder, template=recipe.template, read_out=recipe.read_out, final_period=recipe.final_period
+        recipe.encoder,
+        template=recipe.template,
+        read_out=recipe.read_out,
+        final_period=recipe.final_period,
+        denoising=False,  # whatever the parent served; a method that serves it says so
     )
     return corpus, pairs, kind(encoder, recipe)
 

@@ -19,9 +19,20 @@ from encoding.errors import TemplateError
 from encoding.template import ReadOut, Template
 from training.errors import RecipeError
 
-__all__ = ["PRESETS", "Recipe", "choose_preset", "parse_value", "read_toml", "shipped_recipes", "to_toml", "validate"]
+__all__ = [
+    "LARGEST_SEED",
+    "PRESETS",
+    "Recipe",
+    "choose_preset",
+    "parse_value",
+    "read_toml",
+    "shipped_recipes",
+    "to_toml",
+    "validate",
+]
 
 PRESETS = "presets"
+LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each process of several adds to it
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -30,7 +41,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Recipe(BaseModel):
     """The keys of every method."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = Field(description="the objective to train with")
     encoder: str = Field(description="parent encoder: a local folder or a hub name")
@@ -67,7 +78,9 @@ class Recipe(BaseModel):
         None, description="stop after so many evaluations in a row without a better dev score; unset: never"
     )
     log_steps: Positive = Field(10, description="log the loss every so many steps")
-    seed: Annotated[int, Field(ge=0)] = Field(42, description="seed of the order, the dropout and fresh weights")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
+        42, description="seed of the order, the dropout and fresh weights"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -102,7 +115,10 @@ def read_toml(source: str) -> dict[str, Any]:
     if source in shipped:
         text = shipped[source]
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"recipe {source}: cannot be read as UTF-8 text ({error})") from error
     else:
         raise RecipeError(f"no recipe {source!r}: neither a file nor one of {', '.join(shipped)}")
     try:
@@ -127,7 +143,9 @@ def parse_value(recipe: type[Recipe], key: str, words: list[str]) -> object:
     """Read `--key word …` as the key's TOML value: several words make a list, a word that is no TOML is a string."""
     if "tuple" in str(recipe.model_fields[key].annotation):
         return [_literal(word) for word in words]
-    if len(words) != 1:
+    if not words:
+        raise RecipeError(f"--{key} takes one value, found none; write --{key} VALUE, or true or false for yes or no")
+    if len(words) > 1:
         raise RecipeError(f"--{key} takes one value, found {len(words)}: {' '.join(words)}; put quotes around a text")
     return _literal(words[0]) if recipe.model_fields[key].annotation is not str else words[0]
 
@@ -135,7 +153,7 @@ def parse_value(recipe: type[Recipe], key: str, words: list[str]) -> object:
 def validate(recipe: type[Recipe], keys: Mapping[str, object], source: str) -> Recipe:
     """Check every key. Raises RecipeError, which names the first bad key, what was found and what to write."""
     try:
-        return recipe.model_validate_json(json.dumps(keys))
+        return recipe.model_validate_json(json.dumps(keys, default=str))  # TOML has dates, which no key takes
     except ValidationError as error:
         first = error.errors()[0]
     key = str(first["loc"][0]) if first["loc"] else ""
@@ -143,7 +161,7 @@ def validate(recipe: type[Recipe], keys: Mapping[str, object], source: str) -> R
         raise RecipeError(f"recipe {source}: {unknown_key(recipe, key)}")
     if first["type"] == "missing":
         raise RecipeError(f"recipe {source}: {key} is not set; write {key}: {recipe.model_fields[key].description}")
-    problem = first["msg"].removeprefix("Value error, ")
+    problem = _PROBLEMS.get(first["type"], first["msg"].removeprefix("Value error, "))
     if not key:
         raise RecipeError(f"recipe {source}: {problem}")
     field = recipe.model_fields[key]
@@ -162,6 +180,13 @@ def to_toml(recipe: Recipe) -> str:
     values = recipe.model_dump(mode="json", exclude_none=True)
     # a JSON string, number, boolean or list of these is a TOML value
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+
+
+_PROBLEMS = {
+    "bool_type": "write true or false",
+    "tuple_type": 'write a list, such as ["one", "two"]',
+    "finite_number": "write a finite number",
+}
 
 
 def _literal(word: str) -> object:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,7 +19,7 @@ from rich.table import Table
 from encoding.errors import TemplateError
 from training.cli import run
 from training.corpus import read_lines
-from training.encoder import SentenceEncoder
+from training.encoder import SentenceEncoder, fastest_device
 from training.errors import CorpusError, EncoderError, RunError
 from training.prompt import Prompt
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
@@ -113,7 +112,7 @@ def _load(options: argparse.Namespace) -> SentenceEncoder:
         max_tokens=options.max_tokens,
         final_period=options.final_period,
     )
-    return encoder.to("cuda" if torch.cuda.is_available() else "cpu")
+    return encoder.to(fastest_device())
 
 
 def _write(options: argparse.Namespace, scorer: Scorer) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.encoder import READING_FILE, SentenceEncoder
+from training.encoder import READING_FILE, SentenceEncoder, fastest_device
 from training.errors import EncoderError
 from training.mlm import MaskedHead
 
@@ -28,7 +28,7 @@ class MaskedWords:
     def __init__(self, encoder: SentenceEncoder, head: MaskedHead) -> None:
         encoder.head = None  # a kept head makes sentence vectors; the words are read before it
         self.encoder = encoder.eval()
-        self.head = head
+        self.head = head.to(encoder.device)
         self.static = encoder.backbone.get_input_embeddings().weight.detach()  # (vocabulary, d)
 
     @classmethod
@@ -37,7 +37,7 @@ class MaskedWords:
         if changes.get("template") is None and not Path(source, READING_FILE).is_file():
             raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
         head = MaskedHead.load(source)
-        return cls(SentenceEncoder.load(source, **changes | {"read_out": "mask"}), head)
+        return cls(SentenceEncoder.load(source, **changes | {"read_out": "mask"}).to(fastest_device()), head)
 
     @torch.no_grad()
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class MaskedWords:
         for hidden in self._hidden(texts).split(ROWS):
             probabilities, ids = self.top(hidden, k)
             vectors.append(torch.einsum("nk,nkd->nd", probabilities, self.static[ids]))
-        return torch.cat(vectors).numpy()
+        return torch.cat(vectors).cpu().numpy()
 
     def _hidden(self, texts: Sequence[str]) -> Tensor:
-        return torch.from_numpy(self.encoder.embed(texts))
+        return torch.from_numpy(self.encoder.embed(texts)).to(self.encoder.device)

@@ -227,3 +227,12 @@ def test_a_generator_without_a_masked_word_head_or_a_tokenizer_is_refused(tiny_b
         Editor.load(str(tiny_bert), tokenizer, 0.3)
     with pytest.raises(EncoderError, match="its tokenizer cannot be loaded"):
         Editor.load(str(tmp_path), tokenizer, 0.3)
+
+
+def test_a_generator_with_fewer_embeddings_than_words_is_refused(masked_bert: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(masked_bert)
+    tokenizer.save_pretrained(tmp_path)
+    config = BertConfig.from_pretrained(masked_bert, vocab_size=len(tokenizer) - 1)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(EncoderError, match="has embeddings for .* tokens and the encoder's tokenizer knows"):
+        Editor.load(str(tmp_path), tokenizer, 0.3)

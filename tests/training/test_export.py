@@ -140,6 +140,12 @@ def test_denoising_that_was_trained_is_served_unless_refused(run: Path, tmp_path
         assert Bundle.load(tmp_path / "out").spec.denoising == denoising
 
 
+def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Path) -> None:
+    for words, period in ((["--final-period"], True), ([], False)):
+        export.main([str(run), str(tmp_path / "out"), *words])
+        assert Bundle.load(tmp_path / "out").spec.final_period == period
+
+
 def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
     encoder = SentenceEncoder.load(str(run / "model"))
     assert export._parts(encoder) == []

@@ -160,7 +160,7 @@ def test_masking_leaves_the_contrastive_views_as_they_are(folder: Path) -> None:
     for name, ids in before.items():
         assert torch.equal(views[name]["input_ids"], ids)
         assert torch.equal(drawn[name]["input_ids"], ids)
-    masked, answers = drawn["masked"]["input_ids"], drawn["masked"]["answers"]
+    masked, answers = drawn["masked first"]["input_ids"], drawn["masked first"]["answers"]
     chosen = answers != -100
     assert chosen.any()
     assert torch.equal(answers[chosen], before["first"][chosen])
@@ -175,13 +175,15 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_words(folder: Path) 
     views = objective.draw(objective.views(TEXTS))
     vectors = {name: objective.encode(name, view) for name, view in views.items()}
     outputs = objective.loss(vectors, views)
-    masked = views["masked"]
-    hidden = objective.encoder.hidden(masked["input_ids"], masked["attention_mask"])
     embeddings = objective.encoder.backbone.get_input_embeddings().weight
     losses = []
-    for row, place in (masked["answers"] >= 0).nonzero().tolist():
-        scores = objective.masked_head(hidden[row, place], embeddings)
-        losses.append(-scores.log_softmax(-1)[views["first"]["input_ids"][row, place]])
+    for name in ("first", "second"):  # each column is masked on its own
+        masked = views[f"masked {name}"]
+        hidden = objective.encoder.hidden(masked["input_ids"], masked["attention_mask"])
+        for row, place in (masked["answers"] >= 0).nonzero().tolist():
+            scores = objective.masked_head(hidden[row, place], embeddings)
+            losses.append(-scores.log_softmax(-1)[views[name]["input_ids"][row, place]])
+    assert not torch.equal(views["masked first"]["answers"], views["masked second"]["answers"])
     expected = torch.stack(losses).mean()
     assert len(losses) > 3
     torch.testing.assert_close(outputs["guessing"], expected.detach())
@@ -192,7 +194,7 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_words(folder: Path) 
 def test_the_masked_loss_reaches_encoder_and_masked_head(tiny_bert: Path) -> None:
     objective = build(tiny_bert, **MASKED).train()
     views = objective.draw(objective.views(TEXTS))
-    objective.encode("masked", views["masked"]).sum().backward()
+    objective.encode("masked first", views["masked first"]).sum().backward()
     moved = {key for key, weight in objective.named_parameters() if weight.grad is not None and weight.grad.any()}
     assert "encoder.backbone.encoder.layer.0.attention.self.query.weight" in moved
     assert "encoder.backbone.embeddings.word_embeddings.weight" in moved
@@ -221,7 +223,7 @@ def test_a_share_of_the_words_is_masked_and_the_head_is_no_part_of_what_is_serve
     objective = build(tiny_bert, mlm_weight=["0.1"])
     ids = objective.views(TEXTS * 500)["first"]["input_ids"]
     torch.manual_seed(0)
-    answers = objective.draw({"first": {"input_ids": ids, "attention_mask": ids}})["masked"]["answers"]
+    answers = objective.draw({"first": {"input_ids": ids, "attention_mask": ids}})["masked first"]["answers"]
     words = ~torch.isin(ids, torch.tensor(objective.encoder.tokenizer.all_special_ids))
     count = int(words.sum())
     share = int((answers >= 0).sum()) / count
@@ -249,7 +251,7 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     torch.manual_seed(5)
     views = objective.draw(objective.views(TRIPLES))
     vectors = {name: objective.encode(name, view).detach() for name, view in views.items()}
-    counts = (views["masked"]["answers"] >= 0).sum(1)
+    counts = (views["masked first"]["answers"] >= 0).sum(1)
     assert counts[:2].sum() != counts[2:].sum()
 
     def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from rich.table import Table
 from encoding.bundle import PRECISIONS, Bundle
 from encoding.template import READ_OUTS
 from training.cli import run
-from training.encoder import SentenceEncoder
+from training.encoder import SentenceEncoder, fastest_device
 from training.errors import EncoderError, RunError
 from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts_dev
 from training.runner import GraphEncoder
@@ -67,7 +67,7 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
         if options.top_k:
             embed = partial(MaskedWords.load(folder, **changes).embed, k=options.top_k)
             return {f"torch fp32, top {options.top_k} tokens": embed}
-        return {"torch fp32": SentenceEncoder.load(folder, **changes).embed}
+        return {"torch fp32": SentenceEncoder.load(folder, **changes).to(fastest_device()).embed}
     except EncoderError as error:
         raise EncoderError(f"{options.path}: {error}") from error
 

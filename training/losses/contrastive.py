@@ -11,7 +11,7 @@ def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
     """Cosines of every row of `left` (n, d) with every row of `right` (m, d): (n, m)."""
     with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 wants more
         wide = torch.promote_types(left.dtype, torch.float32)
-        return F.normalize(left.to(wide), dim=-1) @ F.normalize(right.to(wide), dim=-1).T
+        return _unit(left.to(wide)) @ _unit(right.to(wide)).T
 
 
 def info_nce(
@@ -33,3 +33,8 @@ def info_nce(
         weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)
         logits = torch.cat([logits, hard + weights], dim=1)
     return F.cross_entropy(logits, own)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows (n, d) of length 1. A row of zeros stays, and has no gradient: it would be without bound."""
+    return F.normalize(rows.masked_fill((rows == 0).all(dim=-1, keepdim=True), 0.0), dim=-1)

@@ -20,6 +20,7 @@ from encoding.template import ReadOut, Template
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
+from training.gather import gather
 from training.losses import cosine_distance, similarity_divergence
 from training.objective import Objective, View, view
 from training.recipe import Recipe
@@ -86,6 +87,7 @@ class Distill(Objective):
         vectors = self.encoder(**student, prompt=self.prompt)  # (n, d)
         with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
             targets = self._teacher[0].to(vectors.device)(**teacher, prompt=self.teacher_prompt)
+        vectors, targets = gather(vectors), gather(targets)  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
             parts["cosine_distance"] = cosine_distance(vectors, targets)

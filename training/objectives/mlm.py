@@ -16,6 +16,7 @@ from transformers import AutoModel
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError
+from training.gather import gather
 from training.masking import continuing_tokens, mask_tokens, maskable_tokens
 from training.mlm import MaskedHead, save_masked_lm
 from training.objective import Objective, View, view
@@ -57,6 +58,7 @@ class MLM(Objective):
         super().__init__(encoder, recipe)
         config = encoder.backbone.config
         self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
+        encoder.head = encoder.continuous = None  # of another training: they do not fit what comes out of this one
         self.text_prompt = encoder.make_prompt("[X]", recipe.max_tokens, read_out="cls")
         continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
         self.register_buffer("continuing", continuing, persistent=False)
@@ -72,17 +74,21 @@ class MLM(Objective):
             maskable_tokens(ids, tokenizer),
             self.recipe.masked_share,
             tokenizer.mask_token_id,
-            min(len(tokenizer), self.head.bias.numel()),  # either may hold more than the other
+            self.encoder.vocabulary,
             self.continuing,
         )
         hidden = self.encoder.hidden(masked, texts["attention_mask"])[chosen]  # (m, d)
         scores = self.head(hidden, self.encoder.backbone.get_input_embeddings().weight).float()  # (m, vocabulary)
         answers = ids[chosen]
-        # the sum over a floor of 1: a batch in which nothing was chosen has loss 0, not nan
-        loss = F.cross_entropy(scores, answers, reduction="sum") / max(len(answers), 1)
-        right = (scores.detach().argmax(-1) == answers).float().sum() / max(len(answers), 1)
-        return {"loss": loss, "accuracy": right}
+        guesses = _total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
+        loss = _total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
+        return {"loss": loss, "accuracy": _total(scores.detach().argmax(-1) == answers) / guesses}
 
     def save(self, folder: Path) -> None:
         super().save(folder)
         save_masked_lm(self.encoder.backbone, self.head, folder)
+
+
+def _total(numbers: Tensor) -> Tensor:
+    """The sum over all processes, a scalar."""
+    return gather(numbers.sum().view(1)).sum()

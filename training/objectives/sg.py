@@ -16,7 +16,6 @@ from training.contrastive import Contrastive, ContrastiveRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
-from training.gather import gather
 from training.losses import SELF_GUIDED, parameter_drift
 from training.objective import View, view
 from training.recipe import Positive
@@ -121,8 +120,7 @@ class SG(Contrastive):
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
 
     def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
-        sentences, guides = gather(self.head(sentences)), gather(self.head(guides))
-        return SELF_GUIDED[self.recipe.variant](sentences, guides, self.recipe.temperature)
+        return SELF_GUIDED[self.recipe.variant](self.joined(sentences), self.joined(guides), self.recipe.temperature)
 
 
 def _pool(hidden: Tensor, attended: Tensor, pooling: str) -> Tensor:

@@ -7,6 +7,7 @@ masked words, so that the encoder forgets less of its language.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -22,6 +23,8 @@ from training.mlm import MaskedHead
 from training.objective import View, loss_head, view
 
 __all__ = ["SimCSE", "SimCSERecipe"]
+
+MASKED = "masked "  # before the name of a view whose words are to be guessed
 
 
 class SimCSERecipe(ContrastiveRecipe):
@@ -72,15 +75,19 @@ class SimCSE(Contrastive):
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.masked_head is None:
             return views
-        ids, tokenizer = views["first"]["input_ids"], self.encoder.tokenizer
+        return views | {f"{MASKED}{name}": self._masked(view) for name, view in views.items()}
+
+    def _masked(self, view: View) -> View:
+        """A view with words hidden, and what they were: `answers` (n, L), elsewhere -100."""
+        ids, tokenizer = view["input_ids"], self.encoder.tokenizer
+        maskable = maskable_tokens(ids, tokenizer)
         masked, chosen = mask_tokens(
-            ids, maskable_tokens(ids, tokenizer), self.recipe.masked_share, tokenizer.mask_token_id, len(tokenizer)
+            ids, maskable, self.recipe.masked_share, tokenizer.mask_token_id, self.encoder.vocabulary
         )
-        answers = ids.where(chosen, -100)
-        return views | {"masked": {**views["first"], "input_ids": masked, "answers": answers}}
+        return {**view, "input_ids": masked, "answers": ids.where(chosen, -100)}
 
     def encode(self, name: str, view: View) -> Tensor:
-        if name != "masked":
+        if not name.startswith(MASKED):
             return self.encoder(**view, prompt=self.prompt)  # (n, d)
         chosen = view["answers"] >= 0
         hidden = self.encoder.hidden(view["input_ids"], view["attention_mask"])[chosen]  # (m, d)
@@ -93,7 +100,9 @@ class SimCSE(Contrastive):
         contrast = self.nested(self.contrast, *columns)
         if self.masked_head is None:
             return {"loss": contrast}
-        guesses = gather((views["masked"]["answers"] >= 0).sum(1)).sum().clamp(min=1)  # of all processes
-        guessing = gather(vectors["masked"]).sum() / guesses
+        masked = [name for name in vectors if name.startswith(MASKED)]
+        losses = torch.stack([vectors[name] for name in masked])  # (views, n)
+        counts = torch.stack([(views[name]["answers"] >= 0).sum(1) for name in masked])
+        guessing = gather(losses).sum() / gather(counts).sum().clamp(min=1)  # of all processes
         loss = contrast + self.recipe.mlm_weight * guessing
         return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
