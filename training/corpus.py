@@ -58,12 +58,13 @@ def read_corpus(
     """
     missing = [path for path in paths if not Path(path).is_file()]
     if missing:
-        raise CorpusError(f"{missing[0]} does not exist; give the path of a file of sentences")
+        what = "is a folder" if Path(missing[0]).is_dir() else "does not exist"
+        raise CorpusError(f"{missing[0]} {what}; give the path of a file of sentences")
     corpus = Corpus()
     for path in map(Path, paths):
         before = len(corpus.rows)
         for row in _rows(path, columns):
-            if not all(row):
+            if not all(map(_says_something, row)):
                 corpus.empty += 1
             elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
                 corpus.rows.append(row)
@@ -101,12 +102,21 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     if suffix == ".txt":
         raise CorpusError(f"{path} has no columns; give a .csv, .tsv or .jsonl file")
-    reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], restkey="")
+    # strict, so that a stray quote is an error and does not join lines until the next one
+    reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], strict=True)
     try:
         for record in reader:
+            if None in record:
+                raise CorpusError(
+                    f"{path}, line {reader.line_num}: more cells than the {len(record) - 1} columns of the first line; "
+                    'put "quotes" around a text that holds the separator'
+                )
             yield reader.line_num, record
     except csv.Error as error:
-        raise CorpusError(f"{path}, line {reader.line_num}: {error}; is its quoting right?") from error
+        raise CorpusError(
+            f"{path}, line {reader.reader.line_num}: {error}; is its quoting right? A quote inside a text is written "
+            'twice: "she said ""yes"""'
+        ) from error
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -124,6 +134,11 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             if not isinstance(record[column], str | None):
                 raise CorpusError(f"{path}, line {number}: {column} is {record[column]!r}; write a text")
         yield tuple((record[column] or "").strip() for column in columns)
+
+
+def _says_something(text: str) -> bool:
+    """Whether a text has more than blanks and signs that cannot be seen, of which a tokenizer leaves nothing."""
+    return any(map(str.isprintable, text.replace(" ", "")))
 
 
 def _suffix(path: Path) -> str:

@@ -18,6 +18,8 @@ from training.usage import method, overview, parse
 
 __all__ = ["fit", "load_recipe", "main", "prepare"]
 
+_NOT_TO_RESUME = ("--preset", "--out", "--seeds", "--dry-run")
+
 
 def load_recipe(source: str, overrides: dict[str, list[str]] | None = None, preset: str | None = None) -> Recipe:
     """A shipped recipe or a TOML file, a preset over its keys and command-line words over both. Raises RecipeError."""
@@ -30,14 +32,17 @@ def load_recipe(source: str, overrides: dict[str, list[str]] | None = None, pres
     return validate(model, keys, source)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, command: str = "training.fit") -> int:
     """Raises ClozeError; usage errors end the process with 2."""
-    options, overrides = parse(sys.argv[1:] if arguments is None else arguments)
-    if options.resume and (options.recipe or options.preset or options.seeds or overrides):
-        raise RecipeError("--resume continues with the run's own recipe; leave RECIPE and keys away")
-    if not options.resume and not options.recipe:
+    words = sys.argv[1:] if arguments is None else arguments
+    options, overrides = parse(words, command)
+    if options.resume and (options.recipe or overrides or any(word.startswith(_NOT_TO_RESUME) for word in words)):
+        raise RecipeError("--resume continues a run where it is, by its own recipe; leave RECIPE and keys away")
+    if not words:
         print(overview())
         return 0
+    if not options.resume and not options.recipe:
+        raise RecipeError(f"RECIPE is missing: python -m {command} RECIPE {words[0]} ...")
     console.quiet = not processes().is_main_process
     if options.resume:
         code = _resume(Run.open(options.resume))

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError; usage errors end the process with 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     resumes = any(word.partition("=")[0] == "--resume" for word in words)
-    return fit.main(words if resumes else ["mlm", *words])
+    return fit.main(words if resumes else ["mlm", *words], "training.pretrain")
 
 
 if __name__ == "__main__":

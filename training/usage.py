@@ -1,6 +1,7 @@
 """The words of `python -m training.fit`: options, `--key value` of any recipe, and what help says."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from training.recipe import PRESETS, choose_preset, read_toml, shipped_recipes
 __all__ = ["method", "overview", "parse"]
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, list[str]]]:
+def parse(arguments: Sequence[str], command: str) -> tuple[argparse.Namespace, dict[str, list[str]]]:
     """Options, and key -> words of every other `--key word ...`. Ends the process after --help."""
-    parser = _parser()
+    parser = _parser(command)
     known, rest = parser.parse_known_args(arguments)
     if known.help:
         print(parser.format_help() + "\n" + (_key_help(known.recipe, known.preset) if known.recipe else overview()))
         sys.exit(0)
+    if rest and known.recipe and not known.resume and arguments.index(rest[0]) < arguments.index(known.recipe):
+        raise RecipeError(f"RECIPE comes before its keys: python -m {command} RECIPE {rest[0]} ...")
     overrides: dict[str, list[str]] = {}
     key = None
     for word in rest:
@@ -61,18 +64,28 @@ def _key_help(source: str, preset: str | None) -> str:
     if whole.get(PRESETS):
         lines += [f"Presets of the recipe {source}:"]
         for name, own in whole[PRESETS].items():
-            lines.append(f"  --preset {name:20} {', '.join(f'{key} {value}' for key, value in own.items())}")
+            lines.append(f"  --preset {name:20} {', '.join(f'{key} {_spelt(value)}' for key, value in own.items())}")
         lines += [""]
     lines += [f"Keys of the recipe {source}, each a --key of the command line too:"]
     for name, field in model.model_fields.items():
-        default = keys.get(name, None if field.is_required() else field.default)
-        lines.append(f"  --{name} {'' if default in (None, ()) else default}\n        {field.description}")
+        if name != "method":  # another method is another recipe
+            value = keys.get(name, None if field.is_required() else field.default)
+            lines.append(f"  --{name} {_spelt(value)}".rstrip() + f"\n        {field.description}")
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _spelt(value: object) -> str:
+    """A key's value as the command line takes it; nothing where it is unset."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_spelt, value))
+    return shlex.quote(value) if isinstance(value, str) else str(value).lower()
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m training.fit",
+        prog=f"python -m {command}",
         description="Train a sentence encoder by a recipe.",
         allow_abbrev=False,
         add_help=False,

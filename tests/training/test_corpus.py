@@ -64,6 +64,10 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is no JSON object"),
         ("a.parquet", b"x", ("text",), "cannot tell the format from its name"),
         ("a.txt.gz", b"not gzip", (), "cannot be read"),
+        ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),
+        ("a.csv", b"x,y\na, b,c\n", ("x", "y"), 'line 2: more cells than the 2 columns .* put "quotes"'),
+        ("a.tsv", b'x\ty\n"Hello" she said\tc\nd\te\n', ("x", "y"), "line 2: .*written twice"),
+        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*is its quoting right"),
     ],
 )
 def test_what_cannot_be_read_says_where_and_what_to_do(
@@ -73,6 +77,17 @@ def test_what_cannot_be_read_says_where_and_what_to_do(
     path.write_bytes(content)
     with pytest.raises(CorpusError, match=message):
         read_corpus([str(path)], columns)
+
+
+def test_signs_that_cannot_be_seen_are_no_text_and_harm_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "\u200b\n \ufeff\u200e \na\u200bb\n\u200b.\n")
+    corpus = read_corpus([path])
+    assert (corpus.rows, corpus.empty) == ([("a\u200bb",), ("\u200b.",)], 2)
+
+
+def test_a_folder_is_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is a folder; give the path of a file"):
+        read_corpus([str(tmp_path)])
 
 
 def test_a_missing_file_is_found_before_any_is_read(tmp_path: Path) -> None:

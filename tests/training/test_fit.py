@@ -162,6 +162,11 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     assert "--preset bert-large" in simcse
     assert "--encoder google-bert/bert-base-uncased" in simcse
     assert "--encoder google-bert/bert-large-uncased" in help_text("simcse", "--preset", "bert-large")
+    ssimcse = help_text("ssimcse")  # values as the command line takes them
+    assert "--rates 0.0 0.2\n" in ssimcse
+    assert "--attention_dropout true\n" in ssimcse
+    assert "--template '[X]'\n" in ssimcse
+    assert "--method" not in ssimcse
 
 
 @pytest.mark.parametrize(
@@ -187,6 +192,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpse", "{text}"], "unknown key 'corpse'; did you mean corpus?"),
         (["--resume", "{text}"], "is no run folder"),
         (["--resume", "{text}", "--seed", "3"], "leave RECIPE and keys away"),
+        (["--resume", "{text}", "--out", "elsewhere"], "leave RECIPE and keys away"),
+        (["--resume", "{text}", "--dry-run"], "leave RECIPE and keys away"),
+        (["--corpus", "{text}", "simcse"], "RECIPE comes before its keys: python -m training.fit RECIPE --corpus"),
+        (["--dry-run"], "RECIPE is missing: python -m training.fit RECIPE --dry-run"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(

@@ -94,6 +94,11 @@ def test_words_of_the_command_line_become_values() -> None:
         ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),
         ("simcse", {"neighbours": ["2"], "group_by_length": ["true"]}, "two ways; choose one"),
         ("simcse", {"seed": ["1", "2"]}, "--seed takes one value, found 2"),
+        ("simcse", {"seed": ["2147483648"]}, "seed is 2147483648: .*less than or equal to 2147483647"),
+        ("simcse", {"learning_rate": ["inf"]}, "learning_rate is inf: write a finite number"),
+        ("simcse", {"negative_weight": ["nan"]}, "negative_weight is nan: write a finite number"),
+        ("simcse", {"final_period": []}, "--final_period takes one value, found none; .*true or false"),
+        ("simcse", {"final_period": ["yes"]}, "final_period is 'yes': write true or false"),
         ("promptbert", {"second_template": ['This sentence of "[X]" means [MASK].']}, "needs two templates"),
         ("promptbert", {"second_template": ["[X] means"]}, "second_template: .*0 times"),
         ("promptbert", {"mode": ["same"]}, "mode 'same' has one template"),
@@ -112,6 +117,15 @@ def test_a_recipe_that_is_no_recipe_speaks(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text("method = ", encoding="utf-8")
     with pytest.raises(RecipeError, match="not TOML"):
+        load_recipe(str(path))
+    path.write_bytes(b"# caf\xe9")
+    with pytest.raises(RecipeError, match="cannot be read as UTF-8 text"):
+        load_recipe(str(path))
+    path.write_text('method = "simcse"\nencoder = "a"\ncorpus = "text.txt"', encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"corpus is 'text\.txt': write a list"):
+        load_recipe(str(path))
+    path.write_text('method = "simcse"\nencoder = "a"\ncorpus = ["text.txt"]\nepochs = 2026-01-01', encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"epochs is .*valid number"):
         load_recipe(str(path))
     path.write_text('method = "magic"', encoding="utf-8")
     with pytest.raises(RecipeError, match=r"method is 'magic'; write one of .*distill"):
