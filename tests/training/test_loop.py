@@ -167,6 +167,43 @@ def test_a_dev_score_that_stands_still_stops_the_run(words: Words, tmp_path: Pat
     assert steps == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["promptbert", "diffcse", "sg", "sg-opt"])
+def test_a_killed_run_of_each_method_ends_as_an_unbroken_one(
+    name: str, words: Words, tiny_bert: Path, masked_bert: Path, tmp_path: Path
+) -> None:
+    """Of the encoder and of all that only training has, BatchNorm's statistics among it."""
+    keys = words | {"encoder": [str(tiny_bert)], "columns": ["b"], "warmup_steps": ["0"], "max_tokens": ["32"]}
+    keys |= {"diffcse": {"generator": [str(masked_bert)]}, "promptbert": {}}.get(name, {"head_width": ["16"]})
+    recipe, whole, killed = load_recipe(name, keys), tmp_path / "whole", tmp_path / "killed"
+    loop.fit(recipe, Run(whole))
+    fit_until_killed(recipe, Run(killed))
+    assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-2"]
+    loop.fit(recipe, Run(killed), resume=True)
+    for part in ("model", f"checkpoint-{STEPS}"):
+        expected, found = (load_file(run / part / "model.safetensors") for run in (whole, killed))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+    halfway = load_file(whole / "checkpoint-2" / "model.safetensors")
+    assert any(not torch.equal(halfway[key], weight) for key, weight in expected.items())
+    assert [entry.get("loss") for entry in log(killed)] == [entry.get("loss") for entry in log(whole)]
+
+
+@pytest.mark.parametrize("chunks", [{}, {"mini_batch_size": ["3"]}])
+def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: Words, tmp_path: Path) -> None:
+    for precision in ("fp32", "bf16"):
+        keys = words | chunks | {"precision": [precision], "max_steps": ["3"], "learning_rate": ["1e-4"]}
+        loop.fit(load_recipe("simcse", keys), Run(tmp_path / precision))
+    expected, found = weights(tmp_path / "fp32"), weights(tmp_path / "bf16")
+    begun = load_file(Path(words["encoder"][0], "model.safetensors"))
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    assert all(weight.isfinite().all() for weight in found.values())
+    assert any(not torch.equal(found[key], weight) for key, weight in begun.items())  # it trained
+    assert any(not torch.equal(found[key], weight) for key, weight in expected.items())  # and not in fp32
+    losses = [[line["loss"] for line in log(tmp_path / name) if "loss" in line] for name in ("fp32", "bf16")]
+    assert len(losses[1]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
 def test_patience_needs_dev_pairs(words: Words) -> None:
     keys = {key: value for key, value in words.items() if key != "dev"}
     with pytest.raises(RecipeError, match="patience is 2 and counts dev scores; write dev, or remove patience"):

@@ -85,3 +85,33 @@ def test_similarity_divergence_equals_a_loop_and_is_zero_for_equal_spaces() -> N
             total += p * math.log(p / q)
     assert similarity_divergence(student, teacher, 0.5).item() == pytest.approx(total / 5, rel=1e-9)
     assert similarity_divergence(teacher * 3, teacher, 0.5).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_vector_of_zeros_has_no_gradient_and_leaves_the_others_theirs() -> None:
+    """Of an anchor of zeros all cosines are 0: its row costs the logarithm of their number, whatever they are."""
+    torch.manual_seed(0)
+    anchors, positives, negatives = torch.randn(3, 4, 8, dtype=torch.float64)
+    anchors[1] = 0
+    for rows in (anchors, positives, negatives):
+        rows.requires_grad_()
+    info_nce(anchors, positives, 0.05, negatives).backward()
+    found = [rows.grad.clone() for rows in (anchors, positives, negatives)]
+    kept = torch.tensor([0, 2, 3])
+    logits = torch.cat([cosine_matrix(anchors[kept], others) for others in (positives, negatives)], dim=1) / 0.05
+    expected = torch.autograd.grad(F.cross_entropy(logits, kept, reduction="sum") / 4, [anchors, positives, negatives])
+    assert not found[0][1].any()
+    assert found[0][kept].any(dim=1).all()
+    torch.testing.assert_close(found, list(expected))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_vector_of_zeros_has_no_gradient_wherever_it_stands(place: int) -> None:
+    torch.manual_seed(0)
+    vectors = torch.randn(3, 4, 8)
+    vectors[place, 2] = 0
+    vectors.requires_grad_()
+    loss = info_nce(vectors[0], vectors[1], 0.05, vectors[2])
+    loss.backward()
+    assert loss.isfinite()
+    assert not vectors.grad[place, 2].any()
+    assert vectors.grad.norm(dim=2).max() < 1e3  # 1 / temperature, not 1 / the smallest length that a vector can have

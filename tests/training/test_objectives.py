@@ -39,6 +39,29 @@ def test_every_objective_reaches_the_encoder_and_its_own_head(name: str, tiny_be
     assert all(not value.requires_grad for key, value in outputs.items() if key != "loss")
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("name", ["simcse", "promptbert"])
+def test_a_few_steps_lower_the_loss(name: str, family: str, tiny_bert: Path, tiny_roberta: Path) -> None:
+    """Unsupervised, with dropout, though of less than 0.1, which two random layers hardly bear."""
+    words = ROBERTA if (name, family) == ("promptbert", "roberta") else {}
+    objective = build(name, {"bert": tiny_bert, "roberta": tiny_roberta}[family], **words).train()
+    for module in objective.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.02
+    backbone, losses = objective.encoder.backbone, []
+    optimiser = torch.optim.AdamW(objective.parameters(), lr=3e-3)
+    for _ in range(15):
+        loss = objective(**objective.views(ROWS))["loss"]
+        optimiser.zero_grad()
+        loss.backward()
+        if not losses:
+            assert all(layer.attention.self.value.weight.grad.abs().sum() > 0 for layer in backbone.encoder.layer)
+            assert backbone.embeddings.word_embeddings.weight.grad.abs().sum() > 0
+        optimiser.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
 @pytest.mark.parametrize("name", ["simcse", "promptbert-same"])
 def test_without_dropout_the_views_of_one_text_are_one_vector(name: str, tiny_bert: Path) -> None:
     objective = build(name, tiny_bert).eval()

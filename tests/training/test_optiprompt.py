@@ -120,6 +120,23 @@ def test_only_the_vectors_and_the_head_learn(masked_bert: Path) -> None:
     assert (objective.encoder.continuous.vectors != before["encoder.continuous.vectors"]).any(dim=1).all()
 
 
+def test_the_papers_template_has_seven_vectors_to_learn(masked_bert: Path) -> None:
+    objective = build(masked_bert)
+    assert objective.recipe.template == BERT
+    learning = {key: weight for key, weight in objective.named_parameters() if weight.requires_grad}
+    head = sum(weight.numel() for weight in objective.head.parameters())
+    assert sum(weight.numel() for weight in learning.values()) - head == 7 * 32
+    ids = objective.encoder.prompt.text_encoder
+    manual = objective.encoder.tokenizer.convert_tokens_to_ids(["this", "sentence", ":", '"', '"', "means", "."])
+    assert [token for token in ids.prefix_ids + ids.suffix_ids if token not in special(objective)] == manual
+    words = objective.encoder.backbone.get_input_embeddings().weight
+    assert torch.equal(learning["encoder.continuous.vectors"], words[manual])
+
+
+def special(objective: OptiPrompt) -> set[int]:
+    return set(objective.encoder.tokenizer.all_special_ids)
+
+
 def test_the_head_begins_as_the_masked_words_transform(masked_bert: Path) -> None:
     hidden = torch.randn(3, 32)
     torch.testing.assert_close(build(masked_bert).head(hidden), MaskedHead.load(str(masked_bert)).transform(hidden))

@@ -10,7 +10,7 @@ import torch
 
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe
+from training.fit import load_recipe, prepare
 from training.heads import HEAD_FILE, Head
 from training.losses import info_nce
 from training.objectives.promptbert import PromptBERT
@@ -139,6 +139,44 @@ def test_every_weight_learns(head: str, masked_bert: Path) -> None:
     assert not [key for key, weight in objective.named_parameters() if weight.grad is None]
 
 
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("promptbert")])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_text_of_40_tokens_is_cut_to_32_and_the_template_stays(
+    family: str, name: str, masked_bert: Path, masked_roberta: Path
+) -> None:
+    objective = build({"bert": masked_bert, "roberta": masked_roberta}[family], name)
+    text = " ".join(["dogs", "man", "city", "letter"] * 10 if family == "bert" else ["a"] * 40)
+    views = objective.views([(text,) * (len(objective.recipe.columns) or 1)])
+    for (view_name, prompt), view in zip(objective.prompts.items(), views.values(), strict=True):
+        text_encoder = prompt.text_encoder
+        [[*ids]], prefix, suffix = view["input_ids"].tolist(), text_encoder.prefix_ids, text_encoder.suffix_ids
+        assert len(prefix) + len(suffix) == 10, view_name
+        assert len(ids) == 42
+        assert ids[: len(prefix)] == prefix
+        assert ids[-len(suffix) :] == suffix
+        [whole] = objective.encoder.make_prompt(str(text_encoder.template), 64).text_encoder.encode([text])
+        assert len(whole.ids) == 40 + 10
+        assert ids[len(prefix) : -len(suffix)] == whole.ids[len(prefix) :][:32]
+        assert ids.count(text_encoder.special.mask) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("promptbert")])
+def test_the_order_of_a_batch_is_irrelevant(name: str, masked_bert: Path) -> None:
+    """Texts of several lengths, so that padding and biases differ from row to row."""
+    objective = build(masked_bert, name).eval()
+    rows = [row[: len(objective.recipe.columns) or 1] for row in ROWS]
+    order = [2, 0, 3, 1]
+    views, permuted = objective.views(rows), objective.views([rows[row] for row in order])
+    for view_name, view in views.items():
+        vectors, again = (
+            objective.encoder.finish(objective.encode(view_name, one), objective._bias(view_name, one))
+            for one in (view, permuted[view_name])
+        )
+        assert not torch.allclose(again, vectors, atol=1e-2)
+        torch.testing.assert_close(again, vectors[order], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(objective(**permuted)["loss"], objective(**views)["loss"], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["promptbert", "promptbert-different", "promptbert-same"])
 def test_equal_rows_cost_log_n(name: str, tiny_bert: Path) -> None:
     objective = build(tiny_bert, name).eval()
@@ -183,6 +221,24 @@ def test_one_dropout_makes_denoised_views_of_one_template_equal(tiny_bert: Path)
         vectors.append(objective.encoder.finish(objective.encode(name, view), objective._bias(name, view)))
     assert vectors[0].abs().min() > 0
     torch.testing.assert_close(torch.cosine_similarity(*vectors), torch.ones(len(ROWS)))
+
+
+def test_training_from_a_denoising_parent_serves_what_it_trained(masked_bert: Path, tmp_path: Path) -> None:
+    build(masked_bert, kept_head=["tanh"]).save(tmp_path / "parent")
+    assert SentenceEncoder.load(str(tmp_path / "parent")).reading.denoising
+    texts = [row[0] for row in ROWS]
+    (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    keys = {"encoder": tmp_path / "parent", "corpus": tmp_path / "corpus.txt", "batch_size": 4, "max_steps": 1}
+    keys |= {"template": 'This sentence of "[X]" means [MASK].', "read_out": "mask", "kept_head": "tanh"}
+    recipe = load_recipe("simcse", {key: [str(value)] for key, value in keys.items()})
+    _, _, objective = prepare(recipe)
+    trained = objective.eval().encode("first", objective.views([(text,) for text in texts])["first"])
+    objective.save(tmp_path / "model")
+    served = SentenceEncoder.load(str(tmp_path / "model"))
+    assert not served.reading.denoising
+    np.testing.assert_allclose(served.embed(texts), trained.detach().numpy(), atol=1e-5)
+    denoised = SentenceEncoder.load(str(tmp_path / "model"), denoising=True).embed(texts)
+    assert not np.allclose(denoised, trained.detach().numpy(), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["promptbert", "promptbert-supervised"])
