@@ -168,8 +168,12 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as workshop:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        workshop_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise BundleError(f"{target} cannot be made ({error.strerror}); choose another folder") from error
+    with workshop_folder as workshop:
         folder, former = Path(workshop, "new"), Path(workshop, "old")
         folder.mkdir()
         yield folder

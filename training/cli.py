@@ -3,12 +3,15 @@
 Usage errors end with 2: argparse does that.
 """
 
+import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from encoding.errors import ClozeError
+from training.errors import RunError
 
-__all__ = ["run"]
+__all__ = ["check_new_file", "positive", "run"]
 
 
 def run(main: Callable[[], int | None]) -> int:
@@ -21,3 +24,18 @@ def run(main: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def positive(word: str) -> int:
+    """An option's whole number from 1 on, for argparse."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
+    return int(word)
+
+
+def check_new_file(path: Path) -> None:
+    """Raises RunError where no file can be written at `path`: before the work whose result will go there."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; name a file to write in it")
+    if not path.parent.is_dir():
+        raise RunError(f"{path.parent} is not a folder; make it first, {path.name} is written there at the end")

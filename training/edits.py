@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from training.encoder import quiet
+from training.encoder import loading
 from training.errors import EncoderError
 from training.masking import mask_tokens, maskable_tokens
 from training.mlm import load_masked_lm
@@ -127,11 +127,8 @@ def _choose(places: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _check_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    try:
-        with quiet():
-            theirs = AutoTokenizer.from_pretrained(source).get_vocab()
-    except (OSError, ValueError, KeyError) as error:
-        raise EncoderError(f"generator {source!r}: its tokenizer cannot be loaded, so its words are unknown") from error
+    with loading(source, "a generator"):
+        theirs = AutoTokenizer.from_pretrained(source).get_vocab()
     ours = tokenizer.get_vocab()
     if strange := [word for word, number in ours.items() if theirs.get(word) != number]:
         raise EncoderError(

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.utils import logging as hub_logging
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ from training.continuous import ContinuousTemplate
 from training.errors import EncoderError
 from training.heads import Head
 from training.prompt import Prompt, token_batches
+from training.source import looks_local
 
-__all__ = ["READING_FILE", "SentenceEncoder", "fastest_device", "quiet"]
+__all__ = ["READING_FILE", "SentenceEncoder", "fastest_device", "loading", "quiet"]
 
 READING_FILE = "reading.json"
 _CPU_TOKENS = 2048  # a batch's activations stay in the caches: 1.5 times as fast as 8192
@@ -58,18 +60,12 @@ class SentenceEncoder(nn.Module):
         """
         saved = Path(source) / READING_FILE
         fields: dict[str, object] = {"final_period": False, "denoising": False}
-        if saved.is_file():
-            fields |= json.loads(saved.read_text(encoding="utf-8"))
+        with loading(source, "an encoder"):
+            if saved.is_file():
+                fields |= json.loads(saved.read_text(encoding="utf-8"))
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
         fields |= {key: value for key, value in changes.items() if value is not None}
-        try:
-            with quiet():
-                tokenizer = AutoTokenizer.from_pretrained(source)
-                backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise EncoderError(
-                f"{source!r} cannot be loaded as an encoder: {_first_line(error)}; give a folder with config.json, "
-                "model.safetensors and tokenizer.json, or a model name that is in the local hub cache"
-            ) from error
         missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
         if missing:
             raise EncoderError(
@@ -77,15 +73,17 @@ class SentenceEncoder(nn.Module):
             )
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up where the files are missing
+            raise EncoderError(f"{source!r} has a tokenizer without words; copy the parent's tokenizer.json into it")
         limit = int(backbone.config.max_position_embeddings) - _first_position(backbone)
         fields.setdefault("max_tokens", limit)
         try:
             reading = Reading.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            raise EncoderError(
-                f"{source!r}: {first['loc'][0]}: {first['msg']}; give --template and --read-out"
-            ) from error
+            if first["type"] == "missing":
+                raise EncoderError(f"{source!r} does not say how it is read; give --template and --read-out") from error
+            raise EncoderError(f"{source!r}: {first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
         if reading.max_tokens > limit:
             raise EncoderError(f"max_tokens is {reading.max_tokens}; {source!r} has positions for {limit}: lower it")
         encoder = cls(backbone, tokenizer, reading)
@@ -216,15 +214,33 @@ def fastest_device() -> torch.device:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its progress bars and load report; what matters of these is checked here."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    """transformers without its progress bars, load report and retries; what matters of these is checked here."""
+    levels = [(logging, logging.get_verbosity()) for logging in (transformers.logging, hub_logging)]
+    for logging, _ in levels:
+        logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(verbosity)
+        for logging, level in levels:
+            logging.set_verbosity(level)
         transformers.logging.enable_progress_bar()
+
+
+@contextmanager
+def loading(source: str, what: str) -> Iterator[None]:
+    """`quiet`; where `source` cannot be loaded as `what`, an EncoderError says why."""
+    advice = (
+        "give a folder with config.json, model.safetensors and tokenizer.json, or a model name that is in the local "
+        "hub cache"
+    )
+    if looks_local(source) and not Path(source).is_dir():
+        raise EncoderError(f"{source!r} cannot be loaded as {what}: it is no folder; {advice}")
+    try:
+        with quiet():
+            yield
+    except Exception as error:  # transformers, safetensors, tokenizers and pickle have no error in common
+        raise EncoderError(f"{source!r} cannot be loaded as {what}: {_first_line(error)}; {advice}") from error
 
 
 def _first_position(backbone: PreTrainedModel) -> int:

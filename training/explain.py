@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from training.cli import run
+from training.cli import positive, run
 from training.source import model_folder
 from training.words import MaskedWords
 
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         "--encoder", required=True, metavar="PATH", help="a masked language model: a run, a folder or a hub name"
     )
     parser.add_argument("--template", metavar="T", help="such as: [X] means [MASK]. (default: the model's own)")
-    parser.add_argument("--k", type=int, default=10, metavar="N", help="how many tokens (default: %(default)s)")
+    parser.add_argument("--k", type=positive, default=10, metavar="N", help="how many tokens (default: %(default)s)")
     parser.add_argument(
         "--denoise", action="store_const", const=True, help="subtract what the template gives without a text"
     )

@@ -19,6 +19,7 @@ from encoding.bundle import GRAPHS, PRECISIONS, Precision, seal, staging
 from encoding.text import TOKENIZER_FILES
 from training.candidates import make_graph
 from training.card import model_card, parent_licence
+from training.cli import positive
 from training.cli import run as run_command
 from training.encoder import SentenceEncoder
 from training.errors import ExportError, RunError
@@ -182,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision", type=_precisions, default=["fp32"], metavar="P,…", help="of fp32, fp16, int8 (default: fp32)"
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest sequence, template included")
+    parser.add_argument("--max-tokens", type=positive, metavar="N", help="longest sequence, template included")
     parser.add_argument(
         "--denoise",
         action=argparse.BooleanOptionalAction,

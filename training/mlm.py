@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from training.encoder import quiet
+from training.encoder import loading, quiet
 from training.errors import EncoderError
 
 __all__ = ["MaskedHead", "load_masked_lm", "save_masked_lm"]
@@ -89,12 +89,8 @@ class MaskedHead(nn.Module):
 
 def load_masked_lm(source: str) -> PreTrainedModel:
     """transformers' masked language model in `source`, in fp32. Raises EncoderError where its head is missing."""
-    try:
-        with quiet():
-            model, found = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EncoderError(f"{source!r} cannot be loaded as a masked language model: {first}") from error
+    with loading(source, "a masked language model"):
+        model, found = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(found["missing_keys"]):
         raise EncoderError(
             f"{source!r} has no masked-word head (it lacks {missing[0]} and {len(missing) - 1} more); "

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from encoding.bundle import SPEC_FILE
 from training.errors import RunError
 
-__all__ = ["Kind", "model_folder", "resolve"]
+__all__ = ["Kind", "looks_local", "model_folder", "resolve"]
 
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
@@ -30,10 +30,15 @@ def resolve(source: str) -> Kind:
             f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
             "it may be a folder above or below the one that is meant"
         )
-    looks_local = path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
-    if looks_local:
+    if looks_local(source):
         raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
     return "encoder"
+
+
+def looks_local(source: str) -> bool:
+    """Whether this can be no hub name, which is NAME or OWNER/NAME."""
+    path = Path(source)
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
 def model_folder(source: str) -> str:

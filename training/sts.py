@@ -59,6 +59,10 @@ def load_pairs(path: str | Path) -> Pairs:
         pairs.gold.append(_number(score, f"{path}, line {number}"))
     if not pairs:
         raise CorpusError(f"{path} has no pairs; give one with the columns {', '.join(COLUMNS)}")
+    if len(set(pairs.gold)) == 1:
+        raise CorpusError(
+            f"{path} has no score but {pairs.gold[0]:g}, which ranks nothing; give pairs of several scores"
+        )
     return pairs
 
 

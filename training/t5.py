@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from encoding.errors import TemplateError
 from encoding.template import MASK, TEXT, Template
 from training.corpus import read_records
-from training.encoder import quiet
+from training.encoder import loading
 from training.errors import CorpusError, EncoderError
 
 __all__ = ["Example", "TemplateWriter", "read_definitions"]
@@ -65,15 +65,9 @@ class TemplateWriter:
     @classmethod
     def load(cls, source: str) -> Self:
         """Raises EncoderError for a folder or hub name that is no T5."""
-        try:
-            with quiet():
-                tokenizer = AutoTokenizer.from_pretrained(source)
-                model, found = AutoModelForSeq2SeqLM.from_pretrained(
-                    source, dtype=torch.float32, output_loading_info=True
-                )
-        except (OSError, ValueError, KeyError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise EncoderError(f"{source!r} cannot be loaded as a T5: {first}") from error
+        with loading(source, "a T5"):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model, found = AutoModelForSeq2SeqLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
         if missing := sorted(found["missing_keys"]):
             raise EncoderError(f"{source!r} lacks the weights {missing[0]} and {len(missing) - 1} more; get it again")
         absent = [name for name in SENTINELS if name not in tokenizer.get_vocab()]

@@ -17,10 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from encoding.errors import TemplateError
-from training.cli import run
+from training.cli import check_new_file, positive, run
 from training.corpus import read_lines
 from training.encoder import SentenceEncoder, fastest_device
-from training.errors import CorpusError, EncoderError, RunError
+from training.errors import CorpusError, EncoderError
 from training.prompt import Prompt
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 from training.source import model_folder
@@ -81,9 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.t5 is None) != (options.definitions is None):
         parser.error("--t5 and --definitions go together")
-    if options.json and not options.json.parent.is_dir():
-        raise RunError(f"{options.json.parent} is not a folder; make it first, --json writes there at the end")
-    scorer = Scorer(_load(options), load_pairs(options.dev), options.denoise)
+    if options.json:
+        check_new_file(options.json)
+    pairs = load_pairs(options.dev)  # before the encoder: reading is quick and may fail
+    scorer = Scorer(_load(options), pairs, options.denoise)
     written = _write(options, scorer) if options.t5 else {}
     rows: list[dict[str, object]] = [
         {"template": template, "score": score, "tokens": scorer.prompt(template).text_encoder.template_tokens}
@@ -202,20 +203,13 @@ def _parser() -> argparse.ArgumentParser:
     t5.add_argument(
         "--definitions", type=Path, metavar="FILE", help="csv, tsv or jsonl with the columns word and definition"
     )
-    t5.add_argument("--examples", type=_positive, default=32, metavar="N", help="use the first N of them (default: 32)")
-    t5.add_argument("--count", type=_positive, default=100, metavar="N", help="write N templates (default: 100)")
+    t5.add_argument("--examples", type=positive, default=32, metavar="N", help="use the first N of them (default: 32)")
+    t5.add_argument("--count", type=positive, default=100, metavar="N", help="write N templates (default: 100)")
     reading = parser.add_argument_group("how the encoder is read")
     reading.add_argument("--denoise", action="store_true", help="subtract what the template gives without a text")
     reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
-    reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
+    reading.add_argument("--max-tokens", type=positive, metavar="N", help="default: what the encoder has positions for")
     return parser
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too few; give 1 or more")
-    return number
 
 
 if __name__ == "__main__":

@@ -204,6 +204,13 @@ def test_an_empty_folder_is_filled_and_any_other_is_left_alone(tmp_path: Path, t
     assert (other / "thesis.txt").read_text() == "years of work"
 
 
+def test_where_no_folder_can_be_the_message_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    target = tmp_path / "file" / "bundle"
+    with pytest.raises(BundleError, match=r"bundle cannot be made .*; choose another folder"), staging(target):
+        pytest.fail("work would be lost")
+
+
 def test_parents_are_made(tmp_path: Path, tiny_bert: Path) -> None:
     with staging(tmp_path / "a" / "b") as folder:
         fill(folder, tiny_bert)

@@ -1,8 +1,10 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from encoding.text import TextEncoder
 from training.encoder import SentenceEncoder
@@ -117,6 +119,36 @@ def test_a_model_that_is_not_there_speaks() -> None:
         SentenceEncoder.load("nowhere/at-all", template="[X]", read_out="cls")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", b"torn", "cannot be loaded as an encoder"),
+        ("tokenizer.json", b"{}", "cannot be loaded as an encoder"),
+        ("reading.json", b"{", "cannot be loaded as an encoder"),
+        ("reading.json", b'{"template": "[X]", "read_out": "eos"}', "read_out is 'eos'"),
+        ("tokenizer.json", None, "has a tokenizer without words; copy the parent's"),
+    ],
+)
+def test_a_folder_of_which_a_file_is_torn_or_missing_speaks(
+    masked_bert: Path, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    folder = shutil.copytree(masked_bert, tmp_path / "torn")
+    if content is None:
+        (folder / name).unlink()
+        (folder / "tokenizer_config.json").unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(EncoderError, match=message):
+        SentenceEncoder.load(str(folder))
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./folder", "a/b/c", __file__])
+def test_what_can_be_no_hub_name_is_not_asked_of_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: pytest.fail("the hub was asked"))
+    with pytest.raises(EncoderError, match="cannot be loaded as an encoder: it is no folder; give a folder"):
+        SentenceEncoder.load(source, template="[X]", read_out="cls")
+
+
 def test_a_model_without_a_reading_asks_for_one(tiny_bert: Path) -> None:
     with pytest.raises(EncoderError, match="--template and --read-out"):
         SentenceEncoder.load(str(tiny_bert))
@@ -128,8 +160,6 @@ def test_more_tokens_than_positions_are_refused(tiny_roberta: Path) -> None:
 
 
 def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(tiny_bert, tmp_path / "broken")

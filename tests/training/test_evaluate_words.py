@@ -66,6 +66,8 @@ def test_denoising_alone_reads_the_mask_less_the_templates_bias(model: str, tmp_
         (["{model}", "--top-k", "5", "--read-out", "cls"], "leave out --read-out cls"),
         (["{bundle}", "--top-k", "5"], "its reading is fixed; leave out --top-k"),
         (["{bundle}", "--denoise"], "its reading is fixed; leave out --denoise"),
+        (["{model}", "--json", "no/such/folder/figures.json"], "no/such/folder is not a folder; make it first"),
+        (["{bert}"], "does not say how it is read; give --template and --read-out"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(

@@ -206,6 +206,8 @@ def maskless(tiny_bert: Path, tmp_path: Path) -> Path:
         (["{bert}", "--dev", "{dev}", "--relations", "is [MASK]"], "has [MASK] 2 times"),
         (["{bert}", "--dev", "{dev}", "--prefixes", "[X] [X]"], "has [X] 2 times"),
         (["{bert}", "--dev", "{dev}", "--json", "no/such/folder/found.json"], "no/such/folder is not a folder"),
+        (["{bert}", "--dev", "{dev}", "--json", "{folder}"], "folder is a folder; name a file"),
+        (["gone", "--dev", "gone.csv"], "gone.csv is not a file"),  # the quicker first
         (["{folder}", "--dev", "{dev}"], "is none of: a run"),
         (["{bert}", "--dev", "{dev}", "--max-tokens", "9000"], "has positions for 64"),
     ],

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from encoding.bundle import PRECISIONS, Bundle
 from encoding.template import READ_OUTS
-from training.cli import run
+from training.cli import check_new_file, positive, run
 from training.encoder import SentenceEncoder, fastest_device
-from training.errors import EncoderError, RunError
+from training.errors import RunError
 from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts_dev
 from training.runner import GraphEncoder
 from training.source import resolve
@@ -34,6 +34,8 @@ READING_OPTIONS = ("template", "read_out", "max_tokens", "final_period", "denois
 def main(arguments: Sequence[str] | None = None) -> int | None:
     """Raises ClozeError; usage errors end the process with 2."""
     options = _parser().parse_args(arguments)
+    if options.json:
+        check_new_file(options.json)
     tasks = load_tasks(options.data, (*STS_TASKS, *DEV_TASKS))  # first: reading is quick and may fail
     scores: dict[str, dict[str, float]] = {}
     for name, embed in subjects(options).items():
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     _show(options.path, scores)
     if options.json:
         content = {"path": options.path, "suite": options.suite, "scores": scores}
-        Path(options.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return None
 
 
@@ -63,13 +65,10 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
         raise RunError(f"--top-k takes the tokens at [MASK]; leave out --read-out {options.read_out}")
     folder = str(Path(options.path, "model")) if kind == "run" else options.path
     changes["denoising"] = changes.pop("denoise", None)
-    try:
-        if options.top_k:
-            embed = partial(MaskedWords.load(folder, **changes).embed, k=options.top_k)
-            return {f"torch fp32, top {options.top_k} tokens": embed}
-        return {"torch fp32": SentenceEncoder.load(folder, **changes).to(fastest_device()).embed}
-    except EncoderError as error:
-        raise EncoderError(f"{options.path}: {error}") from error
+    if options.top_k:
+        embed = partial(MaskedWords.load(folder, **changes).embed, k=options.top_k)
+        return {f"torch fp32, top {options.top_k} tokens": embed}
+    return {"torch fp32": SentenceEncoder.load(folder, **changes).to(fastest_device()).embed}
 
 
 def _score(embed: Embed, tasks: dict[str, Pairs], name: str) -> dict[str, float]:
@@ -106,16 +105,19 @@ def _parser() -> argparse.ArgumentParser:
         "--data", required=True, metavar="DIR", help="the folder that holds senteval/downstream, downstream or STS"
     )
     parser.add_argument("--suite", choices=("sts",), default="sts", help="what to score (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--precision", choices=PRECISIONS, help="of a bundle: only this graph (default: all)")
     reading = parser.add_argument_group("how an encoder without a reading of its own is read")
     reading.add_argument("--template", metavar="T", help='such as: This sentence of "[X]" means [MASK].')
     reading.add_argument("--read-out", choices=READ_OUTS, help="where the vector is read")
-    reading.add_argument("--max-tokens", type=int, metavar="N", help="default: what the encoder has positions for")
+    reading.add_argument("--max-tokens", type=positive, metavar="N", help="default: what the encoder has positions for")
     reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
     reading.add_argument("--denoise", action="store_const", const=True, help="subtract what the template gives alone")
     reading.add_argument(
-        "--top-k", type=int, metavar="K", help="of a masked language model: the K likeliest tokens' word embeddings"
+        "--top-k",
+        type=positive,
+        metavar="K",
+        help="of a masked language model: the K likeliest tokens' word embeddings",
     )
     return parser
 
