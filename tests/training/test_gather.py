@@ -35,7 +35,7 @@ def share_of_two(rank: int, folder: Path) -> dict[str, Any]:
         views = drawn(objective, rows[:COUNT])
         half = slice(rank * COUNT // 2, (rank + 1) * COUNT // 2)
         mine = {name: {key: tensor[half] for key, tensor in view.items()} for name, view in views.items()}
-        wrapped = DistributedDataParallel(objective, find_unused_parameters=True)
+        wrapped = DistributedDataParallel(objective)  # as in training: it would wait for an idle weight
         loss = wrapped(**mine)["loss"]
         loss.backward()
         plain = gradients(objective)
@@ -74,6 +74,7 @@ def test_the_gradient_is_that_of_one_process_on_all_rows(
     loss.backward()
     expected = gradients(objective)
     assert any(gradient.abs().max() > 1e-3 for gradient in expected.values())
+    assert expected.keys() == {key for key, weight in objective.named_parameters() if weight.requires_grad}
     for share in shares:
         shared_loss, shared = share[case][way]
         torch.testing.assert_close(shared_loss, loss.detach(), atol=1e-5, rtol=1e-5)
