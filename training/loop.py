@@ -11,7 +11,7 @@ from transformers.integrations import TensorBoardCallback
 
 from training.corpus import Corpus, read_corpus
 from training.encoder import SentenceEncoder
-from training.errors import CorpusError, RecipeError
+from training.errors import CorpusError, RecipeError, RunError
 from training.objective import Objective
 from training.objectives import OBJECTIVES
 from training.recipe import Recipe
@@ -48,6 +48,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
         return False
+    _check_weights(objective)
     figures = {
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
@@ -97,6 +98,16 @@ def _check_devices(recipe: Recipe) -> None:
         raise RecipeError(f"batch_size is {recipe.batch_size} and is split among {count} processes; write a multiple")
     if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
+
+
+def _check_weights(objective: Objective) -> None:
+    """Raises RunError for a model that training broke; where the loss is logged it is found earlier."""
+    broken = [name for name, weight in objective.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise RunError(
+            f"after training {len(broken)} weights are no finite numbers, {broken[0]} among them; "
+            "lower learning_rate, or use precision = 'fp32'"
+        )
 
 
 def _add_callbacks(trainer: ObjectiveTrainer, recipe: Recipe, run: Run, interrupt: Interrupt) -> None:

@@ -3,12 +3,16 @@
 import math
 import resource
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from transformers.trainer_utils import SaveStrategy
 
+from training.contrastive import Contrastive
 from training.loop import console, prepare
+from training.objective import Objective, View
 from training.recipe import Recipe, to_toml
 from training.run import Run
 from training.trainer import ObjectiveTrainer, training_arguments
@@ -20,23 +24,41 @@ def dry_run(recipe: Recipe, steps: int = 2) -> None:
     """Print the recipe, one decoded example a view, the loss of two steps, memory and speed; keep nothing."""
     console.print(to_toml(recipe), markup=False)
     corpus, _, objective = prepare(recipe)
-    for name, view in objective.views(corpus.rows[: recipe.batch_size]).items():
-        length = int(view["attention_mask"][0].sum())
-        text = objective.encoder.tokenizer.decode(view["input_ids"][0, :length])
-        console.print(f"view {name}: {tuple(view['input_ids'].shape)} tokens, such as: {text}", markup=False)
+    views = objective.views(corpus.rows[: recipe.batch_size])
+    for name, view in views.items():
+        _show(objective, f"view {name}", view["input_ids"], view["attention_mask"])
+    for name, ids, mask in _drawn(objective, views):
+        _show(objective, f"drawn {name}", ids, mask)
     with tempfile.TemporaryDirectory() as folder:
         update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1}
         short = recipe.model_copy(update=update)
         arguments = training_arguments(short, Run(Path(folder)), dev=False)
-        began = time.monotonic()
-        ObjectiveTrainer(objective, None, args=arguments, train_dataset=corpus).train()
-        seconds = (time.monotonic() - began) / steps
+        arguments.save_strategy = SaveStrategy.NO
+        result = ObjectiveTrainer(objective, None, args=arguments, train_dataset=corpus).train()
+        seconds = result.metrics["train_runtime"] / steps
     total = recipe.max_steps or math.ceil(recipe.epochs * (len(corpus) // recipe.batch_size))
     console.print(f"memory: {_peak_memory():.2f} GB")
     console.print(
         f"speed: {recipe.batch_size / seconds:.0f} sentences a second; "
         f"{total} steps would take {total * seconds / 60:.0f} minutes"
     )
+
+
+def _show(objective: Objective, what: str, ids: Tensor, mask: Tensor) -> None:
+    """The first row of token ids (n, L), decoded."""
+    text = objective.encoder.tokenizer.decode(ids[0, : int(mask[0].sum())])
+    console.print(f"{what}: {tuple(ids.shape)} tokens, such as: {text}", markup=False)
+
+
+def _drawn(objective: Objective, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, token ids (n, L) and attention mask of what a step draws beside the views: masked words, edits."""
+    if not isinstance(objective, Contrastive):
+        return
+    for name, view in objective.draw(views).items():
+        if name not in views:
+            yield name, view["input_ids"], view["attention_mask"]
+        if "edited_ids" in view:
+            yield f"{name}, edited", view["edited_ids"], view["edited_mask"]
 
 
 def _peak_memory() -> float:

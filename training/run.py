@@ -34,9 +34,12 @@ class Run:
     @classmethod
     def fresh(cls, path: Path) -> Self:
         """A run folder to be. Raises RunError where something is in the way."""
+        run = cls(path)
+        if run.recipe_file.is_file():
+            raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path} is not empty; continue it with --resume {path}, or choose another --out")
-        return cls(path)
+            raise RunError(f"{path} is no empty folder; choose another --out")
+        return run
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -90,7 +93,10 @@ class Run:
                 changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
                 raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
         self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
         _write_json(self.data_file, sources)
 

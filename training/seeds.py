@@ -15,7 +15,7 @@ from rich.table import Table
 
 from training.errors import RecipeError, RunError
 from training.loop import console, fit, processes
-from training.recipe import Recipe, to_toml
+from training.recipe import LARGEST_SEED, Recipe, to_toml
 from training.run import Run
 
 __all__ = ["fit_seeds", "parse_seeds", "summary"]
@@ -30,6 +30,8 @@ def parse_seeds(words: Sequence[str]) -> list[int]:
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise RecipeError(f"--seeds {word}: write whole numbers, 0 1 2, or a range, 0-4")
+        if int(last or first) > LARGEST_SEED:
+            raise RecipeError(f"--seeds {word}: a seed is at most {LARGEST_SEED}")
         seeds += range(int(first), int(last or first) + 1)
     if len(seeds) != len(set(seeds)):
         raise RecipeError(f"--seeds {' '.join(words)} has a seed twice; write each once")
@@ -51,7 +53,9 @@ def fit_seeds(recipe: Recipe, seeds: Sequence[int], folder: Path) -> bool:
     for seed, run in runs.items():
         if run.finished:
             console.print(f"{run.path} is finished")
-        elif not fit(recipes[seed], run, resume=run.recipe_file.is_file()):
+            continue
+        console.print(f"{run.path}:")
+        if not fit(recipes[seed], run, resume=run.recipe_file.is_file()):
             return False
     if processes().is_main_process:
         figures = summary({seed: run.provenance()["dev_spearman"] for seed, run in runs.items()})

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
@@ -9,9 +10,19 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from tqdm import tqdm
+from transformers import (
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 from training.cached import backward_in_chunks
+from training.encoder import quiet
 from training.errors import RunError
 from training.gather import average_gradients
 from training.objective import Objective
@@ -23,6 +34,7 @@ from training.sts import Pairs, spearman
 __all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "training_arguments"]
 
 DEV_SCORE = "eval_dev_spearman"
+UNSHOWN = ("epoch", "total_flos")
 
 
 class ObjectiveTrainer(Trainer):
@@ -30,6 +42,8 @@ class ObjectiveTrainer(Trainer):
 
     def __init__(self, objective: Objective, pairs: Pairs | None, **keywords: Any) -> None:
         super().__init__(model=objective, eval_dataset=pairs, data_collator=objective.views, **keywords)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(Progress())
         self.objective = objective
         self.pairs = pairs
         self._parts: list[dict[str, Tensor]] = []
@@ -77,6 +91,10 @@ class ObjectiveTrainer(Trainer):
                 )
         super().log(logs, start_time)
 
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        with quiet():  # it would tell of checkpoints less than a second apart
+            super()._save_checkpoint(*arguments, **keywords)
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.pairs is not None, "evaluation is asked for only where there are dev pairs. This is a bug."
         first = self.is_world_process_zero()
@@ -85,6 +103,29 @@ class ObjectiveTrainer(Trainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+class Progress(ProgressCallback):
+    """On stderr a line a log, and on a terminal a bar below."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=None)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        figures = {name: value for name, value in (logs or {}).items() if name not in UNSHOWN}
+        if self.training_bar is None or "train_runtime" in figures:  # that one sums up
+            return
+        line = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in figures.items())
+        self.training_bar.write(f"step {state.global_step}: {line}", file=sys.stderr)
 
 
 class Journal(TrainerCallback):

@@ -248,8 +248,44 @@ def test_a_folder_in_the_way_is_left_alone(
 ) -> None:
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
-    assert "is not empty; continue it with --resume" in capsys.readouterr().err
+    assert f"{tmp_path} is no empty folder; choose another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "thesis.txt" / "run")])) == 1
+    assert "run cannot be made (Not a directory); choose another --out" in capsys.readouterr().err
+
+
+def test_a_run_in_the_way_says_how_to_continue(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.toml").write_text("", encoding="utf-8")
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
+    assert f"{tmp_path} is a run; continue it with --resume {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_model_that_training_broke_is_not_kept(
+    tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In fewer steps than log_steps no loss is looked at."""
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max_steps", "1", "--learning_rate", "1e38"]
+    assert run_command(lambda: main(["simcse", *keys, "--out", str(tmp_path / "run")])) == 1
+    assert "weights are no finite numbers" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_run_prints_a_line_a_log_and_nothing_of_its_libraries(
+    tmp_path: Path, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simcse", *words, "--max_steps", "10", "--out", str(tmp_path / "run")]) == 0
+    shown = capfd.readouterr()
+    lines = shown.err.splitlines()
+    assert shown.out == ""
+    assert lines[0].startswith("corpus: 256 rows")
+    assert lines[1].startswith("step 0: dev_spearman ")
+    assert [line.split(":")[0] for line in lines[2:-1]] == [
+        f"step {step}" for step in range(1, 11) for _ in range(2 if step % 5 == 0 else 1)
+    ]
+    assert lines[2].startswith("step 1: loss ")
+    assert lines[-1].startswith("finished: ")
 
 
 def test_resuming_on_other_text_is_refused(

@@ -35,5 +35,20 @@ def test_every_shipped_recipe_rehearses(
     assert main([name, "--dry-run", *(str(word) for key, value in keys.items() for word in (f"--{key}", value))]) == 0
     output = capsys.readouterr().err
     assert "tokens, such as: [CLS]" in output
+    if name.startswith("diffcse"):
+        assert "drawn first, edited: (4, " in output
+        assert "drawn second, edited: (4, " in output
+    else:
+        assert "drawn" not in output
     assert " sentences a second; " in output
     assert not Path("runs").exists()
+
+
+def test_masked_words_are_shown(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    keys = ["--encoder", "bert", "--corpus", "text.txt", "--batch_size", "4", "--mlm_weight", "0.1"]
+    assert main(["simcse", *keys, "--masked_share", "0.9", "--dry-run"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drawn masked first: (4, ")]
+    assert "[MASK]" in line

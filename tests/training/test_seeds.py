@@ -68,6 +68,9 @@ def test_seeds_are_numbers_and_ranges() -> None:
     for words in (["x"], ["-1"], ["4-2"], ["1-"], ["1.5"]):
         with pytest.raises(RecipeError, match="write whole numbers, 0 1 2, or a range, 0-4"):
             parse_seeds(words)
+    for word in ("2147483648", "0-99999999999"):
+        with pytest.raises(RecipeError, match="a seed is at most 2147483647"):
+            parse_seeds([word])
     with pytest.raises(RecipeError, match="has a seed twice"):
         parse_seeds(["0-2", "1"])
 
