@@ -61,7 +61,7 @@ def test_a_run_is_read_by_its_own_template_unless_another_is_given(
         (["--encoder", "{bert}"], "has no template of its own; give one: --template"),
         (["--encoder", "{bert}", "--template", "[X] [MASK]"], "has no masked-word head"),
         (["--encoder", "{model}", "--template", "[X]"], "has [MASK] 0 times"),
-        (["--encoder", "{model}", "--k", "0"], "0 tokens are asked for; ask for 1 to"),
+        (["--encoder", "{model}", "--k", "100000"], "100000 tokens are asked for; ask for 1 to"),
         (["--encoder", "{model}/.."], "is none of: a run"),
     ],
 )
@@ -73,3 +73,9 @@ def test_bad_input_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_no_tokens_at_all_are_a_usage_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["Two dogs run.", "--encoder", str(model), "--k", "0"])
+    assert "argument --k: '0' is no whole number from 1 on" in capsys.readouterr().err
