@@ -3,6 +3,7 @@
 To write the table again: python tests/training/test_docs.py
 """
 
+import json
 from pathlib import Path
 
 from training.objectives import OBJECTIVES
@@ -16,9 +17,14 @@ def table(recipe: type[Recipe], names: list[str]) -> str:
     rows = ["| key | default | meaning |", "| --- | --- | --- |"]
     for name in names:
         field = recipe.model_fields[name]
-        default = "required" if field.is_required() else "" if field.default in (None, ()) else f"`{field.default}`"
+        default = "required" if field.is_required() else "" if field.default in (None, ()) else shown(field.default)
         rows.append(f"| `{name}` | {default} | {field.description} |")
     return "\n".join(rows) + "\n"
+
+
+def shown(value: object) -> str:
+    """As a recipe spells it; texts without their quotes."""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
 def keys() -> str:
