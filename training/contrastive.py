@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.gather import gather
+from training.heads import HeadKind
 from training.losses import info_nce
 from training.objective import Objective, View
 from training.recipe import Positive, Recipe
 
-__all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe"]
+__all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
 
 VIEWS = ("first", "second", "negative")  # of a row: a text, its positive, its hard negative
 
@@ -40,6 +41,28 @@ class ContrastiveRecipe(Recipe):
     def _distinct_dimensions(self) -> Self:
         if len(set(self.dimensions)) < len(self.dimensions):
             raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
+        return self
+
+
+class PairsRecipe(ContrastiveRecipe):
+    """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
+
+    negative_weight: float = Field(
+        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+    )
+    kept_head: HeadKind | None = Field(
+        None,
+        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
+        "head; unset: a tanh in training only",
+    )
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Self:
+        if self.negative_weight and len(self.columns) != 3:
+            raise ValueError(
+                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
+                "a third column: name three columns, or write negative_weight = 0.0"
+            )
         return self
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from training.cli import run as run_command
 from training.errors import RecipeError
-from training.loop import console, fit, prepare, processes
+from training.loop import console, fit, processes
 from training.recipe import Recipe, choose_preset, parse_value, read_toml, unknown_key, validate
 from training.rehearsal import dry_run
 from training.run import Run
 from training.seeds import fit_seeds, parse_seeds
 from training.usage import method, overview, parse
 
-__all__ = ["fit", "load_recipe", "main", "prepare"]
+__all__ = ["load_recipe", "main"]
 
 _NOT_TO_RESUME = ("--preset", "--out", "--seeds", "--dry-run")
 

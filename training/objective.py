@@ -22,7 +22,7 @@ from training.recipe import Recipe
 
 __all__ = ["Objective", "View", "loss_head", "projection", "transform", "view"]
 
-View = dict[str, Tensor]  # input_ids and attention_mask, (n, L) both
+View = dict[str, Tensor]  # input_ids and attention_mask, (n, L) both, and what a method adds; a row each, all of them
 
 
 class Objective(nn.Module, ABC):

@@ -10,8 +10,9 @@ import torch
 
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe, prepare
+from training.fit import load_recipe
 from training.heads import HEAD_FILE, Head
+from training.loop import prepare
 from training.losses import info_nce
 from training.objectives.promptbert import PromptBERT
 from training.recipe import shipped_recipes

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from training.corpus import Corpus
 from training.encoder import SentenceEncoder
 from training.errors import CorpusError, RecipeError
-from training.fit import load_recipe, main, prepare
+from training.fit import load_recipe, main
+from training.loop import prepare
 from training.losses import SELF_GUIDED
 from training.objectives import OBJECTIVES
 from training.objectives.sg import SG

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from encoding.errors import TemplateError
 from encoding.template import Template
-from training.contrastive import VIEWS, Contrastive, ContrastiveRecipe
+from training.contrastive import VIEWS, Contrastive, PairsRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
-from training.heads import HeadKind
 from training.objective import View, loss_head, view
 
 __all__ = ["PromptBERT", "PromptBERTRecipe"]
@@ -24,7 +23,7 @@ __all__ = ["PromptBERT", "PromptBERTRecipe"]
 TWO_TEMPLATES = ("different", "denoised")
 
 
-class PromptBERTRecipe(ContrastiveRecipe):
+class PromptBERTRecipe(PairsRecipe):
     """The keys of `method = "promptbert"`."""
 
     method: Literal["promptbert"]
@@ -34,14 +33,6 @@ class PromptBERTRecipe(ContrastiveRecipe):
     )
     second_template: str | None = Field(
         None, description="the second view's template, in the modes different and denoised"
-    )
-    negative_weight: float = Field(
-        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
-    )
-    kept_head: HeadKind | None = Field(
-        None,
-        description="in mode supervised, a head that is served: tanh, or transform, which begins as that of the "
-        "encoder's masked-word head; unset: a tanh in training only",
     )
 
     @model_validator(mode="after")
@@ -73,11 +64,6 @@ class PromptBERTRecipe(ContrastiveRecipe):
             )
         elif self.kept_head is not None:
             raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
-        if self.negative_weight and columns != 3:
-            raise ValueError(
-                f"negative_weight is {self.negative_weight} and hard negatives are a third column; name three columns, "
-                "or write negative_weight = 0.0"
-            )
         return self
 
 

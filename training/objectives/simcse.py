@@ -5,19 +5,18 @@ masked words, so that the encoder forgets less of its language.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from training.contrastive import VIEWS, Contrastive, ContrastiveRecipe
+from training.contrastive import VIEWS, Contrastive, PairsRecipe
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError
 from training.gather import gather
-from training.heads import HeadKind
 from training.masking import mask_tokens, maskable_tokens
 from training.mlm import MaskedHead
 from training.objective import View, loss_head, view
@@ -27,29 +26,12 @@ __all__ = ["SimCSE", "SimCSERecipe"]
 MASKED = "masked "  # before the name of a view whose words are to be guessed
 
 
-class SimCSERecipe(ContrastiveRecipe):
+class SimCSERecipe(PairsRecipe):
     """The keys of `method = "simcse"`."""
 
     method: Literal["simcse"]
-    negative_weight: float = Field(
-        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
-    )
-    kept_head: HeadKind | None = Field(
-        None,
-        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
-        "head; unset: a tanh in training only",
-    )
     mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a masked-word loss beside; 0: none")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens it has to guess")
-
-    @model_validator(mode="after")
-    def _weighed(self) -> Self:
-        if self.negative_weight and len(self.columns) != 3:
-            raise ValueError(
-                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
-                "a third column: name three, or write negative_weight = 0.0"
-            )
-        return self
 
 
 class SimCSE(Contrastive):
