@@ -6,15 +6,22 @@ ClozeError
 └── ServiceError              a request that gets no vectors
     ├── Malformed             400  the body is no JSON
     ├── Empty                 400  no text at all
+    ├── Unauthorized          401  a key is needed, and none that is known was sent
+    ├── ModelNotFound         404  no model of that name is served
+    ├── Slow                  408  the body did not come in time
     ├── BodyTooLarge          413
     ├── UnsupportedMedia      415
     ├── Invalid               422  the body is JSON, and not what the route takes
     ├── BackendFailed         424  the graph gave no usable vector
     ├── Overloaded            429  refused at the door; Retry-After says when to come again
-    └── Unavailable           503  not ready, or stopping
+    ├── HeadersTooLarge       431
+    ├── Unavailable           503  not ready, or stopping
+    └── Late                  504  not answered in the time it had
 
 `encoding`'s TextTooLong and TextError answer 422. The body is {"error": …, "error_type": …}, spelt as
-text-embeddings-inference spells it. Anything else is a bug: 500, logged, and the client learns nothing of it.
+text-embeddings-inference spells it, and on OpenAI's routes {"error": {"message", "type", "param", "code"}}. There a
+failed graph is 500, for a client of OpenAI's knows no 424. Anything else is a bug: 500, logged, and the client learns
+nothing of it.
 """
 
 from dataclasses import dataclass
@@ -39,14 +46,20 @@ __all__ = [
     "BodyTooLarge",
     "Empty",
     "ErrorBody",
+    "HeadersTooLarge",
     "Invalid",
+    "Late",
     "Malformed",
+    "ModelNotFound",
     "Overloaded",
     "ServiceError",
     "SessionError",
+    "Slow",
+    "Unauthorized",
     "Unavailable",
     "UnsupportedMedia",
     "answer",
+    "body",
     "respond",
 ]
 
@@ -71,8 +84,24 @@ class Empty(ServiceError):
     """The request holds no text at all."""
 
 
+class Unauthorized(ServiceError):
+    """The route needs a key, and none that is known was sent."""
+
+
+class ModelNotFound(ServiceError):
+    """No model of that name is served."""
+
+
+class Slow(ServiceError):
+    """The request did not come in time."""
+
+
 class BodyTooLarge(ServiceError):
     """The body is larger than the limit."""
+
+
+class HeadersTooLarge(ServiceError):
+    """The head of the request is larger than the limit."""
 
 
 class UnsupportedMedia(ServiceError):
@@ -87,12 +116,33 @@ class BackendFailed(ServiceError):
     """The graph gave no usable vector."""
 
 
-class Overloaded(ServiceError):
+class Retriable(ServiceError):
+    """The same request may succeed in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Overloaded(Retriable):
     """The service is full; the request was refused whole."""
 
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message, retry_after)
 
-class Unavailable(ServiceError):
+
+class Unavailable(Retriable):
     """The service is not ready, or stopping."""
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message, retry_after)
+
+
+class Late(Retriable):
+    """The request was not answered in the time it had."""
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message, retry_after)
 
 
 class ErrorBody(BaseModel):
@@ -104,38 +154,44 @@ class ErrorBody(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """How one error is answered."""
+    """How one error is answered; `kind` and `code` are OpenAI's words for it."""
 
     status: int
     error_type: str
-    headers: tuple[tuple[str, str], ...] = ()
+    kind: str = "invalid_request_error"
+    code: str | None = None
 
 
 ANSWERS: Final[dict[type[Exception], Answer]] = {
     Malformed: Answer(400, "Malformed"),
     Empty: Answer(400, "Empty"),
+    Unauthorized: Answer(401, "Unauthorized", "authentication_error", "invalid_api_key"),
+    ModelNotFound: Answer(404, "ModelNotFound", code="model_not_found"),
+    Slow: Answer(408, "Slow", "timeout_error"),
     BodyTooLarge: Answer(413, "PayloadTooLarge"),
     UnsupportedMedia: Answer(415, "UnsupportedMediaType"),
     Invalid: Answer(422, "Validation"),
     RequestValidationError: Answer(422, "Validation"),
-    TextTooLong: Answer(422, "Validation"),
+    TextTooLong: Answer(422, "Validation", code="context_length_exceeded"),
     TextError: Answer(422, "Tokenizer"),
-    BackendFailed: Answer(424, "Backend"),
-    Overloaded: Answer(429, "Overloaded", (("retry-after", "1"),)),
-    Unavailable: Answer(503, "Unhealthy", (("retry-after", "5"),)),
+    BackendFailed: Answer(424, "Backend", "server_error"),
+    Overloaded: Answer(429, "Overloaded", "rate_limit_error", "rate_limit_exceeded"),
+    HeadersTooLarge: Answer(431, "HeadersTooLarge"),
+    Unavailable: Answer(503, "Unhealthy", "server_error", "service_unavailable"),
+    Late: Answer(504, "Timeout", "timeout_error"),
 }
 ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}
 SHAPES: Final = ("embed", "similarity")  # the two bodies that POST / takes; pydantic names the one it tried
 MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
-INTERNAL: Final = Answer(500, "Internal")
+INTERNAL: Final = Answer(500, "Internal", "server_error")
 ERROR_TYPES: Final = sorted({*(known.error_type for known in ANSWERS.values()), *ROUTING.values(), INTERNAL.error_type})
+OPENAI: Final = ("/v1", "/embeddings")  # the paths that OpenAI's clients ask
 
 
 def answer(error: Exception) -> Answer:
     """Find the answer of the nearest class; INTERNAL where there is none."""
     if isinstance(error, HTTPException):
-        headers = tuple((error.headers or {}).items())
-        return Answer(error.status_code, ROUTING.get(error.status_code, "Http"), headers)
+        return Answer(error.status_code, ROUTING.get(error.status_code, "Http"))
     return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), INTERNAL)
 
 
@@ -143,8 +199,28 @@ def respond(request: Request, error: Exception) -> Response:
     """Make the answer, and leave its error type where the metrics find it."""
     found = answer(error)
     request.scope.setdefault("state", {})["error_type"] = found.error_type
-    body = orjson.dumps({"error": _message(request, error, found), "error_type": found.error_type})
-    return Response(body, found.status, dict(found.headers), "application/json")
+    openai = request.scope["path"].startswith(OPENAI)
+    status = 500 if openai and found.status == 424 else found.status
+    content = body(found, _message(request, error, found), openai=openai)
+    return Response(content, status, _headers(error), "application/json")
+
+
+def body(found: Answer, message: str, *, openai: bool = False) -> bytes:
+    """The JSON of one error, in the native shape or OpenAI's."""
+    if openai:
+        return orjson.dumps({"error": {"message": message, "type": found.kind, "param": None, "code": found.code}})
+    return orjson.dumps({"error": message, "error_type": found.error_type})
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    match error:
+        case HTTPException():
+            return dict(error.headers or {})
+        case Retriable():
+            return {"retry-after": str(error.retry_after)}
+        case Unauthorized():
+            return {"www-authenticate": "Bearer"}
+    return {}
 
 
 def _message(request: Request, error: Exception, found: Answer) -> str:
