@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-EXTRAS = "dev,gpu"  # dev holds service, cpu and train
+EXTRAS = "dev,gpu"  # dev holds service, cpu, otel and train
 LOCAL = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")
 HEADER = "# Exact versions of all that any extra installs; every install uses this file. Made by `make lock`.\n"
 
