@@ -1,0 +1,140 @@
+"""Lines as text and as JSON, the request's id in each, and what a client cannot do to them."""
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from service.logs import JSON, Text, accept_id, request_id
+
+
+def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord(
+        "service.app", logging.WARNING, "app.py", 1, message, arguments, more.pop("exc_info", None)
+    )
+    made.created, made.msecs = 1769851613.0379, 37.9
+    vars(made).update(more)
+    return made
+
+
+def failed() -> Any:
+    try:
+        raise ValueError("bad\n2026-01-31T00:00:00.000Z INFO forged line\x1b[2J")
+    except ValueError:
+        return sys.exc_info()
+
+
+def test_text() -> None:
+    line = Text().format(record("loaded %s", "tiny", fields={"seconds": 0.5, "path": "a b", "empty": "", "none": None}))
+    assert line == '2026-01-31T09:26:53.037Z WARNING service.app loaded tiny seconds=0.5 path="a b" empty="" none=None'
+
+
+def test_json() -> None:
+    fields = {"texts": 3, "share": float("nan"), "bundle": {1, 2}.__class__, "level": "forged", "message": "forged"}
+    line = JSON().format(record("loaded %s", "tiny", fields=fields))
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "time": "2026-01-31T09:26:53.037Z",
+        "level": "warning",
+        "logger": "service.app",
+        "message": "loaded tiny",
+        "texts": 3,
+        "share": "nan",
+        "bundle": "<class 'set'>",
+    }
+
+
+@pytest.mark.parametrize("evil", ["a\nb", "a\r\nb", "\x1b[31m", "\x00", "\x85", "\u2028", "\x7f", "\ud800"])
+def test_control_characters_are_escaped(evil: str) -> None:
+    text = Text().format(record("path %s", evil, fields={"id": evil, f"k{evil}": 1}))
+    lines = JSON().format(record("path %s", evil, fields={"id": evil}))
+    assert text.isprintable()
+    assert lines.isprintable() or evil == "\x7f"
+    assert json.loads(lines)["id"] == evil
+
+
+def test_a_value_cannot_add_a_field() -> None:
+    line = Text().format(record("asked", fields={"path": '/x status=200 a="b\\'}))
+    assert line.endswith(r'asked path="/x status=200 a=\"b\\"')
+
+
+def test_a_traceback_forges_no_line_in_text() -> None:
+    first, *rest = Text().format(record("failed", exc_info=failed())).split("\n")
+    assert first.endswith("service.app failed")
+    assert rest
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+    assert "  2026-01-31T00:00:00.000Z INFO forged line\\x1b[2J" in rest
+
+
+def test_a_traceback_is_one_string_in_json() -> None:
+    line = JSON().format(record("failed", exc_info=failed(), stack_info="Stack:\n  here"))
+    told = json.loads(line)["exception"]
+    assert "\n" not in line
+    assert told.startswith("Traceback (most recent call last):\n")
+    assert told.endswith("Stack:\n  here")
+
+
+@pytest.mark.parametrize("formatter", [Text(), JSON()])
+def test_the_request_id_is_in_every_line_of_its_tasks(formatter: logging.Formatter) -> None:
+    async def inner() -> str:
+        return formatter.format(record("inner"))
+
+    async def request(name: str) -> str:
+        request_id.set(name)
+        return await asyncio.create_task(inner())
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*(asyncio.create_task(request(f"id-{number}")) for number in range(3)))
+
+    for number, line in enumerate(asyncio.run(all_at_once())):
+        assert re.search(rf"request_id\W+id-{number}\b", line)
+    assert "request_id" not in formatter.format(record("outside"))
+
+
+@pytest.mark.parametrize("kept", ["a", "7d1c-4f:/+=", "x" * 128])
+def test_a_clients_id_is_kept(kept: str) -> None:
+    assert accept_id(kept) == kept
+
+
+@pytest.mark.parametrize("refused", [None, "", "x" * 129, "a b", "a\n", "\xe9", "a\x7f"])
+def test_any_other_id_is_replaced(refused: str | None) -> None:
+    made = accept_id(refused)
+    assert re.fullmatch("[0-9a-f]{32}", made)
+    assert made != accept_id(refused)
+
+
+PROGRAM = """
+import logging, sys, threading, warnings
+from service.logs import configure, request_id
+configure(sys.argv[1], "json")
+configure(sys.argv[1], "json")  # a second time adds nothing
+request_id.set("abc")
+logging.getLogger("service.a").debug("one")
+logging.getLogger("service.a").info("two", extra={"fields": {"n": 1}})
+logging.getLogger("uvicorn.error").info("three")
+logging.getLogger("uvicorn.error").warning("four")
+warnings.warn("five")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise RuntimeError("six")
+"""
+
+
+@pytest.mark.parametrize(("level", "messages"), [("debug", ["one", "two", "three", "four"]), ("info", ["two", "four"])])
+def test_a_process_logs_nothing_but_json(level: str, messages: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, level], capture_output=True, text=True, timeout=60)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert [line["message"] for line in lines[:-3]] == messages
+    warned, thread, main = lines[-3:]
+    assert "UserWarning: five" in warned["message"]
+    assert "ZeroDivisionError" in thread["exception"]
+    assert "RuntimeError: six" in main["exception"]
+    assert main["request_id"] == "abc"
+    assert "request_id" not in thread
