@@ -1,0 +1,85 @@
+"""The space that a model's vectors fill, sampled from live traffic, so that drift is seen.
+
+Kept are raw vectors and hashes of token ids; never a text.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Shape", "Space"]
+
+PER_REQUEST = 4  # so that one client's ten thousand texts are no more than another's four
+
+
+class Shape(NamedTuple):
+    """What the sample looks like."""
+
+    mean_cosine: float  # of all pairs of vectors; 0 where they point everywhere, 1 where they are one direction
+    mean_norm: float  # before normalisation
+    truncated: float  # share of the texts that lost something
+
+
+class Space:
+    """A sample of at most `capacity` different texts that were embedded lately, and its shape.
+
+    Every request gives up to PER_REQUEST of its vectors, chosen at random, until the sample is full; from then on a
+    `share` of the requests does, and each of their vectors replaces one at random. So the sample reaches back over
+    some capacity / (share × PER_REQUEST) requests, and fades instead of ending. A text that is in the sample already,
+    told by its token ids, is passed over: a health check that embeds one text for ever is no narrow space.
+
+    Not for several threads: `observe` and `shape` belong to the event loop.
+    """
+
+    def __init__(self, dimension: int, *, capacity: int = 256, share: float = 0.125, seed: int = 0) -> None:
+        self.capacity = capacity
+        self.share = share
+        self._random = Random(seed)
+        self._vectors = np.zeros((capacity, dimension), dtype=np.float32)
+        self._cut = np.zeros(capacity, dtype=bool)
+        self._keys: list[int] = []  # of the texts, by place
+        self._known: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def observe(self, vectors: NDArray[np.float32], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
+        """Take some of one request: its raw vectors (texts, dimension), each text's ids, and how many it lost."""
+        if len(self) == self.capacity and self._random.random() >= self.share:
+            return
+        count = len(ids)
+        for row in self._random.sample(range(count), min(count, PER_REQUEST)):
+            key = hash(tuple(ids[row]))
+            if key not in self._known:
+                place = self._place(key)
+                self._vectors[place] = vectors[row]
+                self._cut[place] = cut[row] > 0
+
+    def shape(self) -> Shape | None:
+        """None until there is a pair of vectors. All pairs count, for they cost no more than their sum.
+
+        For n unit rows u, |Σu|² = n + Σ of the cosines of all n (n - 1) ordered pairs.
+        """
+        vectors = self._vectors[: len(self)].astype(np.float64)
+        norms = np.linalg.norm(vectors, axis=1)
+        pointed = norms > 0  # a vector of zeros has no direction
+        count = int(pointed.sum())
+        if count < 2:
+            return None
+        total = (vectors[pointed] / norms[pointed, None]).sum(axis=0)
+        cosine = (float(total @ total) - count) / (count * (count - 1))
+        return Shape(cosine, float(norms.mean()), float(self._cut[: len(self)].mean()))
+
+    def _place(self, key: int) -> int:
+        """Where a new text goes: the next free place, else a random one, whose text is forgotten."""
+        self._known.add(key)
+        if len(self) < self.capacity:
+            self._keys.append(key)
+            return len(self) - 1
+        place = self._random.randrange(self.capacity)
+        self._known.remove(self._keys[place])
+        self._keys[place] = key
+        return place
