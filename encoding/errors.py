@@ -22,7 +22,11 @@ class TemplateError(ClozeError):
 
 
 class TextError(ClozeError):
-    """The text cannot be encoded."""
+    """The text cannot be encoded; `position` is its place among those given, where that is known."""
+
+    def __init__(self, message: str, *, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class TextTooLong(TextError):

@@ -9,23 +9,35 @@ RoBERTa's own `<mask>` token. Word-piece tokenizers see no difference.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from encoding.errors import BundleError, TemplateError, TextTooLong
+from encoding.errors import BundleError, TemplateError, TextError, TextTooLong
 from encoding.template import MASK, Template
 
-__all__ = ["TOKENIZER_FILES", "Batch", "Direction", "SpecialTokens", "TextEncoder", "Tokens", "with_final_period"]
+__all__ = [
+    "TOKENIZER_FILES",
+    "Batch",
+    "Direction",
+    "SpecialTokens",
+    "TextEncoder",
+    "Token",
+    "Tokens",
+    "with_final_period",
+]
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 Direction = Literal["left", "right"]
+
+Span = tuple[int, int] | tuple[None, None]
+NOWHERE: Final[Span] = (None, None)
 
 
 class Batch(NamedTuple):
@@ -42,6 +54,22 @@ class Tokens(NamedTuple):
     cut: int
 
 
+class Token(NamedTuple):
+    """One token of a sequence, and where it comes from.
+
+    `text` is the vocabulary's spelling. `text[start:stop]` of the caller's text is the token's source; both are None
+    for what the text does not hold: the template's tokens, the blank that [X] takes from it, a final period added.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+    template: bool  # outside [X]: the same for every text
+    cut: bool  # lost to truncation: the model does not see it
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
     """The ids of the tokens that a text can never spell. `mask` is None where the vocabulary has none."""
@@ -50,6 +78,9 @@ class SpecialTokens:
     sep: int
     pad: int
     mask: int | None
+
+    def __contains__(self, token: int) -> bool:
+        return token in (self.cls, self.sep, self.pad, self.mask)
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> Self:
@@ -139,6 +170,24 @@ class TextEncoder:
         return self.max_tokens - self.template_tokens
 
     @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the tokenizer knows, special ones included."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
+    @property
+    def shortest(self) -> list[int]:
+        """The sequence of an empty text."""
+        return [*self.prefix_ids, *self.suffix_ids]
+
+    @property
+    def longest(self) -> list[int]:
+        """A sequence of `max_tokens`: one ordinary token again and again in the template."""
+        ordinary = (token for token in range(self.vocabulary_size) if token not in self.special)
+        known = (token for token in ordinary if self._spelling(token) is not None)
+        return [*self.prefix_ids, *[next(known, self.special.sep)] * self.text_tokens, *self.suffix_ids]
+
+    @property
     def mask_index(self) -> int | None:
         if MASK in self.template.suffix:
             return self.suffix_ids.index(self._mask_id) - len(self.suffix_ids)
@@ -146,26 +195,59 @@ class TextEncoder:
             return self.prefix_ids.index(self._mask_id)
         return None
 
-    def encode(self, texts: Sequence[str], *, truncate: bool = True, direction: Direction = "right") -> list[Tokens]:
+    def encode(
+        self, texts: Sequence[str], *, truncate: bool = True, direction: Direction = "right", first: int = 0
+    ) -> list[Tokens]:
         """Put each text into the template, in order.
 
-        `direction` is the side that a text too long loses. With `truncate=False` such a text raises
-        TextTooLong instead, which names its position.
+        `direction` is the side that a text too long loses. With `truncate=False` such a text raises TextTooLong
+        instead; one that the tokenizer cannot take raises TextError. Both carry its position, counted from `first`
+        for a caller who hands in a slice of its texts.
         """
-        encodings = self._tokenizer.encode_batch_fast(list(map(self._prepare, texts)), add_special_tokens=False)
-        sequences = []
-        for position, encoding in enumerate(encodings):
-            ids = encoding.ids
-            cut = max(0, len(ids) - self.text_tokens)
-            if cut and not truncate:
-                raise TextTooLong(
-                    f"text {position} has {len(ids)} tokens; at most {self.text_tokens} fit beside the template's "
-                    f"{self.template_tokens}: shorten it or allow truncation"
-                )
-            if cut:
-                ids = ids[cut:] if direction == "left" else ids[: self.text_tokens]
-            sequences.append(Tokens([*self.prefix_ids, *ids, *self.suffix_ids], cut))
-        return sequences
+        encodings = self._tokenize(texts, first=first)
+        return [self._place(each.ids, place, truncate, direction) for place, each in enumerate(encodings, first)]
+
+    def encode_ids(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        truncate: bool = True,
+        direction: Direction = "right",
+        first: int = 0,
+    ) -> list[Tokens]:
+        """Put texts that are token ids already into the template, as `encode` puts those it has tokenised.
+
+        The ids are the text's own, without template and special tokens. Nothing is added to them: the blank before
+        [X] and the final period, where a text gets them, are among its ids. So the ids of `explain(text)` that are
+        not the template's give what `encode([text])` gives. An id outside the vocabulary, or of a special token,
+        raises TextError.
+        """
+        for position, ids in enumerate(sequences, first):
+            self._check(ids, position)
+        return [self._place(list(ids), place, truncate, direction) for place, ids in enumerate(sequences, first)]
+
+    def explain(self, text: str, *, direction: Direction = "right") -> list[Token]:
+        """Give every token of the text's sequence, and in their places those that truncation cuts.
+
+        The ids of the tokens not cut are `encode([text], direction=direction)[0].ids`.
+        """
+        [encoding] = self._tokenize([text], offsets=True)
+        ids = encoding.ids
+        kept = self._kept(len(ids), direction)
+        spans = enumerate(self._spans(text, encoding.offsets))
+        return [
+            *(self._token(token, template=True) for token in self.prefix_ids),
+            *(self._token(ids[place], span, cut=place not in kept) for place, span in spans),
+            *(self._token(token, template=True) for token in self.suffix_ids),
+        ]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Spell ids out, as the tokenizer joins them. Raises TextError at an id outside the vocabulary."""
+        for place, token in enumerate(ids):
+            if wrong := self._unknown(token):
+                raise TextError(f"place {place}: {wrong}")
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> Batch:
         """Join sequences of ids into one batch, as long as its longest."""
@@ -180,6 +262,75 @@ class TextEncoder:
     def batch(self, texts: Sequence[str]) -> Batch:
         """`encode` and `pad` in one step."""
         return self.pad([tokens.ids for tokens in self.encode(texts)])
+
+    def _tokenize(self, texts: Sequence[str], *, offsets: bool = False, first: int = 0) -> list[Encoding]:
+        """Every text goes through here. Offsets, which take longer to find, do not change the ids."""
+        prepared = list(map(self._prepare, texts))
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+        try:
+            encodings: list[Encoding] = encode(prepared, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises plain Exception, and does not say at which text
+            raise self._refused(prepared, error, first) from error
+        return encodings
+
+    def _refused(self, prepared: list[str], error: Exception, first: int) -> TextError:
+        for position, text in enumerate(prepared, first):
+            try:
+                self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+            except Exception as alone:
+                reason = f"{type(alone).__name__}: {alone}"
+                return TextError(f"the tokenizer cannot take text {position} ({reason}); change it", position=position)
+        return TextError(f"the tokenizer cannot take these {len(prepared)} texts together ({error}); send fewer")
+
+    def _place(self, ids: list[int], position: int, truncate: bool, direction: Direction) -> Tokens:
+        kept = self._kept(len(ids), direction)
+        cut = len(ids) - len(kept)
+        if cut and not truncate:
+            raise TextTooLong(
+                f"text {position} has {len(ids)} tokens; at most {self.text_tokens} fit beside the template's "
+                f"{self.template_tokens}: shorten it or allow truncation",
+                position=position,
+            )
+        return Tokens([*self.prefix_ids, *ids[kept.start : kept.stop], *self.suffix_ids], cut)
+
+    def _kept(self, count: int, direction: Direction) -> range:
+        """Of a text's `count` tokens, the places of those that fit."""
+        cut = max(0, count - self.text_tokens)
+        return range(cut, count) if direction == "left" else range(count - cut)
+
+    def _spans(self, text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[Span]:
+        """Offsets into what `_prepare` made of the text, as offsets into the text itself."""
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+        shift = first - len(self._blank)
+        for start, stop in offsets:
+            added = stop + shift <= first or start + shift >= last  # the blank before it or the period after it, alone
+            yield NOWHERE if added else (max(start + shift, first), min(stop + shift, last))
+
+    def _token(self, token: int, span: Span = NOWHERE, *, template: bool = False, cut: bool = False) -> Token:
+        start, stop = span
+        return Token(token, self._spelling(token) or "", token in self.special, start, stop, template, cut)
+
+    def _check(self, ids: Sequence[int], position: int) -> None:
+        for place, token in enumerate(ids):
+            if wrong := self._unknown(token) or self._reserved(token):
+                raise TextError(f"text {position}, place {place}: {wrong}", position=position)
+
+    def _unknown(self, token: int) -> str | None:
+        if self._spelling(token) is not None:
+            return None
+        return f"id {token} is outside the vocabulary of {self.vocabulary_size} tokens; send this model's own ids"
+
+    def _reserved(self, token: int) -> str | None:
+        if token not in self.special:
+            return None
+        return f"id {token} is the special token {self._spelling(token)}; leave it out, the template has its own"
+
+    def _spelling(self, token: int) -> str | None:
+        try:
+            spelling: str | None = self._tokenizer.id_to_token(token)
+        except OverflowError:  # below 0, or wider than 32 bits
+            return None
+        return spelling
 
     def _prepare(self, text: str) -> str:
         text = text.strip()

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
 
-from encoding.errors import BundleError, TemplateError, TextTooLong
+from encoding.errors import BundleError, TemplateError, TextError, TextTooLong
 from encoding.template import Template
-from encoding.text import SpecialTokens, TextEncoder, with_final_period
+from encoding.text import Direction, SpecialTokens, TextEncoder, Token, with_final_period
 
 QUOTED = 'This sentence of "[X]" means [MASK].'
 LONG = "rain " * 200
@@ -167,3 +168,200 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, tiny_bert: Path) -> None:
     assert load(tmp_path, "[X]").special.mask is None
     with pytest.raises(TemplateError, match="no mask token"):
         load(tmp_path)
+
+
+ODD = [
+    *TEXTS,
+    "  two dogs\n",
+    "\tCafé naïve, e\u0301te\u0301!",
+    "两只狗 play 음악",
+    "a 👩‍👩‍👧 and 😀",
+    "two  dogs   run",
+    "well!",
+    'he said "no"',
+    "…",
+    "\ufb01ne \u00a0 x\u200by",
+    "[MASK] </s> [PAD]",
+    "\u00a0",
+    "\x00a\x00",
+]
+SOURCES = [QUOTED, "say: [X] [MASK] .", "[MASK] is what [X] means", "[X]"]
+
+
+@pytest.mark.parametrize("final_period", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_explain_shows_what_the_model_sees(folder: Path, source: str, direction: Direction, final_period: bool) -> None:
+    encoder = load(folder, source, 24, final_period)
+    for text in ODD:
+        explained = encoder.explain(text, direction=direction)
+        [tokens] = encoder.encode([text], direction=direction)
+        assert [token.id for token in explained if not token.cut] == tokens.ids
+        assert sum(token.cut for token in explained) == tokens.cut
+        assert [token.id for token in explained if token.template] == encoder.shortest
+        assert not any(token.cut or token.start is not None for token in explained if token.template)
+        assert all(token.special == (token.id in encoder.special) for token in explained)
+        assert not any(token.special for token in explained if not token.template)
+
+
+@pytest.mark.parametrize("final_period", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_the_ids_of_explain_encode_as_their_text(
+    folder: Path, source: str, direction: Direction, final_period: bool
+) -> None:
+    encoder = load(folder, source, 24, final_period)
+    explained = [encoder.explain(text, direction=direction) for text in ODD]
+    whole = [[token.id for token in tokens if not token.template] for tokens in explained]
+    kept = [[token.id for token in tokens if not token.template and not token.cut] for tokens in explained]
+    encoded = encoder.encode(ODD, direction=direction)
+    assert encoder.encode_ids(whole, direction=direction) == encoded
+    assert [tokens.ids for tokens in encoder.encode_ids(kept)] == [tokens.ids for tokens in encoded]
+
+
+def test_explain_spells_each_token_and_says_where_it_stands(tiny_bert: Path) -> None:
+    encoder = load(tiny_bert, "[X] means [MASK].", max_tokens=64)
+    text = "  Two dögs. 狗 \n"
+    inner = [token for token in encoder.explain(text) if not token.template]
+    joined = "".join(token.text.removeprefix("##") for token in inner if token.text != "[UNK]")
+    assert joined == "twodogs."  # lower case, no accent: the vocabulary's spelling
+    assert "".join(text[token.start : token.stop] for token in inner) == "Twodögs.狗"
+    around = [token.text.removeprefix("##") for token in encoder.explain("x") if token.template]
+    assert "".join(around) == "[CLS]means[MASK].[SEP]"
+
+
+def test_explain_finds_every_character_of_a_byte_level_text(tiny_roberta: Path) -> None:
+    encoder = load(tiny_roberta, "say [X] [MASK]", max_tokens=64)
+    text = " \n two dogs 狗 😀é "
+    inner = [token for token in encoder.explain(text) if not token.template]
+    assert inner[0].text.startswith("Ġ")  # the template's blank, which is not in the text
+    assert text[inner[0].start : inner[0].stop] == text.strip()[: inner[0].stop - 3]  # type: ignore[operator]
+    spans = [range(token.start, token.stop) for token in inner if token.start is not None and token.stop is not None]
+    covered = sorted({place for span in spans for place in span})
+    assert [text[place] for place in covered if not text[place].isspace()] == list("twodogs狗😀é")
+    assert covered[0] == 3
+    assert sum(text[span.start : span.stop] == "😀" for span in spans) == 4  # a token for each of its bytes
+
+
+def test_a_blank_alone_stands_nowhere_in_the_text(tiny_roberta: Path) -> None:
+    encoder = load(tiny_roberta, "say [X] [MASK]", max_tokens=64)
+    first, *rest = (token for token in encoder.explain("狗") if not token.template)
+    assert first == Token(first.id, "Ġ", special=False, start=None, stop=None, template=False, cut=False)
+    assert {(token.start, token.stop) for token in rest} == {(0, 1)}
+
+
+def test_a_final_period_stands_nowhere_in_the_text(folder: Path) -> None:
+    encoder = load(folder, final_period=True)
+    added, own = (
+        [token for token in encoder.explain(text) if not token.template][-1] for text in ("two dogs ", "two dogs.")
+    )
+    assert (added.id, added.text) == (own.id, own.text) == (own.id, ".")
+    assert (added.start, added.stop) == (None, None)
+    assert (own.start, own.stop) == (8, 9)
+
+
+def test_a_token_of_the_texts_end_and_the_final_period_ends_with_the_text() -> None:
+    tokenizer = Tokenizer(BPE({"a": 0, "!": 1, ".": 2, "!.": 3}, [("!", ".")]))
+    encoder = TextEncoder(tokenizer, SpecialTokens(4, 5, 6, None), Template.parse("[X]", "mean"), 9, final_period=True)
+    inner = [token for token in encoder.explain(" a! ") if not token.template]
+    assert [(token.text, token.start, token.stop) for token in inner] == [("a", 1, 2), ("!.", 2, 3)]
+
+
+@pytest.mark.parametrize("wrong", [-1, 400_000, 2**32, 2**80])
+def test_ids_outside_the_vocabulary_are_refused(folder: Path, wrong: int) -> None:
+    encoder = load(folder)
+    [ordinary] = set(encoder.longest) - set(encoder.shortest)
+    size = encoder.vocabulary_size
+    with pytest.raises(
+        TextError, match=f"text 1, place 2: id {wrong} is outside the vocabulary of {size} tokens"
+    ) as no:
+        encoder.encode_ids([[ordinary], [ordinary, ordinary, wrong]])
+    assert no.value.position == 1
+    with pytest.raises(TextError, match=f"place 1: id {wrong} is outside the vocabulary of {size} tokens"):
+        encoder.decode([ordinary, wrong])
+    encoder.encode_ids([[size - 2]])
+    with pytest.raises(TextError, match="outside"):
+        encoder.encode_ids([[size]])
+
+
+@pytest.mark.parametrize("role", ["cls", "sep", "pad", "mask"])
+def test_ids_of_special_tokens_are_refused(folder: Path, role: str) -> None:
+    encoder = load(folder)
+    special = getattr(encoder.special, role)
+    with pytest.raises(TextError, match=f"text 0, place 0: id {special} is the special token .*leave it out") as no:
+        encoder.encode_ids([[special]])
+    assert no.value.position == 0
+
+
+def test_ids_too_many_are_cut_or_refused(folder: Path) -> None:
+    encoder = load(folder)
+    inner = [token.id for token in encoder.explain("two dogs " * 100) if not token.template]
+    with pytest.raises(TextTooLong, match=rf"text 1 has {len(inner)} tokens; at most {encoder.text_tokens} fit") as no:
+        encoder.encode_ids([[], inner], truncate=False)
+    assert no.value.position == 1
+    [none, cut] = encoder.encode_ids([[], tuple(inner)], direction="left")
+    assert none == (encoder.shortest, 0)
+    assert cut.cut == len(inner) - encoder.text_tokens
+    assert cut.ids == [*encoder.prefix_ids, *inner[cut.cut :], *encoder.suffix_ids]
+
+
+def test_decode(folder: Path) -> None:
+    encoder = load(folder, "[X] [MASK]")
+    inner = [token.id for token in encoder.explain("two dogs run") if not token.template]
+    mask = encoder.explain("")[1].text
+    assert encoder.decode(inner).strip() == encoder.decode(ids(encoder, "two dogs run")).strip() == "two dogs run"
+    assert mask not in encoder.decode(ids(encoder, "two dogs run"))
+    assert mask in encoder.decode(ids(encoder, "two dogs run"), skip_special_tokens=False)
+    assert encoder.decode([]) == ""
+
+
+def test_the_shortest_and_the_longest(folder: Path) -> None:
+    encoder = load(folder)
+    assert encoder.shortest == ids(encoder, "")
+    assert len(encoder.longest) == encoder.max_tokens
+    inner = encoder.longest[len(encoder.prefix_ids) : -len(encoder.suffix_ids)]
+    assert encoder.encode_ids([inner], truncate=False) == [(encoder.longest, 0)]  # ordinary: no special id among them
+
+
+def test_the_longest_of_a_vocabulary_of_special_tokens_alone() -> None:
+    tokenizer = Tokenizer(WordLevel({"c": 0, "s": 1, "p": 2}, "p"))
+    encoder = TextEncoder(tokenizer, SpecialTokens(0, 1, 2, None), Template.parse("[X]", "mean"), 5)
+    assert encoder.longest == [0, 1, 1, 1, 1]
+
+
+def test_a_text_too_long_carries_its_position(folder: Path) -> None:
+    with pytest.raises(TextTooLong) as refused:
+        load(folder).encode(["a", "b", LONG], truncate=False)
+    assert refused.value.position == 2
+
+
+def test_a_text_that_the_tokenizer_cannot_take_is_named(folder: Path) -> None:
+    encoder = load(folder)
+    with pytest.raises(TextError, match=r"the tokenizer cannot take text 2 \(TypeError: ") as refused:
+        encoder.encode(["a", "b", "lone \ud800"])
+    assert refused.value.position == 2
+    with pytest.raises(TextError, match="cannot take text 0"):
+        encoder.explain("lone \ud800")
+    assert len(encoder.encode(["a", "b"])) == 2
+
+
+def test_positions_are_counted_from_first(folder: Path) -> None:
+    encoder = load(folder)
+    inner = [token.id for token in encoder.explain(LONG) if not token.template]
+    with pytest.raises(TextTooLong, match="text 65 has") as too_long:
+        encoder.encode(["a", LONG], truncate=False, first=64)
+    with pytest.raises(TextTooLong, match="text 65 has") as too_many:
+        encoder.encode_ids([[], inner], truncate=False, first=64)
+    with pytest.raises(TextError, match="text 65, place 0") as unknown:
+        encoder.encode_ids([[], [-1]], first=64)
+    with pytest.raises(TextError, match="text 65") as broken:
+        encoder.encode(["a", "\ud800"], first=64)
+    assert {error.value.position for error in (too_long, too_many, unknown, broken)} == {65}
+
+
+def test_a_tokenizer_without_the_unknown_token_says_so() -> None:
+    tokenizer = Tokenizer(WordLevel({"c": 0, "s": 1, "p": 2, "rain": 3}, "[UNK]"))
+    encoder = TextEncoder(tokenizer, SpecialTokens(0, 1, 2, None), Template.parse("[X]", "mean"), 5)
+    with pytest.raises(TextError, match=r"cannot take text 1 .*\[UNK\]") as refused:
+        encoder.encode(["rain", "snow"])
+    assert refused.value.position == 1
