@@ -38,10 +38,12 @@ TOKEN_ROUTES: Final = ("/tokenize", "/decode", "/models/{model}/tokenize", "/mod
 STATUS_ROUTES: Final = (
     *("/info", "/models/{model}/info", "/v1/models", "/v1/models/{model}", "/models"),
     *("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"),
-    *("/docs", "/openapi.json", "/admin/reload"),
+    *("/docs", "/openapi.json", "/playground/{name}", "/admin/reload"),
 )
 OTHER: Final = "other"  # no route, or none of these
 ROUTES: Final = (*MODEL_ROUTES, *TOKEN_ROUTES, *STATUS_ROUTES, OTHER)
+PARAMETER: Final = re.compile(r"\{[^}]*\}")
+BY_SHAPE: Final = {PARAMETER.sub("{}", route): route for route in ROUTES}  # whatever a route calls its parameter
 
 GONE: Final = 499  # the client; nobody reads it
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, GONE, 500, 503, 504)
@@ -50,7 +52,6 @@ STATUS_STATUSES: Final = (200, 401, 404, 405, 500, 503)  # of routes that take n
 DROPPED: Final = "Dropped"  # the client went before its answer
 PROTOCOL: Final = ("BadRequest", "HeadersTooLarge", "Http", "Slow")  # refused before there was a route
 REASONS: Final = (*dict.fromkeys((*ERROR_TYPES, *PROTOCOL, DROPPED)),)
-PARAMETER: Final = re.compile(r"\{[^}]*\}")  # the one that a path here has is the model
 
 SECONDS: Final = tuple(0.0005 * 2**power for power in range(18))  # 0.5 ms to 66 s
 TEXTS: Final = tuple(float(2**power) for power in range(13))  # 1 to 4096
@@ -98,8 +99,7 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float, reason: str | None) -> None:
         """Count one answer; `route` is the path as it was declared, `reason` its error type."""
-        route = PARAMETER.sub("{model}", route)
-        route = route if route in ROUTES else OTHER
+        route = BY_SHAPE.get(PARAMETER.sub("{}", route), OTHER)
         self._requests.labels(route, str(status)).inc()
         if status < 400 and route in MODEL_ROUTES:
             self._request_seconds.labels(route).observe(seconds)

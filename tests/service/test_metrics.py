@@ -67,11 +67,13 @@ def test_answers_are_counted_by_the_declared_path() -> None:
     metrics.answered("/embed", 200, 0.5, None)
     metrics.answered("/models/{model}/embed", 200, 0.5, None)
     metrics.answered("/v1/models/{model_id:path}", 404, 0.5, "ModelNotFound")
+    metrics.answered("/playground/{asset}", 200, 0.5, None)
     metrics.answered("/models/tiny/secret", 404, 0.5, "NotFound")
     found = samples(metrics)
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/v1/models/{model},status=404}"] == 1
+    assert found["cloze_requests_total{route=/playground/{name},status=200}"] == 1
     assert found["cloze_requests_total{route=other,status=404}"] == 1
     assert found["cloze_failures_total{reason=ModelNotFound}"] == found["cloze_failures_total{reason=NotFound}"] == 1
     assert set(found) == before
