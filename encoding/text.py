@@ -9,6 +9,7 @@ RoBERTa's own `<mask>` token. Word-piece tokenizers see no difference.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 
 from encoding.errors import BundleError, TemplateError, TextError, TextTooLong
 from encoding.template import MASK, Template
@@ -82,6 +83,10 @@ class SpecialTokens:
     def __contains__(self, token: int) -> bool:
         return token in (self.cls, self.sep, self.pad, self.mask)
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(token for token in (self.cls, self.sep, self.pad, self.mask) if token is not None)
+
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> Self:
         """Read the names in `tokenizer_config.json`. Raises BundleError where one is missing."""
@@ -112,6 +117,26 @@ def with_final_period(text: str) -> str:
     return text if not text or text[-1] in ".?\"'" else text + "."
 
 
+def _reserve(tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    """Let no text spell a special token.
+
+    "[MASK]" in a text is read as text, which is not enough where the vocabulary's own search for the best pieces
+    finds a special token too (unigram, as XLM-R's): there its first character is split off before the search.
+    """
+    tokenizer.encode_special_tokens = True  # tokenizer.json cannot say so
+    spellings = {token: tokenizer.id_to_token(token) for token in special.ids}
+    found = [
+        spelling
+        for token, spelling in spellings.items()
+        if spelling and token in tokenizer.encode(spelling, add_special_tokens=False).ids
+    ]
+    if found:
+        pattern = "|".join(f"{re.escape(spelling[0])}(?={re.escape(spelling[1:])})" for spelling in found)
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        rest = tokenizer.pre_tokenizer
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, rest]) if rest else split
+
+
 class TextEncoder:
     """Puts texts into one template of one tokenizer.
 
@@ -135,7 +160,7 @@ class TextEncoder:
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's own settings stay as they are
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text stays text; tokenizer.json cannot say so
+        _reserve(self._tokenizer, special)
         self.special = special
         self.template = template
         self.max_tokens = max_tokens

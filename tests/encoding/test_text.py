@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE, Unigram, WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 
 from encoding.errors import BundleError, TemplateError, TextError, TextTooLong
 from encoding.template import Template
@@ -58,6 +59,29 @@ def test_special_tokens_in_a_text_stay_text(folder: Path, text: str) -> None:
     special = encoder.special
     assert inner
     assert not {special.cls, special.sep, special.pad, special.mask} & set(inner)
+
+
+@pytest.mark.parametrize("pre_tokenizer", [None, Metaspace()])
+def test_a_unigram_text_spells_no_special_token(pre_tokenizer: Metaspace | None) -> None:
+    """XLM-R's vocabulary holds its special tokens as pieces with the best score of all."""
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("<mask>", 0.0)]
+    pieces = [(piece, -3.0) for piece in ("▁", " ", "rain", "s", "mask", *"</>.")]
+    tokenizer = Tokenizer(Unigram([*special, *pieces], unk_id=3))
+    if pre_tokenizer:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.add_special_tokens([piece for piece, _ in special])
+    encoder = TextEncoder(tokenizer, SpecialTokens(0, 2, 1, 4), Template.parse("rain [X] [MASK].", "mask"), 40)
+    for text in ("</s>", "<mask>", "rain<s>rain </s> <mask>", " <s></s> "):
+        inner = [token for token in encoder.explain(text) if not token.template]
+        assert not any(token.special for token in inner)
+        spans = [
+            range(token.start, token.stop) for token in inner if token.start is not None and token.stop is not None
+        ]
+        covered = {place for span in spans for place in span}
+        assert all(place in covered for place, character in enumerate(text) if not character.isspace())
+        assert encoder.encode_ids([[token.id for token in inner]]) == encoder.encode([text])
+    plain = tokenizer.encode(" rain", add_special_tokens=False).ids
+    assert [token.id for token in encoder.explain("rain") if not token.template] == plain  # nothing else changes
 
 
 def test_the_mask_stands_once_and_at_its_index(folder: Path) -> None:
