@@ -143,7 +143,12 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return Path(os.path.abspath(self.path)).name  # of a link its own name, so that what it points to may change
+
+    @property
+    def created(self) -> int:
+        """Seconds since 1970 when it was sealed."""
+        return int((self.path / SPEC_FILE).stat().st_mtime)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -1,32 +1,39 @@
-"""`python -m service`: read the settings, load the bundle, serve it."""
+"""`python -m service`: read the settings, load the bundles, serve them. `--check` stops before the last."""
 
-import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from pydantic import Field
+
 from encoding.errors import ClozeError
 from service.errors import BadSettings
-from service.settings import LogLevel, Settings
+from service.logs import configure
+from service.settings import Settings
+
+
+class Command(Settings):
+    """Serve the sentence embeddings of one bundle or several over HTTP."""
+
+    check: bool = Field(False, description="load, check and try every bundle, say what would be served, and end")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """2 where the settings or the bundle cannot be used, said in one line."""
+    """2 where the settings or a bundle cannot be used, said in one line."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload before there is anything to reload
     try:
-        settings = Settings.read(arguments)
-        _log(settings.log_level)
+        settings = Command.read(arguments)
+        configure(settings.log_level, settings.log_format)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service's own threads are enough
-        from service.app import create_app  # ONNX Runtime and FastAPI take a second; --help need not
-        from service.server import bind, serve
-
-        with bind(settings.host, settings.port) as listener:
-            serve(create_app(settings), settings, listener)
+        if settings.check:
+            _check(settings)
+        else:
+            _serve(settings)
     except ClozeError as error:
         hint = " (`python -m service --help` lists the settings)" if isinstance(error, BadSettings) else ""
         print(f"error: {error}{hint}", file=sys.stderr)
@@ -34,18 +41,30 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _serve(settings: Settings) -> None:
+    from service.app import create_app  # ONNX Runtime and FastAPI take a second; --help need not
+    from service.server import bind, serve
+
+    with bind(settings.host, settings.port) as listener:
+        serve(create_app(settings), settings, listener)
+
+
+def _check(settings: Settings) -> None:
+    from service.app import create_app
+
+    models = create_app(settings).state.models
+    for embedder in models:
+        spec = embedder.bundle.spec
+        print(
+            f"{embedder.name}{' (default)' * (embedder.name == models.default)}: {spec.template!r} read at "
+            f"{spec.read_out}, dimension {spec.dimension}, {embedder.session.precision} on {embedder.session.provider}"
+        )
+    print("ok")
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """At once while the bundle loads; once it is served, uvicorn drains first and then raises the signal again."""
+    """At once while the bundles load; once they are served, uvicorn drains first and then raises the signal again."""
     sys.exit(0)
-
-
-def _log(level: LogLevel) -> None:
-    logging.Formatter.converter = time.gmtime
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)sZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
-    )
-    if level != "debug":
-        logging.getLogger("uvicorn.error").setLevel("WARNING")
 
 
 if __name__ == "__main__":

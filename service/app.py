@@ -1,53 +1,90 @@
 """The application: `create_app(settings)`."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from encoding.errors import ClozeError
-from service.embedder import Embedder
+from service import VERSION
+from service.admission import Admission
+from service.auth import Guard, Keys
+from service.cpu import available_cpus
+from service.device import Device
 from service.errors import respond
+from service.health import HUNG, Health
 from service.metrics import Metrics
 from service.middleware import Door, Traffic
-from service.routes import native, status
-from service.routes.status import describe
+from service.models import Models
+from service.routes import admin, native, openai, page, status
+from service.routes.common import of_model
 from service.settings import Settings
 
 __all__ = ["create_app"]
 
+PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
 logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Load the bundle, warm it up and put the routes around it; the lifespan begins to serve, and drains.
+    """Load the bundles, warm them up and put the routes around them; the lifespan begins to serve, and drains.
 
-    Raises BundleError or SessionError where the bundle cannot be served.
+    Raises BundleError, SessionError or BadSettings where it cannot be served as asked.
     """
-    metrics, traffic = Metrics(), Traffic()
-    embedder = Embedder.load(settings, metrics)
+    guard = Guard(
+        Keys.load(settings.api_keys.get_secret_value(), settings.api_key_file),
+        Keys.load(settings.admin_keys.get_secret_value(), settings.admin_key_file),
+        PUBLIC,
+    )
+    metrics, traffic, admission = Metrics(), Traffic(), Admission(settings.max_tokens_in_flight)
+    device = Device(settings.tokenizer_threads or min(4, max(2, available_cpus() // 2)))
+    models = Models.load(settings, metrics, device, admission)
+    health = Health(lambda: models, lambda: device.busy_for, settings.stall_seconds, settings.fault_seconds)
     app = FastAPI(
         title="Cloze",
-        description="Sentence embeddings of one bundle, in text-embeddings-inference's wire format.",
-        version=status.describe(embedder, settings).version,
+        description="Sentence embeddings from prompt templates: text-embeddings-inference's wire format, and OpenAI's.",
+        version=VERSION,
         lifespan=_lifespan,
+        openapi_url="/openapi.json" if settings.docs else None,
         redoc_url=None,
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.settings, app.state.embedder = settings, embedder
-    app.state.metrics, app.state.traffic = metrics, traffic
+    app.state.settings, app.state.models, app.state.device = settings, models, device
+    app.state.metrics, app.state.traffic, app.state.health = metrics, traffic, health
     for error in (ClozeError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, _respond)
-    app.add_middleware(Door, traffic=traffic, metrics=metrics, limit=settings.max_requests)
-    app.include_router(native.router)
-    app.include_router(status.router)
-    batcher = embedder.batcher
-    metrics.watch(lambda: traffic.in_flight, lambda: batcher.waiting_items, lambda: batcher.waiting)
+    _route(app, settings)
+    app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, limit=settings.max_requests)
+    if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    metrics.watch(
+        requests=lambda: traffic.in_flight,
+        requests_limit=settings.max_requests,
+        tokens=lambda: admission.tokens,
+        tokens_limit=settings.max_tokens_in_flight,
+        ready=lambda: health.ready,
+    )
     return app
+
+
+def _route(app: FastAPI, settings: Settings) -> None:
+    """Native routes twice: a client that takes no more than a URL chooses its model by `/models/NAME`."""
+    app.include_router(openai.router)
+    app.include_router(native.router)
+    app.include_router(native.router, prefix="/models/{model}", dependencies=[Depends(of_model)])
+    app.include_router(native.roots)
+    app.include_router(status.router)
+    app.include_router(admin.router)
+    if settings.playground:
+        app.include_router(page.router)
+    else:
+        app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 
 
 async def _respond(request: Request, error: Exception) -> Response:
@@ -56,21 +93,14 @@ async def _respond(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    embedder: Embedder = app.state.embedder
-    info = describe(embedder, app.state.settings)
-    logger.info(
-        "bundle=%s dimension=%d template=%r provider=%s precision=%s threads=%d max_batch_tokens=%d",
-        info.model_id,
-        info.dimension,
-        info.template.text,
-        info.provider,
-        embedder.session.precision,
-        info.threads,
-        info.max_batch_tokens,
-    )
-    app.state.metrics.inform(
-        bundle=info.model_id, provider=info.provider, precision=embedder.session.precision, version=info.version
-    )
-    embedder.start()
+    models: Models = app.state.models
+    health: Health = app.state.health
+    models.start()
+    watch = asyncio.create_task(health.watch())
     yield
-    await embedder.stop()
+    health.stopping = True
+    await models.stop()
+    watch.cancel()
+    if not app.state.device.close():
+        logger.critical("a batch hangs still: the process ends with status %d", HUNG)
+        health.end(HUNG)

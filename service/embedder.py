@@ -1,29 +1,33 @@
-"""Texts to vectors: tokenise off the event loop, batch, run the session in its own thread, put back in order."""
+"""Texts to vectors: tokenise beside the event loop, batch, run the graph in its own thread, put back in order."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
-from typing import NamedTuple, Self, TypeVar
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Final, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from encoding.bundle import Bundle
-from encoding.errors import ClozeError, TextError
+from encoding.bundle import GRAPHS, Bundle
 from encoding.text import Direction, Tokens
+from service import VERSION
+from service.admission import Admission
 from service.batcher import Batcher
-from service.cpu import available_cpus
+from service.device import Device
 from service.errors import BackendFailed, Invalid, SessionError, Unavailable
-from service.metrics import Metrics
+from service.metrics import Metrics, ModelMetrics
 from service.session import PROFILES, Session
 from service.settings import Settings
 
-__all__ = ["Embedder", "Embeddings"]
+__all__ = ["Embedder", "Embeddings", "Inputs", "Timing"]
 
-T = TypeVar("T")
+Inputs = Sequence[str] | Sequence[Sequence[int]]
+
+SLICE_TEXTS: Final = 256  # tokenised at once; between two slices other requests get their turn
+SLICE_SIZE: Final = 65_536  # characters, or ids
 
 logger = logging.getLogger(__name__)
 
@@ -35,41 +39,72 @@ class _Item(NamedTuple):
     since: float
 
 
+class _Row(NamedTuple):
+    """One text's vector, and the seconds that it waited and that its batch ran."""
+
+    vector: NDArray[np.float32]
+    waited: float
+    ran: float
+
+
+class Timing(NamedTuple):
+    """Seconds: a request's tokenising, its texts' mean wait for their batch, and the mean time of those batches."""
+
+    tokenize: float
+    queue: float
+    inference: float
+
+
 @dataclass(frozen=True)
 class Embeddings:
-    """The graph's vectors for one request, float32 (texts, dimension), not normalised, and each text's tokens."""
+    """One request's vectors, float32 (texts, dimension), not normalised, and what each text took."""
 
     vectors: NDArray[np.float32]
-    tokens: list[int]
-    cut: int  # texts that lost something
+    tokens: list[int]  # of the sequence, template included
+    cut: list[int]  # tokens that a text lost
+    characters: int  # of all texts; 0 of token ids
+    timing: Timing
 
 
 class Embedder:
     """One bundle at work: `start` begins to serve, `stop` finishes what has been accepted."""
 
-    def __init__(self, bundle: Bundle, session: Session, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        session: Session,
+        settings: Settings,
+        device: Device,
+        admission: Admission,
+    ) -> None:
+        self.name = bundle.name
+        self.created = bundle.created  # read now, for the folder may change
         self.bundle = bundle
         self.session = session
-        self.metrics = metrics
-        self.max_inputs = settings.max_inputs
+        self.device = device
         self.max_batch_tokens = settings.max_batch_tokens or PROFILES[session.provider].max_batch_tokens
-        self.tokenizer_threads = settings.tokenizer_threads or min(4, max(1, available_cpus() // 2))
-        self.batcher: Batcher[_Item, NDArray[np.float32]] = Batcher(
-            self._run, lambda item: len(item.ids), self.max_batch_tokens, settings.max_waiting_tokens
+        self.batcher: Batcher[_Item, _Row] = Batcher(
+            self._run, lambda item: len(item.ids), self.max_batch_tokens, settings.queue_seconds
         )
-        self._workers = ThreadPoolExecutor(self.tokenizer_threads, thread_name_prefix="worker")
-        self._runner = ThreadPoolExecutor(1, thread_name_prefix="session")
-        self._failed = False  # the last batch, whatever the reason
+        self.load_seconds = 0.0  # warming up included
+        self._max_inputs = settings.max_inputs
+        self._admission = admission
+        self._metrics: ModelMetrics
+        self._failed_at: float | None = None
+        self._probe: asyncio.Task[BackendFailed | None] | None = None
+        self._requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @classmethod
-    def load(cls, settings: Settings, metrics: Metrics) -> Self:
-        """Load the bundle and its graph, and warm it up. Raises BundleError or SessionError."""
-        bundle = Bundle.load(settings.bundle)
+    def load(cls, bundle: Bundle, settings: Settings, device: Device, admission: Admission) -> Self:
+        """Load the bundle's graph. Raises BundleError or SessionError."""
+        started = perf_counter()
         session = Session.load(
             bundle, precision=settings.precision, provider=settings.provider, threads=settings.threads
         )
-        embedder = cls(bundle, session, settings, metrics)
-        embedder.warm_up()
+        embedder = cls(bundle, session, settings, device, admission)
+        embedder.load_seconds = perf_counter() - started
         return embedder
 
     def warm_up(self) -> None:
@@ -77,91 +112,153 @@ class Embedder:
 
         Raises SessionError where the graph cannot.
         """
-        started, longest = perf_counter(), self._longest
-        texts = max(1, self.max_batch_tokens // len(longest))
+        started, encoder = perf_counter(), self.bundle.text_encoder
+        texts = max(1, self.max_batch_tokens // len(encoder.longest))
         try:
-            self._forward([longest] * texts)
-            self._forward([self._shortest])
+            self._forward([encoder.longest] * texts)
+            self._forward([encoder.shortest])
         except BackendFailed as error:
             raise SessionError(
-                f"the graph fails on {texts} texts of {len(longest)} tokens: {error.__cause__ or error}; lower "
-                "max_batch_tokens, or export the bundle again"
+                f"{self.bundle.path}: the graph fails on {texts} texts of {len(encoder.longest)} tokens: "
+                f"{error.__cause__ or error}; lower max_batch_tokens, or export the bundle again"
             ) from error
-        logger.info("warmed up in %.2f s", perf_counter() - started)
+        self.load_seconds += perf_counter() - started
 
-    def start(self) -> None:
-        """Begin to take requests; needs a running loop."""
+    def start(self, metrics: Metrics) -> None:
+        """Begin to take requests and to count them; needs a running loop."""
+        spec, session = self.bundle.spec, self.session
+        self._metrics = metrics.model(
+            self.name,
+            self.batcher,
+            provider=session.provider,
+            precision=session.precision,
+            version=VERSION,
+            read_out=spec.read_out,
+            dimension=spec.dimension,
+            sha256=spec.files[GRAPHS[session.precision]],
+            load_seconds=self.load_seconds,
+        )
         self.batcher.start()
+        logger.info(
+            "model %s: template=%r read_out=%s dimension=%d provider=%s precision=%s threads=%d max_batch_tokens=%d, "
+            "loaded and warmed up in %.2f s",
+            self.name,
+            spec.template,
+            spec.read_out,
+            spec.dimension,
+            session.provider,
+            session.precision,
+            session.threads,
+            self.max_batch_tokens,
+            self.load_seconds,
+        )
 
     async def stop(self) -> None:
+        """Finish every request that has begun; whoever calls sees to it that none begins any more."""
+        await self._idle.wait()
         finished = await self.batcher.drain()
-        self._workers.shutdown()
-        self._runner.shutdown()
-        logger.info("batcher drained requests=%d", finished)
+        logger.debug("model %s drained requests=%d", self.name, finished)
 
-    async def embed(self, texts: Sequence[str], *, truncate: bool, direction: Direction) -> Embeddings:
-        """Raises Invalid, TextError, Overloaded, Unavailable or BackendFailed; then none of the texts is embedded."""
-        if len(texts) > self.max_inputs:
-            raise Invalid(f"{len(texts)} texts in one request; at most {self.max_inputs} are allowed: split it")
-        self.batcher.admit()
-        started = perf_counter()
-        tokens = await self.work(lambda: self._encode(texts, truncate, direction))
-        now = perf_counter()
-        self.metrics.tokenize_seconds.observe(now - started)
-        rows = await self.batcher.submit([_Item(each.ids, now) for each in tokens])
-        counts, cut = [len(each.ids) for each in tokens], sum(each.cut > 0 for each in tokens)
-        self.metrics.texts.inc(len(texts))
-        self.metrics.tokens.inc(sum(counts))
-        self.metrics.truncations.inc(cut)
-        return Embeddings(await self.work(lambda: np.stack(rows)), counts, cut)
+    async def embed(self, inputs: Inputs, *, truncate: bool, direction: Direction, client: str) -> Embeddings:
+        """One vector a text, or a list of the text's own token ids.
 
-    async def work(self, task: Callable[[], T]) -> T:
-        """Do something that takes long outside the event loop."""
-        return await self._in(self._workers, task)
+        Raises Invalid, TextError, Overloaded, Unavailable, Late or BackendFailed; then none of the texts is embedded.
+        """
+        if len(inputs) > self._max_inputs:
+            raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
+        self._admission.check(client)
+        self._requests += 1
+        self._idle.clear()
+        try:
+            return await self._embed(inputs, truncate, direction, client)
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    @property
+    def failing_for(self) -> float:
+        """Seconds since the first failure after the last success, 0 after a success."""
+        return 0.0 if self._failed_at is None else monotonic() - self._failed_at
 
     async def check(self) -> None:
-        """Raise Unavailable where the graph does not work: after a failed batch, one is tried on the template alone."""
-        if not self._failed:
+        """Raise Unavailable where the graph does not work: after a failed batch, the template alone is tried."""
+        if self._failed_at is None:
             return
+        if self._probe is None:
+            self._probe = asyncio.create_task(self._try())
+        if error := await asyncio.shield(self._probe):
+            raise Unavailable(f"model {self.name}: the last batch failed, and so does a test: {error}") from error
+
+    async def _try(self) -> BackendFailed | None:
         try:
-            await self._in(self._runner, lambda: self._forward([self._shortest]))
+            await self._forward_or_note([self.bundle.text_encoder.shortest])
         except BackendFailed as error:
-            raise Unavailable(f"the last batch failed, and so does a test: {error}") from error
-        self._failed = False
+            return error
+        finally:
+            self._probe = None
+        return None
 
-    @property
-    def _shortest(self) -> list[int]:
-        return [*self.bundle.text_encoder.prefix_ids, *self.bundle.text_encoder.suffix_ids]
+    async def _embed(self, inputs: Inputs, truncate: bool, direction: Direction, client: str) -> Embeddings:
+        started = perf_counter()
+        tokens = [part for slice in _slices(inputs) for part in await self._encode(*slice, truncate, direction)]
+        now = perf_counter()
+        lengths, cut = [len(each.ids) for each in tokens], [each.cut for each in tokens]
+        with self._admission.admit(sum(lengths), client):
+            rows = await self.batcher.submit([_Item(each.ids, now) for each in tokens], client=client)
+        vectors = await self.device.work(lambda: np.stack([row.vector for row in rows]))
+        self._metrics.tokenized(now - started)
+        self._metrics.embedded(len(tokens), sum(lengths), sum(lost > 0 for lost in cut))
+        self._metrics.space.observe(vectors, [each.ids for each in tokens], cut)
+        timing = Timing(now - started, _mean([row.waited for row in rows]), _mean([row.ran for row in rows]))
+        characters = sum(len(text) for text in inputs if isinstance(text, str))
+        return Embeddings(vectors, lengths, cut, characters, timing)
 
-    @property
-    def _longest(self) -> list[int]:
+    async def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[Tokens]:
         encoder = self.bundle.text_encoder
-        return [*encoder.prefix_ids, *[encoder.special.sep] * encoder.text_tokens, *encoder.suffix_ids]
+        task: Callable[[], list[Tokens]]
+        if isinstance(inputs[0], str):
+            texts = cast(Sequence[str], inputs)
+            task = partial(encoder.encode, texts, truncate=truncate, direction=direction, first=first)
+        else:
+            ids = cast(Sequence[Sequence[int]], inputs)
+            task = partial(encoder.encode_ids, ids, truncate=truncate, direction=direction, first=first)
+        return await self.device.work(task)
 
-    def _encode(self, texts: Sequence[str], truncate: bool, direction: Direction) -> list[Tokens]:
-        try:
-            return self.bundle.text_encoder.encode(texts, truncate=truncate, direction=direction)
-        except ClozeError:
-            raise
-        except Exception as error:  # tokenizers raises plain Exception
-            raise TextError(f"the tokenizer cannot take this input ({type(error).__name__})") from error
-
-    def _forward(self, sequences: Sequence[list[int]]) -> NDArray[np.float32]:
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         return self.session.run(self.bundle.text_encoder.pad(sequences))
 
-    async def _run(self, items: list[_Item]) -> list[NDArray[np.float32]]:
-        started = perf_counter()
+    async def _forward_or_note(self, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Run the graph; remember since when it fails."""
         try:
-            vectors = await self._in(self._runner, lambda: self._forward([item.ids for item in items]))
+            vectors = await self.device.run(lambda: self._forward(sequences))
         except Exception:
-            self._failed = True
+            self._failed_at = self._failed_at or monotonic()
+            self._metrics.failed()
             raise
-        self._failed = False
-        lengths = [len(item.ids) for item in items]
-        self.metrics.batch(
-            [started - item.since for item in items], sum(lengths), max(lengths) * len(items), perf_counter() - started
-        )
-        return list(vectors)
+        self._failed_at = None
+        return vectors
 
-    async def _in(self, pool: ThreadPoolExecutor, task: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, task)
+    async def _run(self, items: list[_Item]) -> list[_Row]:
+        started = perf_counter()
+        vectors = await self._forward_or_note([item.ids for item in items])
+        ran = perf_counter() - started
+        waits, lengths = [started - item.since for item in items], [len(item.ids) for item in items]
+        self._metrics.batch(waits, sum(lengths), max(lengths) * len(items), ran)
+        return [_Row(vector, waited, ran) for vector, waited in zip(vectors, waits, strict=True)]
+
+
+def _slices(inputs: Inputs) -> Iterator[tuple[int, Inputs]]:
+    """Neighbours to tokenise at once, each slice with the place of its first."""
+    first, size = 0, 0
+    for place, each in enumerate(inputs):
+        if place > first and (place - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
+            yield first, inputs[first:place]
+            first, size = place, 0
+        size += len(each)
+    if inputs:
+        yield first, inputs[first:]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -9,6 +9,7 @@ ClozeError
     ├── Unauthorized          401  a key is needed, and none that is known was sent
     ├── ModelNotFound         404  no model of that name is served
     ├── Slow                  408  the body did not come in time
+    ├── ReloadFailed          409  a bundle cannot be served; the former ones are
     ├── BodyTooLarge          413
     ├── UnsupportedMedia      415
     ├── Invalid               422  the body is JSON, and not what the route takes
@@ -52,6 +53,7 @@ __all__ = [
     "Malformed",
     "ModelNotFound",
     "Overloaded",
+    "ReloadFailed",
     "ServiceError",
     "SessionError",
     "Slow",
@@ -94,6 +96,10 @@ class ModelNotFound(ServiceError):
 
 class Slow(ServiceError):
     """The request did not come in time."""
+
+
+class ReloadFailed(ServiceError):
+    """A bundle cannot be served; what was served still is."""
 
 
 class BodyTooLarge(ServiceError):
@@ -168,6 +174,7 @@ ANSWERS: Final[dict[type[Exception], Answer]] = {
     Unauthorized: Answer(401, "Unauthorized", "authentication_error", "invalid_api_key"),
     ModelNotFound: Answer(404, "ModelNotFound", code="model_not_found"),
     Slow: Answer(408, "Slow", "timeout_error"),
+    ReloadFailed: Answer(409, "ReloadFailed"),
     BodyTooLarge: Answer(413, "PayloadTooLarge"),
     UnsupportedMedia: Answer(415, "UnsupportedMediaType"),
     Invalid: Answer(422, "Validation"),

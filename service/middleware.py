@@ -1,14 +1,18 @@
-"""Around every request: the count of those at work and their limit, metrics, and the answer to a bug."""
+"""Around every request: its id, its key, the limit on those at work, metrics, a line in the log, a bug's answer."""
 
 import asyncio
 import logging
 from time import perf_counter
 
 from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from encoding.errors import ClozeError
+from service.auth import Guard
 from service.errors import Overloaded, Unavailable, respond
+from service.logs import accept_id, request_id
 from service.metrics import Metrics
 
 __all__ = ["Door", "Traffic"]
@@ -29,10 +33,11 @@ class Traffic:
 class Door:
     """Pure ASGI. Only POSTs count against `limit`: a full service still says how it is."""
 
-    def __init__(self, app: ASGIApp, *, traffic: Traffic, metrics: Metrics, limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, traffic: Traffic, metrics: Metrics, guard: Guard, limit: int) -> None:
         self.app = app
         self.traffic = traffic
         self.metrics = metrics
+        self.guard = guard
         self.limit = limit
         self._posts = 0
 
@@ -41,6 +46,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         post = scope["method"] == "POST"
+        token = request_id.set(accept_id(Headers(scope=scope).get("x-request-id")))
         self.traffic.in_flight += 1
         self._posts += post
         try:
@@ -48,19 +54,23 @@ class Door:
         finally:
             self.traffic.in_flight -= 1
             self._posts -= post
+            request_id.reset(token)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = perf_counter(), 0
+        scope.setdefault("state", {})["started"] = started
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id.get()
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 self.traffic.answered += 1
 
         try:
+            self.guard.admit(scope)
             if self._posts > self.limit:
                 raise Overloaded(f"{self.limit} requests are at work, the limit; send it again later")
             await self.app(scope, receive, watched)
@@ -68,7 +78,7 @@ class Door:
             self.metrics.dropped()
             return
         except Exception as error:
-            if not isinstance(error, Overloaded):
+            if not isinstance(error, ClozeError):
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
                 await respond(Request(scope), error)(scope, receive, watched)
@@ -78,9 +88,18 @@ class Door:
             self.traffic.given_up += 1  # the drain has lasted too long; the client shall know
             stopped = Unavailable("the service stopped before it could answer; send the request again")
             await respond(Request(scope), stopped)(scope, receive, watched)
-        seconds = perf_counter() - started
-        self.metrics.answered(_route(scope), status, seconds, scope.get("state", {}).get("error_type"))
-        logger.debug("%s %s status=%d seconds=%.4f", scope["method"], scope["path"], status, seconds)
+        self._tell(scope, status, perf_counter() - started)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count the answer, and log it: each POST at info, the probes and scrapes at debug."""
+        state = scope["state"]
+        self.metrics.answered(_route(scope), status, seconds, state.get("error_type"))
+        fields = {"status": status, "ms": round(1000 * seconds, 1), "client": state.get("client", "unknown")}
+        for name in ("error_type", "model", "texts", "tokens"):
+            if name in state:
+                fields[name] = state[name]
+        level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+        logger.log(level, "%s %s", scope["method"], scope["path"], extra={"fields": fields})
 
 
 def _route(scope: Scope) -> str:

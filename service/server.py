@@ -1,13 +1,22 @@
-"""Running the application: uvicorn, which drains and says what it drained."""
+"""Running the application: uvicorn, which drains and says what it drained, and reloads on SIGHUP."""
 
+import asyncio
+import contextlib
 import logging
+import signal
 import socket
+from time import monotonic
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from encoding.errors import ClozeError
 from service.errors import BadSettings
+from service.health import Health
 from service.middleware import Traffic
+from service.models import Models
+from service.protocol import protocol
 from service.settings import Settings
 
 __all__ = ["bind", "serve"]
@@ -18,15 +27,36 @@ logger = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Says how many requests were at work when it was told to stop, and what became of them."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, delay: float) -> None:
         super().__init__(config)
-        self.traffic = traffic
+        self.traffic: Traffic = app.state.traffic
+        self.health: Health = app.state.health
+        self.models: Models = app.state.models
+        self._delay = delay
+        self._stop_at: float | None = None
+        self._signal = 0
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or []:
             host, port, *_ = listener.getsockname()
             logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not ready from now on; the end begins after the delay, or at a second signal."""
+        self.health.stopping = True
+        if self._stop_at is not None or not self._delay:
+            super().handle_exit(sig, frame)
+            return
+        self._stop_at, self._signal = monotonic() + self._delay, sig
+        logger.info("not ready any more; stopping in %g s", self._delay)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._stop_at is not None and monotonic() >= self._stop_at and not self.should_exit:
+            super().handle_exit(self._signal, None)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         traffic, before = self.traffic, self.traffic.answered
@@ -42,6 +72,15 @@ class Server(uvicorn.Server):
             traffic.answered,
         )
 
+    def _reload(self) -> None:
+        task = asyncio.create_task(self._reloaded(), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reloaded(self) -> None:
+        with contextlib.suppress(ClozeError):  # logged where it was raised
+            await self.models.reload()
+
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and drain. The signal is then raised again, as uvicorn does."""
@@ -50,20 +89,20 @@ def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        http="httptools",
+        http=protocol(settings, app.state.metrics.refused),
         ws="none",
         lifespan="on",
         timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-    Server(config, app.state.traffic).run(sockets=[listener])
+    Server(config, app, settings.stop_delay_seconds).run(sockets=[listener])
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Take the address; nobody can connect until it is served. Raises BadSettings where it cannot be had."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:

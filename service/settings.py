@@ -4,18 +4,29 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, get_args, get_origin
+from typing import Any, Final, Literal, Self, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from service.errors import BadSettings
+from service.logs import LogFormat
 
 __all__ = ["LogLevel", "PrecisionChoice", "ProviderChoice", "Settings", "table"]
 
 PREFIX = "CLOZE_"
+
+KINDS: Final[dict[Any, str]] = {
+    int: "integer",
+    float: "number",
+    bool: "true, false",
+    Path: "path",
+    Path | None: "path",
+    str: "text",
+    SecretStr: "text",
+}
 
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 ProviderChoice = Literal["auto", "cuda", "cpu"]
@@ -23,7 +34,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Settings(BaseSettings):
-    """Serve one bundle's sentence embeddings over HTTP."""
+    """Serve the sentence embeddings of one bundle or several over HTTP."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -37,27 +48,51 @@ class Settings(BaseSettings):
         cli_exit_on_error=False,
     )
 
-    bundle: Path = Field(description="folder of the bundle to serve")
+    bundle: Path = Field(description="folder of one bundle, or of several, each then served under its folder's name")
+    model: str = Field("", description="model that answers where a request names none; needed where there are several")
     precision: PrecisionChoice = Field("auto", description="graph to run; auto takes the best that is there")
     provider: ProviderChoice = Field("auto", description="where to run it; auto takes CUDA if there is one")
     threads: int = Field(0, ge=0, le=1024, description="threads of the CPU graph; 0 takes the CPUs the process may use")
     tokenizer_threads: int = Field(
-        0, ge=0, le=64, description="threads that tokenise and write answers; 0 takes half the CPUs, 1 to 4"
+        0, ge=0, le=64, description="threads that tokenise and write answers; 0 takes half the CPUs, 2 to 4"
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one and logs it")
     max_batch_tokens: int = Field(
         0, ge=0, description="padded tokens of one batch, longest text × texts; 0 takes the provider's own"
     )
-    max_waiting_tokens: int = Field(
-        1_000_000, ge=1, description="tokens that may wait; a request beyond is refused whole with 429"
+    max_tokens_in_flight: int = Field(
+        1_000_000, ge=1, description="tokens accepted and not yet answered; a request beyond is refused whole with 429"
     )
     max_requests: int = Field(1024, ge=1, description="requests at work at once; one beyond is refused with 429")
     max_inputs: int = Field(16_384, ge=1, description="texts in one request; more are refused with 422")
     max_body_bytes: int = Field(16_777_216, ge=1, description="bytes of one request's body; more are refused with 413")
+    max_header_bytes: int = Field(16_384, ge=512, description="bytes of one request's head; more are refused with 431")
+    token_ids: bool = Field(False, description="take token ids of the model's own vocabulary for a text")
     truncate: bool = Field(True, description="cut a text that is too long where the request does not say")
+    request_seconds: float = Field(300, gt=0, description="time a request has in all; then it is answered 504")
+    queue_seconds: float = Field(30, gt=0, description="time until a request's first batch; then it is answered 504")
+    header_seconds: float = Field(10, gt=0, description="time a client has to send a request's head; then 408")
+    body_seconds: float = Field(60, gt=0, description="time a client has to send a request's body; then 408")
+    send_seconds: float = Field(60, gt=0, description="time a client may leave its answer unread; then it is cut off")
+    stall_seconds: float = Field(30, gt=0, description="time of one batch after which the service is not ready")
+    fault_seconds: float = Field(
+        60, gt=0, description="time that a batch may hang beyond that, or the model fail; then the process ends"
+    )
     drain_seconds: int = Field(30, ge=1, description="time that accepted requests have to end after SIGTERM")
-    log_level: LogLevel = Field("info", description="least level to log; debug logs each request, never its texts")
+    stop_delay_seconds: float = Field(
+        0, ge=0, description="time after SIGTERM in which requests are still taken while ready is off"
+    )
+    api_keys: SecretStr = Field(SecretStr(""), description="keys, separated by commas; one is needed to use the API")
+    api_key_file: Path | None = Field(None, description="file of such keys, one a line, a name may stand before it")
+    admin_keys: SecretStr = Field(SecretStr(""), description="keys for /admin, which is off where there is none")
+    admin_key_file: Path | None = Field(None, description="file of such keys")
+    cors_origins: str = Field("", description="origins whose pages may call, separated by commas; * is any")
+    playground: bool = Field(True, description="serve the page at /")
+    docs: bool = Field(True, description="serve /docs and /openapi.json")
+    otlp_endpoint: str = Field("", description="OTLP over HTTP, where traces are sent; needs `cloze[otel]`")
+    log_level: LogLevel = Field("info", description="least level to log; info logs each POST, never its texts")
+    log_format: LogFormat = Field("text", description="a line for people, or one JSON object a line")
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
@@ -65,7 +100,7 @@ class Settings(BaseSettings):
 
         Raises BadSettings, one line that names the setting, its value and what is allowed.
         """
-        _refuse_unknown(environ, [variable(name) for name in cls.model_fields])
+        _refuse_unknown(environ, [variable(name) for name in Settings.model_fields])
         try:
             return cls(_cli_parse_args=list(arguments))
         except ValidationError as error:
@@ -87,10 +122,16 @@ def table() -> str:
     """The settings as a Markdown table."""
     rows = ["| Variable | Option | Value | Default | Meaning |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = "required" if field.is_required() else f"`{str(field.default).lower()}`"
-        cells = (f"`{variable(name)}`", f"`{flag(name)}`", _allowed(field), default, str(field.description))
+        cells = (f"`{variable(name)}`", f"`{flag(name)}`", _allowed(field), _default(field), str(field.description))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    empty = field.default is None or not str(field.default)
+    return "none" if empty else f"`{str(field.default).lower()}`"
 
 
 def _allowed(field: FieldInfo) -> str:
@@ -98,8 +139,7 @@ def _allowed(field: FieldInfo) -> str:
         return ", ".join(f"`{word}`" for word in words)
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     limits = [f"{signs[key]} {getattr(rule, key)}" for rule in field.metadata for key in signs if hasattr(rule, key)]
-    kind = {int: "integer", bool: "true, false", Path: "path", str: "text"}[field.annotation]  # type: ignore[index]
-    return " ".join([kind, ", ".join(limits)]).strip()
+    return " ".join([KINDS[field.annotation], ", ".join(limits)]).strip()
 
 
 def _words(field: FieldInfo) -> tuple[str, ...]:

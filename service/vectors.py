@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 
 from service.errors import Invalid
 
-__all__ = ["FORMATS", "Format", "cosine_matrix", "cosines", "finish", "pair_cosines", "rows", "to_json"]
+__all__ = [
+    "FORMATS",
+    "Array",
+    "Format",
+    "Vectors",
+    "cosine_matrix",
+    "cosines",
+    "finish",
+    "pair_cosines",
+    "rows",
+    "to_json",
+]
 
 Vectors = NDArray[np.float32]
 Array = NDArray[Any]
@@ -35,20 +46,18 @@ def finish(vectors: Vectors, *, normalize: bool, dimensions: int | None = None) 
     return _units(cut).astype(np.float32) if normalize else np.ascontiguousarray(cut)
 
 
-def cosines(vectors: Vectors) -> list[float]:
+def cosines(vectors: Vectors) -> NDArray[np.float64]:
     """The cosine of the first row with each other row, within [-1, 1]."""
-    cosine: list[float] = cosine_matrix(vectors[:1], vectors[1:])[0].tolist()
-    return cosine
+    return cosine_matrix(vectors[:1], vectors[1:])[0]  # type: ignore[no-any-return]
 
 
-def pair_cosines(left: Vectors, right: Vectors) -> list[float]:
+def pair_cosines(left: Vectors, right: Vectors) -> NDArray[np.float64]:
     """The cosine of each row with the row at its place on the other side, within [-1, 1]."""
-    cosine: list[float] = np.clip((_units(left) * _units(right)).sum(axis=1), -1.0, 1.0).tolist()
-    return cosine
+    return np.clip((_units(left) * _units(right)).sum(axis=1), -1.0, 1.0)  # type: ignore[no-any-return]
 
 
 def cosine_matrix(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """The cosine of each left row with each right one, shape (left, right), within [-1, 1]; `to_json` takes it."""
+    """The cosine of each left row with each right one, shape (left, right), within [-1, 1]."""
     return np.clip(_units(left) @ _units(right).T, -1.0, 1.0)
 
 

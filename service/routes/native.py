@@ -1,105 +1,156 @@
-"""text-embeddings-inference's own routes: POST /embed, /similarity and /, which takes either."""
+"""text-embeddings-inference's own routes, and search: texts in; vectors, cosines, ranks or tokens out."""
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any
 
+import numpy as np
 import orjson
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from service.body import JSONRoute
-from service.embedder import Embedder, Embeddings
-from service.errors import Empty, ErrorBody, Invalid
-from service.routes.schemas import AnyRequest, EmbedRequest, Options, SimilarityRequest
-from service.vectors import cosines, finish, to_json
+from service.embedder import Embedder
+from service.errors import Empty
+from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
+from service.routes.schemas import (
+    AnyRequest,
+    DecodeRequest,
+    EmbedRequest,
+    Found,
+    Lists,
+    Options,
+    Pairs,
+    Rows,
+    SearchRequest,
+    Sentences,
+    SimilarityRequest,
+    TokenInfo,
+    TokenizeRequest,
+)
+from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_json
 
-__all__ = ["router"]
+__all__ = ["roots", "router"]
 
-T = TypeVar("T")
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "No JSON, or no text in it"},
-    413: {"model": ErrorBody, "description": "The body is larger than the limit"},
-    415: {"model": ErrorBody, "description": "The content type is not JSON"},
-    422: {"model": ErrorBody, "description": "A field is wrong, a text too long, or there are too many"},
-    424: {"model": ErrorBody, "description": "The model failed on this input"},
-    429: {"model": ErrorBody, "description": "The service is full; see Retry-After"},
-    503: {"model": ErrorBody, "description": "The service is stopping"},
-}
+Cosines = list[float] | list[list[float]]
 
 router = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
+roots = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
 
 
-def get_embedder(request: Request) -> Embedder:
-    embedder: Embedder = request.app.state.embedder
-    return embedder
+@router.post("/embed", response_model=Rows, summary="A vector for each text")
+async def embed_texts(body: EmbedRequest, request: Request) -> Response:
+    return await attend(request, _embed(body, request))
 
 
-Served = Annotated[Embedder, Depends(get_embedder)]
+@router.post("/similarity", response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
+async def similarity(body: SimilarityRequest, request: Request) -> Response:
+    return await attend(request, _similarity(body, request))
 
 
-@router.post("/embed", response_model=list[list[float]], summary="A vector for each text")
-async def embed(body: EmbedRequest, request: Request, embedder: Served) -> Response:
-    return await _unless_gone(request, _embed(body, request, embedder))
+@roots.post("/", response_model=Rows | Cosines, summary="/embed or /similarity, by the inputs' shape")
+async def either(body: Annotated[AnyRequest, Body()], request: Request) -> Response:
+    work = _similarity(body, request) if isinstance(body, SimilarityRequest) else _embed(body, request)
+    return await attend(request, work)
 
 
-@router.post("/similarity", response_model=list[float], summary="The cosine of one text with each of others")
-async def similarity(body: SimilarityRequest, request: Request, embedder: Served) -> Response:
-    return await _unless_gone(request, _similarity(body, request, embedder))
+@roots.post("/models/{model}", response_model=Rows | Cosines, summary="The same, by one model")
+async def either_of_model(model: str, body: Annotated[AnyRequest, Body()], request: Request) -> Response:
+    return await either(body, request)
 
 
-@router.post("/", response_model=list[list[float]] | list[float], summary="/embed or /similarity, by the inputs' shape")
-async def either(body: Annotated[AnyRequest, Body()], request: Request, embedder: Served) -> Response:
-    if isinstance(body, SimilarityRequest):
-        return await _unless_gone(request, _similarity(body, request, embedder))
-    return await _unless_gone(request, _embed(body, request, embedder))
+@router.post(
+    "/search", response_model=list[Found], response_model_exclude_none=True, summary="Texts, ranked for a query"
+)
+async def search(body: SearchRequest, request: Request) -> Response:
+    return await attend(request, _search(body, request))
 
 
-async def _embed(body: EmbedRequest, request: Request, embedder: Embedder) -> Response:
+@router.post("/tokenize", response_model=list[list[TokenInfo]], summary="What the model sees, and what is cut")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    return await attend(request, _tokenize(body, request))
+
+
+@router.post("/decode", response_model=list[str], summary="Token ids, as text")
+async def decode(body: DecodeRequest, request: Request) -> Response:
+    return await attend(request, _decode(body, request))
+
+
+async def _embed(body: EmbedRequest, request: Request) -> Response:
+    embedder = pick(request, body.model)
+    check_dimensions(body.dimensions, embedder)
+    found = await embed(listed(body.inputs, request), request, embedder, body.truncate, body.direction)
+
+    def write() -> bytes:
+        vectors = finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
+        return to_json(vectors, body.encoding_format or "float")
+
+    return await _answer(write, embedder, report(found, request, embedder))
+
+
+async def _similarity(body: SimilarityRequest, request: Request) -> Response:
+    options = body.parameters or Options()
+    texts, compare = _comparison(body.inputs)
+    embedder = pick(request, body.model or options.model)
+    found = await embed(texts, request, embedder, options.truncate, options.direction)
+    return await _answer(lambda: to_json(compare(found.vectors)), embedder, report(found, request, embedder))
+
+
+def _comparison(inputs: Sentences | Pairs | Lists) -> tuple[list[str], Callable[[Vectors], Array]]:
+    """The texts to embed, and what to make of their vectors. Raises Empty."""
+    match inputs:
+        case Pairs(pairs=[_, *_]):
+            texts = [text for pair in inputs.pairs for text in pair]
+            return texts, lambda vectors: pair_cosines(vectors[::2], vectors[1::2])
+        case Lists(source_sentences=[_, *_] as sources, sentences=[_, *_] as sentences):
+            rows = len(sources)
+            return [*sources, *sentences], lambda vectors: cosine_matrix(vectors[:rows], vectors[rows:])
+        case Sentences(sentences=[_, *_] as sentences):
+            return [inputs.source_sentence, *sentences], cosines
+    raise Empty("a list in inputs is empty; send at least one text")
+
+
+async def _search(body: SearchRequest, request: Request) -> Response:
+    if not body.texts:
+        raise Empty("texts is an empty list; send at least one text")
+    embedder = pick(request, body.model)
+    found = await embed([body.query, *body.texts], request, embedder, body.truncate, body.direction)
+
+    def rank() -> bytes:
+        scores = cosines(found.vectors)
+        best = np.argsort(-scores, kind="stable")[: body.top_k]  # of equals the first comes first
+        ranked: list[dict[str, Any]] = [{"index": int(place), "score": float(scores[place])} for place in best]
+        if body.return_text:
+            ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
+        return orjson.dumps(ranked)
+
+    return await _answer(rank, embedder, report(found, request, embedder))
+
+
+async def _tokenize(body: TokenizeRequest, request: Request) -> Response:
+    embedder = pick(request, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts:
         raise Empty("inputs is an empty list; send at least one text")
-    if body.dimensions is not None and body.dimensions > embedder.bundle.spec.dimension:
-        raise Invalid(
-            f"dimensions is {body.dimensions}; the model has {embedder.bundle.spec.dimension}: ask for that or fewer"
-        )
-    found = await _vectors(texts, body, request, embedder)
-    content = await embedder.work(
-        lambda: to_json(finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions))
-    )
-    return Response(content, media_type="application/json")
+    whole = body.add_special_tokens
+
+    def explain() -> bytes:
+        explained = (embedder.bundle.text_encoder.explain(text, direction=body.direction) for text in texts)
+        return orjson.dumps([[t._asdict() for t in tokens if whole or not t.template] for tokens in explained])
+
+    return await _answer(explain, embedder)
 
 
-async def _similarity(body: SimilarityRequest, request: Request, embedder: Embedder) -> Response:
-    if not body.inputs.sentences:
-        raise Empty("inputs.sentences is an empty list; send at least one text")
-    texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    found = await _vectors(texts, body.parameters or Options(), request, embedder)
-    content = await embedder.work(lambda: orjson.dumps(cosines(found.vectors)))
-    return Response(content, media_type="application/json")
+async def _decode(body: DecodeRequest, request: Request) -> Response:
+    embedder = pick(request, body.model)
+    if not body.ids:
+        raise Empty("ids is an empty list; send at least one id")
+    sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
+
+    def read() -> bytes:
+        encoder = embedder.bundle.text_encoder
+        return orjson.dumps([encoder.decode(ids, body.skip_special_tokens) for ids in sequences])
+
+    return await _answer(read, embedder)
 
 
-async def _vectors(texts: Sequence[str], options: Options, request: Request, embedder: Embedder) -> Embeddings:
-    default: bool = request.app.state.settings.truncate
-    truncate = default if options.truncate is None else options.truncate
-    return await embedder.embed(texts, truncate=truncate, direction=options.direction)
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Do the work, or cancel it as soon as the client has gone, so that its texts leave the queue."""
-    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            request.app.state.metrics.dropped()
-            return Response(status_code=499)  # nobody reads it
-        return working.result()
-    finally:
-        working.cancel()
-        gone.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _answer(write: Callable[[], bytes], embedder: Embedder, headers: dict[str, str] | None = None) -> Response:
+    return Response(await embedder.device.work(write), media_type="application/json", headers=headers)

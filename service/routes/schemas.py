@@ -1,76 +1,134 @@
-"""What the native routes take and give: text-embeddings-inference's wire format. Unknown fields are ignored."""
+"""What the native routes take and give: text-embeddings-inference's wire format and more. Other fields are ignored."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from encoding.text import Direction
+from service.vectors import Format
 
-__all__ = ["AnyRequest", "EmbedRequest", "Info", "Options", "SimilarityRequest", "TemplateInfo"]
+__all__ = [
+    "AnyRequest",
+    "DecodeRequest",
+    "EmbedRequest",
+    "Found",
+    "Info",
+    "Inputs",
+    "Lists",
+    "Options",
+    "Pairs",
+    "Rows",
+    "SearchRequest",
+    "Sentences",
+    "SimilarityRequest",
+    "TemplateInfo",
+    "TokenInfo",
+    "TokenizeRequest",
+]
+
+TOKEN_LIMIT = 2**31  # beyond any vocabulary
 
 
-def _texts(value: Any) -> Any:
+def _inputs(value: Any) -> Any:
     """Say what is wrong with `inputs` in one line; the type alone would name every branch of the union."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise PydanticCustomError("texts", "should be a text or a list of texts, not {kind}", {"kind": _kind(value)})
+        raise PydanticCustomError(
+            "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
+        )
+    wanted = _shape_of(value[0]) if value else "text"
     for index, item in enumerate(value):
-        if not isinstance(item, str):
+        if _shape_of(item) != wanted or wanted == "other":
             raise PydanticCustomError(
-                "texts", "item {index} should be a text, not {kind}", {"index": index, "kind": _kind(item)}
+                "inputs",
+                "item {index} should be {wanted}, not {kind}",
+                {"index": index, "wanted": WANTED[wanted], "kind": _kind(item)},
             )
     return value
 
 
+WANTED = {"text": "a text", "id": "a token id, as the first is", "ids": "a list of token ids", "other": "a text"}
+
+
+def _shape_of(item: Any) -> str:
+    if isinstance(item, str):
+        return "text"
+    if _is_id(item):
+        return "id"
+    return "ids" if isinstance(item, list) and item and all(map(_is_id, item)) else "other"
+
+
+def _is_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < TOKEN_LIMIT
+
+
 def _kind(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "a number: token ids are not taken; send texts (LangChain: check_embedding_ctx_length=False)"
-    if isinstance(value, list):
-        return "a list: token ids are not taken; send texts (LangChain: check_embedding_ctx_length=False)"
-    names = {bool: "a truth value", float: "a number", dict: "an object", type(None): "null"}
+    names = {
+        str: "a text",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        dict: "an object",
+        type(None): "null",
+        list: "a list",
+    }
     return names.get(type(value), "that")
+
+
+def _texts(value: Any) -> Any:
+    if not isinstance(value, str | list) or (isinstance(value, list) and any(not isinstance(i, str) for i in value)):
+        raise PydanticCustomError("texts", "should be a text or a list of texts")
+    return value
 
 
 def _no_prompts(value: Any) -> None:
     if value is not None:
         raise PydanticCustomError(
-            "prompt_name", "the bundle has no prompts; its template, see /info, is put around every text"
+            "prompt_name", "a bundle has no prompts; its template, see /info, is put around every text"
         )
 
 
-def _direction(value: str) -> str:
-    return value.lower()
-
-
+Inputs = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_inputs)]
 Texts = Annotated[str | list[str], BeforeValidator(_texts)]
+ModelName = Annotated[str | None, Field(description="Which model, where several are served; null: the default")]
+Rows = list[list[float]] | list[list[int]] | list[str]
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class Options(_Body):
-    """How texts are put into the template."""
+class _Sided(_Body):
+    """Which model, and which side of a text that is too long it loses."""
 
-    truncate: bool | None = Field(None, description="Cut a text that is too long, or refuse it; null: as /info says")
-    truncation_direction: Annotated[
-        Literal["left", "Left", "right", "Right"], AfterValidator(_direction), Field(description="The side that is cut")
-    ] = "right"
+    model: ModelName = None
+    truncation_direction: Literal["left", "Left", "right", "Right"] = Field("right", description="The side that is cut")
     prompt_name: Annotated[None, BeforeValidator(_no_prompts)] = Field(None, description="Null: there are no prompts")
 
     @property
     def direction(self) -> Direction:
-        return "left" if self.truncation_direction == "left" else "right"
+        return "left" if self.truncation_direction in ("left", "Left") else "right"
+
+
+class Options(_Sided):
+    """How texts are put into the template."""
+
+    truncate: bool | None = Field(None, description="Cut a text that is too long, or refuse it; null: as /info says")
 
 
 class EmbedRequest(Options):
     """One text or many, each to a vector."""
 
-    inputs: Texts = Field(description="A text, or a list of them; an empty text has a vector too")
+    inputs: Inputs = Field(description="A text or a list of them; token ids only where the service allows them")
     normalize: bool = Field(True, description="Give each vector length 1")
     dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    encoding_format: Format | None = Field(
+        None,
+        description="null or float: JSON numbers; base64: little-endian float32; float16: base64 of little-endian "
+        "float16; int8: integers, each row scaled to 127; binary, ubinary: signs, eight to a byte",
+    )
 
     model_config = ConfigDict(json_schema_extra={"example": {"inputs": ["A man plays a guitar."]}})
 
@@ -82,11 +140,33 @@ class Sentences(_Body):
     sentences: list[str]
 
 
-class SimilarityRequest(_Body):
-    """The cosine of one text with each of others."""
+class Pairs(_Body):
+    """Two texts at a time."""
 
-    inputs: Sentences
+    pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+
+
+class Lists(_Body):
+    """Every text of the first list with every one of the second."""
+
+    source_sentences: list[str]
+    sentences: list[str]
+
+
+def _comparison(value: Any) -> str:
+    keys = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, _Body) else ()
+    return next((shape for key, shape in (("pairs", "pairs"), ("source_sentences", "lists")) if key in keys), "one")
+
+
+class SimilarityRequest(_Body):
+    """Cosines: of one text with each of others, of pairs, or of two lists."""
+
+    inputs: Annotated[
+        Annotated[Sentences, Tag("one")] | Annotated[Pairs, Tag("pairs")] | Annotated[Lists, Tag("lists")],
+        Discriminator(_comparison),
+    ]
     parameters: Options | None = None
+    model: ModelName = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -97,12 +177,69 @@ class SimilarityRequest(_Body):
 
 def _shape(value: Any) -> str:
     inputs = value.get("inputs") if isinstance(value, dict) else getattr(value, "inputs", None)
-    return "similarity" if isinstance(inputs, dict | Sentences) else "embed"
+    return "similarity" if isinstance(inputs, dict | Sentences | Pairs | Lists) else "embed"
 
 
 AnyRequest = Annotated[
     Annotated[EmbedRequest, Tag("embed")] | Annotated[SimilarityRequest, Tag("similarity")], Discriminator(_shape)
 ]
+
+
+class SearchRequest(Options):
+    """Texts, ranked by their cosine with a query."""
+
+    query: str
+    texts: list[str]
+    top_k: int | None = Field(None, ge=1, description="How many to give; null: all")
+    return_text: bool = Field(False, description="Give each text beside its place")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"query": "Who makes music?", "texts": ["A man plays a guitar.", "Shares fell."], "top_k": 1}
+        }
+    )
+
+
+class Found(BaseModel):
+    """One text of a search: its place among the texts, its cosine with the query, and itself if asked for."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class TokenizeRequest(_Sided):
+    """Texts, to be shown as the model sees them."""
+
+    inputs: Texts
+    add_special_tokens: bool = Field(True, description="Show the template's tokens, [CLS] and [SEP] too")
+
+    model_config = ConfigDict(json_schema_extra={"example": {"inputs": "A man plays a guitar."}})
+
+
+class TokenInfo(BaseModel):
+    """One token. Offsets are characters of the text; what is not of the text has none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+    template: bool = Field(description="of the template, not of the text")
+    cut: bool = Field(description="left out, for the text is too long")
+
+
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_LIMIT)]
+
+
+class DecodeRequest(_Body):
+    """Token ids of the model's own vocabulary, to be read as text."""
+
+    ids: list[TokenId] | list[list[TokenId]]
+    skip_special_tokens: bool = True
+    model: ModelName = None
+
+    model_config = ConfigDict(json_schema_extra={"example": {"ids": [1037, 2158, 3248, 1037, 2858, 1012]}})
 
 
 class TemplateInfo(BaseModel):
@@ -139,4 +276,9 @@ class Info(BaseModel):
     dimension: int
     provider: str
     threads: int
+    token_ids: bool = Field(description="whether token ids are taken for a text")
+    vocabulary_size: int
+    max_tokens_in_flight: int
     template: TemplateInfo
+    models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
+    default_model: str

@@ -1,38 +1,62 @@
-"""What operators ask: GET /health, /info, /metrics."""
+"""What operators ask: GET /health and its parts, /info, /metrics."""
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from encoding.bundle import GRAPHS
+from service import VERSION
 from service.embedder import Embedder
 from service.errors import ErrorBody
+from service.models import Models
+from service.routes.common import of_model, pick
 from service.routes.schemas import Info, TemplateInfo
 from service.settings import Settings
 
 __all__ = ["router"]
 
+DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not ready; the text says why"}}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No model of that name is served"}}
+
 router = APIRouter(tags=["status"])
 
 
-def _version() -> str:
-    try:
-        return version("cloze")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-@router.get("/health", responses={200: {"description": "The model answers"}, 503: {"model": ErrorBody}})
-async def health(request: Request) -> Response:
-    """Empty where the model answers; after a failed batch the model is tried first."""
-    await request.app.state.embedder.check()
+@router.get("/health", responses=NOT_READY, summary="Whether every model answers")
+@router.get("/health/ready", responses=NOT_READY, summary="The same")
+async def ready(request: Request) -> Response:
+    """Empty where every model answers; after a failed batch the model is tried first. Busy is ready."""
+    await request.app.state.health.check()
     return Response()
 
 
-@router.get("/info")
+@router.get("/health/live", summary="Whether the process answers")
+async def live() -> Response:
+    return Response()
+
+
+@router.get("/health/startup", summary="Whether every model is loaded and warmed up")
+async def startup() -> Response:
+    """The port opens only then, so the answer is 200 or none."""
+    return Response()
+
+
+@router.get("/info", summary="The default model, its template and limits")
 async def info(request: Request) -> Info:
-    return describe(request.app.state.embedder, request.app.state.settings)
+    return describe(pick(request), request.app.state.models, request.app.state.settings)
+
+
+@router.get("/models/{model}/info", responses=UNKNOWN, dependencies=[Depends(of_model)], summary="One model")
+async def info_of_model(request: Request) -> Info:
+    return describe(pick(request), request.app.state.models, request.app.state.settings)
+
+
+@router.get("/models/{model}/health", responses={**NOT_READY, **UNKNOWN}, dependencies=[Depends(of_model)])
+async def health_of_model(request: Request) -> Response:
+    """Whether one model answers, for a client that takes only that model's URL."""
+    await pick(request).check()
+    return Response()
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -40,14 +64,14 @@ async def metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def describe(embedder: Embedder, settings: Settings) -> Info:
+def describe(embedder: Embedder, models: Models, settings: Settings) -> Info:
     bundle, session = embedder.bundle, embedder.session
     spec, encoder = bundle.spec, bundle.text_encoder
     return Info(
-        model_id=bundle.name,
+        model_id=embedder.name,
         model_sha=spec.files[GRAPHS[session.precision]],
-        model_dtype={"fp32": "float32", "fp16": "float16", "int8": "int8"}[session.precision],
-        served_model_name=bundle.name,
+        model_dtype=DTYPES[session.precision],
+        served_model_name=embedder.name,
         model_type={"embedding": {"pooling": spec.read_out}},
         max_concurrent_requests=settings.max_requests,
         max_input_length=spec.max_tokens,
@@ -55,13 +79,16 @@ def describe(embedder: Embedder, settings: Settings) -> Info:
         max_batch_requests=None,
         max_client_batch_size=settings.max_inputs,
         auto_truncate=settings.truncate,
-        tokenization_workers=embedder.tokenizer_threads,
-        version=_version(),
+        tokenization_workers=embedder.device.workers,
+        version=VERSION,
         sha=None,
         docker_label=None,
         dimension=spec.dimension,
         provider=session.provider,
         threads=session.threads,
+        token_ids=settings.token_ids,
+        vocabulary_size=encoder.vocabulary_size,
+        max_tokens_in_flight=settings.max_tokens_in_flight,
         template=TemplateInfo(
             text=spec.template,
             read_out=spec.read_out,
@@ -70,4 +97,6 @@ def describe(embedder: Embedder, settings: Settings) -> Info:
             final_period=spec.final_period,
             denoising=spec.denoising,
         ),
+        models=models.names,
+        default_model=models.default,
     )

@@ -44,7 +44,7 @@ class Process:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
-            if found := re.search(r"serving (http://\S+)", line):
+            if found := re.search(r"serving (http://[\w.:\[\]]+)", line):
                 return found[1]
         raise AssertionError(f"the server ended before it served:\n{self.log}")
 

@@ -58,7 +58,7 @@ def test_json_of_a_cut_array() -> None:
 def test_pair_cosines() -> None:
     left, right = matrix([1, 0], [0, 2], [3, 0], [0, 0], [1, 1]), matrix([5, 0], [0, -1], [0, 4], [1, 0], [1, 0])
     assert pair_cosines(left, right) == pytest.approx([1, -1, 0, 0, 0.5**0.5])
-    assert pair_cosines(left[:0], right[:0]) == []
+    assert pair_cosines(left[:0], right[:0]).tolist() == []
 
 
 def test_cosine_matrix() -> None:

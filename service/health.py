@@ -1,0 +1,111 @@
+"""Whether the service works, and the end of a process that does not.
+
+Ready is: not stopping, no batch hangs, and the last batch of every model was good. A busy service is ready. What has
+not worked for too long ends the process, so that whatever supervises it starts a new one:
+
+    HUNG  70   a batch has lasted longer than stall_seconds + fault_seconds
+    LOST  71   a model has failed on everything, a text of nothing too, for fault_seconds: a GPU that is gone, say
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from service.errors import Unavailable
+
+__all__ = ["HUNG", "LOST", "Health", "Model"]
+
+HUNG: Final = 70
+LOST: Final = 71
+PERIOD: Final = 1.0  # seconds between two looks
+
+logger = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """What can fail."""
+
+    name: str
+
+    @property
+    def failing_for(self) -> float:
+        """Seconds since the first failure after the last success, 0 after a success."""
+
+    async def check(self) -> None:
+        """Raise Unavailable where it fails still."""
+
+
+class Health:
+    """`check` raises the reason why the service is not ready; `watch` ends a process that will not be again."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[Model]],
+        busy_for: Callable[[], float],
+        stall_seconds: float,
+        fault_seconds: float,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.stopping = False
+        self._models = models
+        self._busy_for = busy_for
+        self._stall = stall_seconds
+        self._fault = fault_seconds
+        self.end = end
+        self._probes: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> bool:
+        """What is known without a trial."""
+        return not self.stopping and not self._stalled and not any(model.failing_for for model in self._models())
+
+    async def check(self) -> None:
+        """Raise Unavailable, saying why; a model whose last batch failed is tried first."""
+        if self.stopping:
+            raise Unavailable("the service is stopping; send requests to another instance")
+        if self._stalled:
+            raise Unavailable(f"a batch has run for {self._busy_for():.0f} s, the limit is {self._stall:g} s")
+        for model in self._models():
+            await model.check()
+
+    async def watch(self) -> None:
+        """Look every second, for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(PERIOD)
+
+    def look(self) -> None:
+        """End the process where it is beyond help; try again what has failed."""
+        if self._busy_for() > self._stall + self._fault:
+            logger.critical("a batch has hung for %.0f s: the process ends with status %d", self._busy_for(), HUNG)
+            self.end(HUNG)
+        for model in self._models():
+            if model.failing_for > self._fault:
+                logger.critical(
+                    "model %s has failed for %.0f s: the process ends with status %d",
+                    model.name,
+                    model.failing_for,
+                    LOST,
+                )
+                self.end(LOST)
+            elif model.failing_for and not self._stalled:
+                self._try(model)
+
+    @property
+    def _stalled(self) -> bool:
+        return self._busy_for() > self._stall
+
+    def _try(self, model: Model) -> None:
+        """Its result is in `failing_for`."""
+        probe = asyncio.create_task(_quietly(model))
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)
+
+
+async def _quietly(model: Model) -> None:
+    try:
+        await model.check()
+    except Unavailable as error:
+        logger.warning("model %s: %s", model.name, error)
