@@ -1,0 +1,98 @@
+// The service's own HTTP routes, on the origin and under the path this page came from.
+
+const KEPT = "cloze-api-key";
+
+const store = storage();
+let key = store?.getItem(KEPT) ?? "";
+
+/** The tab's storage, or nothing where the browser forbids it. */
+function storage() {
+  try {
+    return sessionStorage;
+  } catch {
+    return null;
+  }
+}
+
+/** An answer that is no success, in the service's own words. */
+export class ServiceError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const hasKey = () => key !== "";
+
+/** Send this key from now on; `keep` stores it until the tab is closed. An empty one forgets it. */
+export function setKey(value, keep = false) {
+  key = value.trim();
+  if (key && keep) store?.setItem(KEPT, key);
+  else store?.removeItem(KEPT);
+}
+
+/** GET, or POST where there is a body: `{ data, timing }`. Throws ServiceError, or AbortError by `signal`. */
+export async function call(path, body, signal) {
+  const headers = { accept: "application/json" };
+  if (key) headers.authorization = `Bearer ${key}`;
+  if (body) headers["content-type"] = "application/json";
+  const options = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal };
+  const started = performance.now();
+  const response = await reach(new URL(path, document.baseURI), { ...options, credentials: "omit", cache: "no-store" });
+  const data = await read(response);
+  const trip = performance.now() - started;
+  if (!response.ok) throw new ServiceError(message(data, response), response.status);
+  return { data, timing: { ...timing(response.headers), trip } };
+}
+
+async function reach(url, options) {
+  try {
+    return await fetch(url, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServiceError("The service cannot be reached. Is it running? Try again.", 0);
+  }
+}
+
+async function read(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
+/** Native errors are flat, OpenAI's are nested. */
+function message(data, response) {
+  const said = data?.error?.message ?? data?.error;
+  const wait = response.headers.get("retry-after");
+  const again = wait ? ` Try again in ${wait} s.` : "";
+  return `${said ?? `The service answered ${response.status} ${response.statusText}.`}${again}`;
+}
+
+/** Milliseconds by stage: from `server-timing`, else from text-embeddings-inference's headers. */
+function timing(headers) {
+  const found = {};
+  for (const entry of (headers.get("server-timing") ?? "").split(",")) {
+    const [name, ...parameters] = entry.split(";").map((part) => part.trim());
+    const duration = parameters.find((part) => part.startsWith("dur="));
+    if (duration) found[name] = Number(duration.slice(4));
+  }
+  const whole = {
+    tokenize: "x-tokenization-time",
+    queue: "x-queue-time",
+    inference: "x-inference-time",
+    total: "x-total-time",
+  };
+  for (const [name, header] of Object.entries(whole)) {
+    if (!(name in found) && headers.has(header)) found[name] = Number(headers.get(header));
+  }
+  return found;
+}
+
+/** Little-endian float32 in base64, as `encoding_format: "base64"` gives it. */
+export function decode(base64) {
+  const bytes = Uint8Array.from(atob(base64), (sign) => sign.charCodeAt(0));
+  return new Float32Array(bytes.buffer);
+}

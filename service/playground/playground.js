@@ -1,0 +1,214 @@
+// The page: the model and the key in its header, and a tool behind each tab.
+
+import { ServiceError, call, hasKey, setKey } from "./api.js";
+import { compare } from "./compare.js";
+import { byId, make } from "./dom.js";
+import { map } from "./map.js";
+import { search } from "./search.js";
+import { Problem } from "./texts.js";
+import { tokens } from "./tokens.js";
+
+let info = null; // what /models/{model}/info says of the chosen model
+
+/** A tab, its form and its result. What is shown belongs to the chosen model: `stale` says that it does not yet. */
+class Tool {
+  constructor(name, work) {
+    this.tab = byId(`tab-${name}`);
+    this.panel = byId(name);
+    this.form = this.panel.querySelector("form");
+    this.result = this.panel.querySelector(".result");
+    this.work = work;
+    this.stale = true;
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.run();
+    });
+    this.form.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        this.form.requestSubmit();
+      }
+    });
+  }
+
+  /** Ask, and show the answer; a run before this one that has not ended is given up. */
+  async run() {
+    this.asking?.abort();
+    const asking = (this.asking = new AbortController());
+    this.stale = false;
+    this.result.setAttribute("aria-busy", "true");
+    byId("status").textContent = "";
+    tell();
+    try {
+      const { view, said } = await this.work(this.form, byId("model").value || undefined, ask(asking.signal), info);
+      if (asking.signal.aborted) return;
+      this.result.replaceChildren(...view);
+      byId("status").textContent = said;
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      this.result.replaceChildren();
+      complain(error);
+    }
+    this.result.removeAttribute("aria-busy");
+  }
+}
+
+/** POST by a tool: gives the data, and shows the time it took. */
+function ask(signal) {
+  return async (path, body) => {
+    const { data, timing } = await call(path, body, signal);
+    showTiming(timing);
+    return data;
+  };
+}
+
+const tools = [
+  new Tool("compare", compare),
+  new Tool("search", search),
+  new Tool("map", map),
+  new Tool("tokens", tokens),
+];
+let shown = tools[0];
+
+// Messages
+
+function tell(message) {
+  byId("alert").replaceChildren(...(message ? [make("p", { class: "alert" }, message)] : []));
+}
+
+function complain(error) {
+  if (!(error instanceof ServiceError || error instanceof Problem)) {
+    tell("The page could not show the answer. This is a bug of the page.");
+    throw error;
+  }
+  tell(error.message);
+  if (error.status === 401) askForKey();
+}
+
+// Tabs
+
+function show(tool) {
+  shown = tool;
+  for (const { tab, panel } of tools) {
+    const chosen = tab === tool.tab;
+    tab.setAttribute("aria-selected", String(chosen));
+    tab.tabIndex = chosen ? 0 : -1;
+    panel.hidden = !chosen;
+  }
+  tell();
+  if (tool.stale) tool.run();
+}
+
+byId("main")
+  .querySelector("[role=tablist]")
+  .addEventListener("keydown", (event) => {
+    const at = tools.indexOf(shown);
+    const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: -1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    const tool = tools.at(next % tools.length);
+    tool.tab.focus();
+    show(tool);
+  });
+for (const tool of tools) tool.tab.addEventListener("click", () => show(tool));
+
+// Model
+
+/** Ask what is served, choose the default, and run the tool that is shown. */
+async function start() {
+  tell();
+  try {
+    const [{ data: list }, { data: served }] = await Promise.all([call("v1/models"), call("info")]);
+    const names = list.data.map(({ id }) => id);
+    byId("model").replaceChildren(...names.map((name) => make("option", {}, name)));
+    byId("model").disabled = false;
+    byId("model").value = names.includes(served.served_model_name) ? served.served_model_name : names[0];
+    byId("key").hidden = true;
+    byId("key-used").hidden = !hasKey();
+    await choose();
+  } catch (error) {
+    complain(error);
+  }
+}
+
+/** Take the chosen model: what is shown of another is stale. */
+async function choose() {
+  const model = byId("model").value;
+  const others = [...byId("model").options].map(({ value }) => value).filter((name) => name !== model);
+  byId("compare-with").replaceChildren(
+    make("option", { value: "" }, "none"),
+    ...others.map((name) => make("option", {}, name)),
+  );
+  byId("compare-with").parentElement.hidden = !others.length;
+  const { data } = await call(`models/${encodeURIComponent(model)}/info`);
+  if (byId("model").value !== model) return; // another was chosen meanwhile
+  info = data;
+  describe(info);
+  for (const tool of tools) tool.stale = true;
+  await shown.run();
+}
+
+byId("model").addEventListener("change", () => choose().catch(complain));
+
+function describe({ template, dimension, provider, model_dtype, max_input_length, version }) {
+  const parts = template.text.split(/(\[X\]|\[MASK\])/);
+  const slots = {
+    "[X]": () => make("span", { class: "slot" }, "your text"),
+    "[MASK]": () => make("span", { class: "mask" }, "[MASK]"),
+  };
+  byId("template").replaceChildren(...parts.map((part) => slots[part]?.() ?? part));
+  const facts = [
+    ["dimensions", dimension],
+    ["read at", { mask: "[MASK]", cls: "[CLS]" }[template.read_out] ?? template.read_out],
+    ["limit", `${max_input_length.toLocaleString("en")} tokens`],
+    ["template", `${template.template_tokens} tokens`],
+    ["runs on", `${provider}, ${model_dtype}`],
+  ];
+  byId("facts").replaceChildren(
+    ...facts.map(([name, value]) => make("li", {}, `${name} `, make("b", {}, String(value)))),
+  );
+  byId("version").textContent = `Cloze ${version}.`;
+}
+
+// Key
+
+function askForKey() {
+  byId("key").hidden = false;
+  byId("key-used").hidden = true;
+  byId("key-value").focus();
+}
+
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(byId("key-value").value, byId("key-keep").checked);
+  byId("key-value").value = "";
+  start().then(() => byId("key").hidden && shown.tab.focus());
+});
+
+byId("key-forget").addEventListener("click", () => {
+  setKey("");
+  tell("The key is forgotten.");
+  askForKey();
+});
+
+// Latency
+
+const STAGES = { tokenize: "tokenise", queue: "queue", inference: "inference", total: "total", trip: "round trip" };
+
+function showTiming(timing) {
+  const items = Object.entries(STAGES).filter(([stage]) => Number.isFinite(timing[stage]));
+  const written = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en")} ms`;
+  byId("timing").replaceChildren(
+    ...items.map(([stage, name]) =>
+      make("div", { class: stage }, make("dt", {}, name), make("dd", {}, written(timing[stage]))),
+    ),
+  );
+  const bars = ["tokenize", "queue", "inference"].map((stage) => {
+    const bar = make("span", { class: stage });
+    bar.style.width = `${(100 * Math.min(timing[stage] ?? 0, timing.trip)) / timing.trip}%`;
+    return bar;
+  });
+  byId("timing-bar").replaceChildren(...bars);
+}
+
+start();
