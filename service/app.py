@@ -5,8 +5,9 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -21,13 +22,14 @@ from service.health import HUNG, Health
 from service.metrics import Metrics
 from service.middleware import Door, Traffic
 from service.models import Models
-from service.routes import admin, native, openai, page, status
+from service.routes import admin, docs, native, openai, page, status
 from service.routes.common import of_model
 from service.settings import Settings
 
 __all__ = ["create_app"]
 
-PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
+PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")BEARER = HTTPBearer(auto_error=False, description="An API key")  # says so in /docs; Door's guard is what checks
+
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=VERSION,
         lifespan=_lifespan,
         openapi_url="/openapi.json" if settings.docs else None,
+        docs_url=None,  # the framework's own would load its page from a CDN
         redoc_url=None,
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
@@ -59,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics, app.state.traffic, app.state.health = metrics, traffic, health
     for error in (ClozeError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, _respond)
-    _route(app, settings)
+    _route(app, settings, guard)
     app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, limit=settings.max_requests)
     if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -73,14 +76,18 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _route(app: FastAPI, settings: Settings) -> None:
+def _route(app: FastAPI, settings: Settings, guard: Guard) -> None:
     """Native routes twice: a client that takes no more than a URL chooses its model by `/models/NAME`."""
-    app.include_router(openai.router)
-    app.include_router(native.router)
-    app.include_router(native.router, prefix="/models/{model}", dependencies=[Depends(of_model)])
-    app.include_router(native.roots)
+    keys = [Security(BEARER)] if guard.keys else []
+    app.include_router(openai.router, dependencies=keys)
+    app.include_router(native.router, dependencies=keys)
+    app.include_router(native.router, prefix="/models/{model}", dependencies=[*keys, Depends(of_model)])
+    app.include_router(native.roots, dependencies=keys)
     app.include_router(status.router)
-    app.include_router(admin.router)
+    app.include_router(admin.router, dependencies=[Security(BEARER)])
+    if settings.docs:
+        app.include_router(docs.router)
+        app.mount("/docs", docs.assets)
     if settings.playground:
         app.include_router(page.router)
     else:
