@@ -28,7 +28,8 @@ from service.settings import Settings
 
 __all__ = ["create_app"]
 
-PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")BEARER = HTTPBearer(auto_error=False, description="An API key")  # says so in /docs; Door's guard is what checks
+PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
+BEARER = HTTPBearer(auto_error=False, description="An API key")  # says so in /docs; Door's guard is what checks
 
 logger = logging.getLogger(__name__)
 
