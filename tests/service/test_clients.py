@@ -1,15 +1,29 @@
-"""Clients that people have, unchanged, against a real server."""
+"""Clients that people have, unchanged, against a real server; and what programs that are not run here send."""
 
-from collections.abc import Iterator
+import asyncio
+import gc
+import importlib.util
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 from harness import Process, Serve
 from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
+from numpy.typing import NDArray
 from tiny_bundle import DIMENSION
+
+TEXTS = ["a man plays", "", "two dogs run " * 30]
+KEY = "the-key-of-a-test"
 
 
 @pytest.fixture(scope="module")
@@ -17,48 +31,411 @@ def server(serve: Serve, bundle: Path) -> Process:
     return serve("--bundle", str(bundle), "--threads", "1")
 
 
-@pytest.fixture
-def hub(server: Process, monkeypatch: pytest.MonkeyPatch) -> Iterator[InferenceClient]:
+@pytest.fixture(scope="module")
+def locked(serve: Serve, bundle: Path) -> Process:
+    """Needs a key."""
+    return serve("--bundle", str(bundle), "--threads", "1", "--api-keys", KEY)
+
+
+@pytest.fixture(scope="module")
+def of_ids(serve: Serve, bundle: Path) -> Process:
+    """Takes token ids."""
+    return serve("--bundle", str(bundle), "--threads", "1", "--token-ids")
+
+
+@pytest.fixture(scope="module")
+def narrow(serve: Serve, slow_bundle: Path) -> Process:
+    """Is full with one request, and slow."""
+    return serve("--bundle", str(slow_bundle), "--threads", "1", "--max-tokens-in-flight", "1")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE", "HUGGINGFACE_API_KEY", "LANGSMITH_TRACING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # the other tests run offline
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def untidy(test: Callable[..., None]) -> Callable[..., None]:
+    """Its client leaves sockets to the garbage collector."""
+    return pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")(pytest.mark.usefixtures("collected")(test))
+
+
+def embed(server: Process, **body: object) -> NDArray[np.float32]:
+    """What /embed gives, which other tests compare with the model itself."""
+    response = httpx.post(f"{server.url}/embed", json={"inputs": TEXTS} | body).raise_for_status()
+    return np.array(response.json(), dtype=np.float32)
+
+
+def same(found: object, expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(np.array(found, dtype=np.float32), expected, rtol=0, atol=1e-6)
+
+
+# huggingface_hub
+
+
+@pytest.fixture
+def hub(server: Process) -> Iterator[InferenceClient]:
     yield InferenceClient(model=server.url)
     close_session()
 
 
-def embed(server: Process, **body: object) -> np.ndarray:
-    return np.array(httpx.post(f"{server.url}/embed", json=body).json(), dtype=np.float32)
-
-
-def test_feature_extraction(hub: InferenceClient, server: Process) -> None:
+def test_hub_gets_vectors(hub: InferenceClient, server: Process) -> None:
     found = hub.feature_extraction("a man plays")
     assert found.shape == (1, DIMENSION)
-    np.testing.assert_allclose(found, embed(server, inputs="a man plays"), atol=1e-6)
+    same(found, embed(server, inputs="a man plays"))
 
 
-def test_feature_extraction_of_many_with_every_option(hub: InferenceClient, server: Process) -> None:
-    texts = ["a man", "", "two dogs run " * 30]
+def test_hub_gets_vectors_of_many_with_every_option(hub: InferenceClient, server: Process) -> None:
     found = hub.feature_extraction(
-        texts, normalize=False, truncate=True, truncation_direction="left", prompt_name=None, dimensions=8
+        TEXTS, normalize=False, truncate=True, truncation_direction="left", prompt_name=None, dimensions=8
     )
-    expected = embed(server, inputs=texts, normalize=False, truncation_direction="left", dimensions=8)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    same(found, embed(server, normalize=False, truncation_direction="left", dimensions=8))
 
 
-def test_sentence_similarity(hub: InferenceClient) -> None:
+def test_hub_gets_similarities(hub: InferenceClient) -> None:
     found = hub.sentence_similarity("a man", ["a man", "dogs run"])
     assert found[0] == pytest.approx(1)
     assert -1 <= found[1] < 1
 
 
-def test_the_reason_of_a_refusal_reaches_the_user(hub: InferenceClient) -> None:
+def test_hub_chooses_a_model_by_its_address(server: Process) -> None:
+    client = InferenceClient(model=f"{server.url}/models/tiny", provider="hf-inference")
+    same(client.feature_extraction(TEXTS), embed(server))
+    assert client.get_endpoint_info()["model_id"] == "tiny"
+    assert client.health_check()
+    with pytest.raises(HfHubHTTPError, match="404"):
+        InferenceClient(model=f"{server.url}/models/other").feature_extraction("a man")
+    close_session()
+
+
+def test_hub_shows_the_reason_of_a_refusal(hub: InferenceClient) -> None:
     with pytest.raises(HfHubHTTPError) as caught:
         hub.feature_extraction("a " * 100, truncate=False)
     assert caught.value.response.status_code == 422
     assert "text 0 has 100 tokens" in str(caught.value)
 
 
-def test_a_client_that_asks_for_limits_first(server: Process) -> None:
+def test_hub_sends_its_token(locked: Process) -> None:
+    assert InferenceClient(model=locked.url, token=KEY).feature_extraction("a man").shape == (1, DIMENSION)
+    with pytest.raises(HfHubHTTPError, match="401"):
+        InferenceClient(model=locked.url, token="another-key-of-a-test").feature_extraction("a man")
+    close_session()
+
+
+# openai
+
+
+def client(server: Process, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", **{"api_key": "none", "max_retries": 0} | options)
+
+
+@pytest.fixture
+def ai(server: Process) -> Iterator[openai.OpenAI]:
+    with client(server) as made:
+        yield made
+
+
+def test_openai_asks_for_base64_by_itself(ai: openai.OpenAI, server: Process) -> None:
+    answer = ai.embeddings.with_raw_response.create(model="tiny", input=TEXTS)
+    assert all(isinstance(row["embedding"], str) for row in json.loads(answer.text)["data"])
+    parsed = answer.parse()
+    assert [row.index for row in parsed.data] == [0, 1, 2]
+    assert parsed.model == "tiny"
+    np.testing.assert_array_equal(rows(parsed), embed(server))  # exact: the same float32
+
+
+def test_openai_gets_numbers_and_fewer_dimensions(ai: openai.OpenAI, server: Process) -> None:
+    found = ai.embeddings.create(model="tiny", input="a man plays", encoding_format="float", dimensions=4, user="me")
+    same(rows(found), embed(server, inputs="a man plays", dimensions=4))
+
+
+def test_openai_sends_more_than_two_thousand_at_once(ai: openai.OpenAI, server: Process) -> None:
+    texts = [f"{number} dogs run" for number in range(2_500)]
+    np.testing.assert_array_equal(rows(ai.embeddings.create(model="tiny", input=texts)), embed(server, inputs=texts))
+
+
+@pytest.mark.parametrize("ids", [[9, 10, 11], [[9, 10], [11]]])
+def test_openai_is_refused_token_ids_with_the_switch_to_turn(ai: openai.OpenAI, ids: Any) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="check_embedding_ctx_length=False") as caught:
+        ai.embeddings.create(model="tiny", input=ids)
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_openai_sends_the_models_own_ids_where_they_are_allowed(of_ids: Process) -> None:
+    shown = {"inputs": TEXTS, "add_special_tokens": False}
+    tokens = httpx.post(f"{of_ids.url}/tokenize", json=shown).json()
+    ids = [[token["id"] for token in text] for text in tokens]
+    with client(of_ids) as ai:
+        same(rows(ai.embeddings.create(model="tiny", input=ids[::2])), embed(of_ids)[::2])
+        same(rows(ai.embeddings.create(model="tiny", input=ids[0])), embed(of_ids)[:1])
+        with pytest.raises(openai.UnprocessableEntityError, match="1000000"):
+            ai.embeddings.create(model="tiny", input=[[1_000_000]])
+
+
+def test_openai_counts_the_tokens_that_were_run(ai: openai.OpenAI, server: Process) -> None:
+    usage = ai.embeddings.create(model="tiny", input=TEXTS).usage
+    tokens = httpx.post(f"{server.url}/tokenize", json={"inputs": TEXTS}).json()
+    assert usage.prompt_tokens == sum(not token["cut"] for text in tokens for token in text)
+    assert usage.total_tokens == usage.prompt_tokens
+
+
+def test_openai_lists_the_models(ai: openai.OpenAI) -> None:
+    [model] = ai.models.list()
+    assert (model.id, model.object) == ("tiny", "model")
+    assert 0 < model.created <= time.time()
+    assert ai.models.retrieve("tiny") == model
+    with pytest.raises(openai.NotFoundError, match="'other'"):
+        ai.models.retrieve("other")
+
+
+def test_openai_is_told_which_models_there_are(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="tiny") as caught:
+        ai.embeddings.create(model="text-embedding-3-small", input="a man")
+    assert caught.value.code == "model_not_found"
+
+
+def test_openai_needs_a_key_that_is_known(locked: Process) -> None:
+    with client(locked, api_key=KEY) as ai:
+        assert len(ai.embeddings.create(model="tiny", input=TEXTS).data) == 3
+        assert [model.id for model in ai.models.list()] == ["tiny"]
+    with client(locked) as ai, pytest.raises(openai.AuthenticationError) as caught:
+        ai.embeddings.create(model="tiny", input=TEXTS)
+    assert caught.value.code == "invalid_api_key"
+
+
+def test_openai_keeps_the_request_id(ai: openai.OpenAI) -> None:
+    answer = ai.embeddings.create(model="tiny", input="a man", extra_headers={"x-request-id": "order-66"})
+    assert answer._request_id == "order-66"
+    with pytest.raises(openai.NotFoundError) as caught:
+        ai.embeddings.create(model="other", input="a man")
+    assert caught.value.request_id
+
+
+def test_openai_at_once_from_many_tasks(server: Process) -> None:
+    async def ask() -> list[NDArray[np.float32]]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as ai:
+            return [rows(each) for each in await asyncio.gather(*(ai.embeddings.create(**wanted) for _ in range(20)))]
+
+    wanted: dict[str, Any] = {"model": "tiny", "input": TEXTS}
+    for found in asyncio.run(ask()):
+        same(found, embed(server))
+
+
+def test_openai_tries_again_and_then_says_that_the_service_is_full(narrow: Process) -> None:
+    before = refused(narrow)
+    with occupied(narrow), client(narrow, max_retries=1) as ai, pytest.raises(openai.RateLimitError) as caught:
+        ai.embeddings.create(model="tiny", input="a man")
+    assert refused(narrow) == before + 2
+    assert caught.value.code == "rate_limit_exceeded"
+    assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+def test_openai_tries_again_until_there_is_room(narrow: Process) -> None:
+    before = refused(narrow)
+    with client(narrow, max_retries=10) as ai, ThreadPoolExecutor(1) as other:
+        with occupied(narrow):
+            answer = other.submit(ai.embeddings.create, model="tiny", input="a man")
+            until(lambda: refused(narrow) > before)
+        assert len(answer.result().data) == 1
+
+
+def rows(answer: openai.types.CreateEmbeddingResponse) -> NDArray[np.float32]:
+    return np.array([row.embedding for row in answer.data], dtype=np.float32)
+
+
+@contextmanager
+def occupied(server: Process) -> Iterator[None]:
+    """A request in flight, which is given up at the end of the block."""
+    body = json.dumps({"inputs": ["a man plays the guitar"] * 16_000}).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port)) as line:
+        line.sendall(head.encode() + body)
+        until(lambda: metric(server, "cloze_tokens_in_flight") > 0)
+        yield
+
+
+def refused(server: Process) -> float:
+    return metric(server, 'cloze_failures_total{reason="Overloaded"}')
+
+
+def metric(server: Process, name: str) -> float:
+    page = httpx.get(f"{server.url}/metrics").text
+    return next(float(line.split()[-1]) for line in page.splitlines() if line.rpartition(" ")[0] == name)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# LangChain
+
+
+def langchain(server: Process, **options: Any) -> Any:
+    from langchain_openai import OpenAIEmbeddings
+
+    return OpenAIEmbeddings(base_url=f"{server.url}/v1", api_key="none", model="tiny", max_retries=0, **options)
+
+
+@untidy
+def test_langchain_with_the_switch_gets_vectors(server: Process) -> None:
+    embeddings = langchain(server, check_embedding_ctx_length=False)
+    same(embeddings.embed_documents(TEXTS), embed(server))
+    same(embeddings.embed_query(TEXTS[0]), embed(server)[0])
+
+
+@untidy
+def test_langchain_with_fewer_dimensions(server: Process) -> None:
+    embeddings = langchain(server, check_embedding_ctx_length=False, dimensions=4)
+    same(embeddings.embed_documents(TEXTS), embed(server, dimensions=4))
+
+
+@untidy
+def test_langchain_without_the_switch_is_told_of_it(server: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec("llama_index.core")  # holds OpenAI's vocabulary, which tiktoken would fetch
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    vocabulary = Path(found.submodule_search_locations[0], "_static", "tiktoken_cache")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(vocabulary))
+    with pytest.raises(openai.UnprocessableEntityError, match="check_embedding_ctx_length=False"):
+        langchain(server).embed_documents(["a man plays"])
+
+
+# LlamaIndex
+
+
+def llama(server: Process, **options: Any) -> Any:
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    given = {"base_url": server.url, "text_instruction": "", "query_instruction": ""} | options
+    return TextEmbeddingsInference(model_name="tiny", **given)
+
+
+@pytest.mark.parametrize("path", ["", "/models/tiny"])
+def test_llamaindex_as_of_text_embeddings_inference(server: Process, path: str) -> None:
+    embedding = llama(server, base_url=server.url + path)
+    same(embedding.get_text_embedding_batch(TEXTS), embed(server))
+    same(embedding.get_query_embedding(TEXTS[0]), embed(server)[0])
+
+
+def test_llamaindex_sends_its_token(locked: Process) -> None:
+    assert len(llama(locked, auth_token=KEY).get_text_embedding("a man")) == DIMENSION
+
+
+@untidy
+def test_llamaindex_as_of_openai(server: Process) -> None:
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+
+    embedding = OpenAILikeEmbedding(model_name="tiny", api_base=f"{server.url}/v1", api_key="none", max_retries=1)
+    same(embedding.get_text_embedding_batch(TEXTS), embed(server))
+
+
+# Haystack
+
+
+@untidy
+def test_haystack(server: Process) -> None:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
+    from haystack.utils import Secret
+
+    options: dict[str, Any] = {
+        "api_base_url": f"{server.url}/v1",
+        "api_key": Secret.from_token("none"),
+        "model": "tiny",
+        "max_retries": 0,
+    }
+    documents = OpenAIDocumentEmbedder(**options, batch_size=2, progress_bar=False, raise_on_failure=True)
+    documents.warm_up()
+    found = documents.run([Document(id=str(place), content=text) for place, text in enumerate(TEXTS)])
+    same([document.embedding for document in found["documents"]], embed(server))
+    query = OpenAITextEmbedder(**options)
+    query.warm_up()
+    same(query.run(TEXTS[0])["embedding"], embed(server)[0])
+    documents.close()
+    query.close()
+
+
+# Chroma
+
+
+@untidy
+@pytest.mark.parametrize("path", ["", "/embed", "/models/tiny", "/models/tiny/embed"])
+def test_chroma(server: Process, path: str) -> None:
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    same(HuggingFaceEmbeddingServer(url=server.url + path)(TEXTS), embed(server))
+
+
+@untidy
+def test_chroma_sends_its_key(locked: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    monkeypatch.setenv("CHROMA_KEY", KEY)
+    assert len(HuggingFaceEmbeddingServer(url=locked.url, api_key_env_var="CHROMA_KEY")(TEXTS)) == 3
+
+
+@untidy
+def test_chroma_as_of_openai(server: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
+
+    monkeypatch.setenv("CHROMA_KEY", "none")
+    found = OpenAIEmbeddingFunction(api_key_env_var="CHROMA_KEY", api_base=f"{server.url}/v1", model_name="tiny")(TEXTS)
+    same(found, embed(server))
+
+
+# Programs that are not run here: the HTTP that their sources send
+
+OPTIONS = {"wait_for_model": True, "use_gpu": False, "use_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param("/v1/embeddings", {"model": "tiny", "input": TEXTS}, id="LiteLLM openai/"),
+        pytest.param("/v1/embeddings", {"input": TEXTS, "model": "tiny"}, id="Open WebUI"),
+        pytest.param("/v1/embeddings", {"input": TEXTS}, id="Dify huggingface_tei"),
+        pytest.param("/v1/embeddings", {"input": TEXTS, "model": "tiny", "encoding_format": "float"}, id="Dify OpenAI"),
+        pytest.param(
+            "/v1/embeddings",
+            {"input": TEXTS, "model": "tiny", "encoding_format": "float", "drop_params": True},
+            id="RAGFlow OpenAI",
+        ),
+        pytest.param("/embeddings", {"input": TEXTS, "model": "tiny"}, id="without /v1"),
+        pytest.param("/embed", {"inputs": TEXTS}, id="RAGFlow HuggingFace"),
+        pytest.param(
+            "/embed", {"inputs": TEXTS, "truncate": True, "truncation_direction": "Right"}, id="Milvus TEI function"
+        ),
+        pytest.param("/", {"inputs": TEXTS}, id="LiteLLM huggingface/"),
+        pytest.param("/", {"inputs": TEXTS, "options": OPTIONS}, id="Weaviate text2vec-huggingface"),
+        pytest.param("/", {"inputs": TEXTS, "truncate": True, "normalize": True}, id="Haystack 2, Hugging Face"),
+    ],
+)
+def test_what_other_programs_send(server: Process, path: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(server.url + path, json=body, headers={"authorization": "Bearer none"}).raise_for_status()
+    found = answer.json()
+    same([row["embedding"] for row in found["data"]] if isinstance(found, dict) else found, embed(server))
+
+
+def test_what_dify_asks_first(server: Process) -> None:
     info = httpx.get(f"{server.url}/info").json()
     assert "embedding" in info["model_type"]
     assert info["max_input_length"] > 0
     assert info["max_client_batch_size"] >= 10_000
+    [tokens] = httpx.post(f"{server.url}/tokenize", json={"inputs": "a man"}).json()
+    own = [token for token in tokens if token["start"] is not None]
+    assert [token["text"] for token in own] == ["a", "man"]
+    assert not any(token["special"] for token in own)
+    assert httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a man"]}).json()["usage"]["total_tokens"] > 0
