@@ -1,4 +1,4 @@
-"""The service's settings: the environment, the command line and the table in docs/service.md, from one definition."""
+"""The service's settings: the environment, the command line and the table in docs/operators.md, from one definition."""
 
 import difflib
 import os
