@@ -36,14 +36,13 @@ MODEL_ROUTES: Final = (  # those that run a model
 )
 TOKEN_ROUTES: Final = ("/tokenize", "/decode", "/models/{model}/tokenize", "/models/{model}/decode")
 STATUS_ROUTES: Final = (
-    *("/info", "/models/{model}/info", "/v1/models", "/v1/models/{model}", "/models"),
+    *("/info", "/models/{model}/info", "/v1/models", "/v1/models/{model}", "/models", "/models/{model}/health"),
     *("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"),
-    *("/docs", "/openapi.json", "/playground/{name}", "/admin/reload"),
+    *("/docs", "/docs/{name}", "/openapi.json", "/playground/{name}", "/admin/reload"),
 )
 OTHER: Final = "other"  # no route, or none of these
 ROUTES: Final = (*MODEL_ROUTES, *TOKEN_ROUTES, *STATUS_ROUTES, OTHER)
-PARAMETER: Final = re.compile(r"\{[^}]*\}")
-BY_SHAPE: Final = {PARAMETER.sub("{}", route): route for route in ROUTES}  # whatever a route calls its parameter
+PATTERNS: Final = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for route in ROUTES if "{" in route]
 
 GONE: Final = 499  # the client; nobody reads it
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, GONE, 500, 503, 504)
@@ -97,9 +96,9 @@ class Metrics:
         self._of_batches()
         self._of_spaces()
 
-    def answered(self, route: str, status: int, seconds: float, reason: str | None) -> None:
-        """Count one answer; `route` is the path as it was declared, `reason` its error type."""
-        route = BY_SHAPE.get(PARAMETER.sub("{}", route), OTHER)
+    def answered(self, path: str, status: int, seconds: float, reason: str | None) -> None:
+        """Count one answer; `path` is what was asked for, or what the route declares, `reason` its error type."""
+        route = _route(path)
         self._requests.labels(route, str(status)).inc()
         if status < 400 and route in MODEL_ROUTES:
             self._request_seconds.labels(route).observe(seconds)
@@ -255,6 +254,11 @@ class Metrics:
         self.definitions.append(Definition(name, kind, labels, meaning))
         if "model" in labels:
             self._per_model.append(made)
+
+
+def _route(path: str) -> str:
+    """The label of a path, also of one that was refused before it found its route."""
+    return path if path in ROUTES else next((route for pattern, route in PATTERNS if pattern.fullmatch(path)), OTHER)
 
 
 class ModelMetrics:
