@@ -1,18 +1,18 @@
-"""Items into batches, without a clock: a batch is what has arrived when the last one has ended.
+"""Items into batches, without a timer: a batch is what has arrived when the last one has ended.
 
-Asyncio only; knows neither HTTP nor ONNX nor text. What runs a batch is given as `run`.
+Asyncio only; knows neither HTTP nor ONNX nor text. What runs a batch is given as `run`; who comes next is the queue's.
 """
 
 import asyncio
-import bisect
 import logging
-from collections import deque
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from service.errors import Overloaded, Unavailable
+from service.errors import Late, Unavailable
+from service.queue import FairQueue, Waiting
 
 __all__ = ["Batcher"]
 
@@ -20,7 +20,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
-_rank = attrgetter("rank")
 
 
 @dataclass(eq=False, slots=True)
@@ -28,37 +27,28 @@ class _Request(Generic[Result]):
     """What one caller submitted; done when the last result is in, the first error, or the caller gone."""
 
     future: "asyncio.Future[list[Result]]"
+    since: float
+    size: int
+    entries: "list[_Entry[Any, Result]]" = field(default_factory=list)  # empty once it is done
+    waiting: int = 0  # items that no batch has taken
     results: dict[int, Result] = field(default_factory=dict)
-    size: int = 0
-    waiting: int = 0  # cost of its items that no batch has taken
-    waiting_items: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class _Entry(Generic[Item, Result]):
+class _Entry(Waiting, Generic[Item, Result]):
     """One item of a request."""
 
     request: _Request[Result]
     index: int
     item: Item
-    rank: tuple[int, int]  # cost, then order of arrival
-    taken: bool = False
-
-    @property
-    def cost(self) -> int:
-        return self.rank[0]
-
-    @property
-    def live(self) -> bool:
-        return not self.taken and not self.request.future.done()
 
 
 class Batcher(Generic[Item, Result]):
     """Runs items in batches whose padded cost, longest × count, stays within `max_cost`.
 
-    Each batch holds the oldest item, so that none starves, and then the items nearest to it in cost, so that
-    little is padding. An item dearer than `max_cost` runs alone. A batch that fails is halved until the guilty
-    item is alone; only its request fails.
+    Clients take turns by cost, so that one's ten thousand items do not keep another's one waiting, and the items
+    nearest in cost join, so that little is padding: see FairQueue. An item dearer than `max_cost` runs alone. A
+    batch that fails is halved until the guilty item is alone; only its request fails. `cost` is 1 or more.
     """
 
     def __init__(
@@ -66,187 +56,172 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[list[Item]], Awaitable[Sequence[Result]]],
         cost: Callable[[Item], int],
         max_cost: int,
-        max_waiting: int,
+        max_age: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._cost = cost
         self.max_cost = max_cost
-        self.max_waiting = max_waiting
-        self.waiting = 0  # cost of all items that no batch has taken
-        self.waiting_items = 0
-        self._arrivals: deque[_Entry[Item, Result]] = deque()  # by order
-        self._sorted: list[_Entry[Item, Result]] = []  # by cost, then order
-        self._orders = 0
-        self._requests = 0
+        self.max_age = max_age
+        self._clock = clock
+        self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
+        self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
+        self._untouched: OrderedDict[_Request[Result], None] = OrderedDict()  # of these, those no batch has touched
+        self._finished = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._closed = False
+        self._drained = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """The cost of all items that no batch has taken."""
+        return self._queue.cost
+
+    @property
+    def waiting_items(self) -> int:
+        return len(self._queue)
+
+    @property
+    def age(self) -> float:
+        """Seconds that the oldest waiting item has waited; 0.0 where nothing waits."""
+        return next((self._clock() - request.since for request in self._requests if request.waiting), 0.0)
 
     def start(self) -> None:
         """Begin to take batches; needs a running loop."""
         self._task = asyncio.create_task(self._work(), name="batcher")
 
-    async def submit(self, items: Sequence[Item]) -> list[Result]:
+    async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
         """Wait for the results, in order. A caller that is cancelled takes its items with it.
 
-        Raises Overloaded, before any item is taken, where the items would pass `max_waiting`; a request that is
-        larger by itself is taken when nothing else waits. Raises Unavailable once `drain` has begun, and what
-        `run` raised for one of the items alone.
+        Raises Late where no batch has taken any of them for `max_age` seconds, what `run` raised for one of them
+        alone, and Unavailable once `drain` has ended.
         """
-        costs = [self._cost(item) for item in items]
-        self.admit(sum(costs))
+        if self._drained:
+            raise Unavailable("the batcher has stopped; send the request again")
         if not items:
             return []
-        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), size=len(items))
-        self._enqueue(request, items, costs)
-        self._requests += 1
-        self._idle.clear()
+        request = self._enqueue(items, client)
         try:
             return await request.future
         finally:
             self._leave(request)
 
-    def admit(self, cost: int = 1) -> None:
-        """Raise what `submit` would raise for items of this cost."""
-        if self._closed:
-            raise Unavailable("the service is stopping; send the request to another instance")
-        if self.waiting and self.waiting + cost > self.max_waiting:
-            raise Overloaded(
-                f"{self.waiting} tokens wait and the request brings {cost}, at most {self.max_waiting} may wait; "
-                "send it again later"
-            )
-
     async def drain(self) -> int:
-        """Refuse what comes, finish what has come, stop; returns how many requests were finished."""
-        self._closed = True
-        pending = self._requests
-        await self._idle.wait()
+        """Finish what has come, and what comes meanwhile, then stop; returns how many requests were finished."""
+        before = self._finished
+        while self._requests:
+            await self._idle.wait()
+        self._drained = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        return pending
+        return self._finished - before
 
-    def _enqueue(self, request: _Request[Result], items: Sequence[Item], costs: list[int]) -> None:
-        entries = []
+    def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
+        costs = [self._cost(item) for item in items]
+        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self._clock(), len(items))
         for index, (item, cost) in enumerate(zip(items, costs, strict=True)):
-            entries.append(_Entry(request, index, item, (cost, self._orders)))
-            self._orders += 1
-        self._count(request, sum(costs), len(entries))
-        self._arrivals.extend(entries)
-        if len(entries) * 16 < len(self._sorted):  # where few join many, a sort would cost more
-            for entry in entries:
-                bisect.insort(self._sorted, entry, key=_rank)
-        else:
-            self._sorted.extend(entries)
-            self._sorted.sort(key=_rank)
+            entry = _Entry(cost, client, request, index, item)
+            request.entries.append(entry)
+            self._queue.add(entry)
+        request.waiting = request.size
+        self._requests[request] = self._untouched[request] = None
+        self._idle.clear()
         self._wake.set()
+        return request
 
     def _leave(self, request: _Request[Result]) -> None:
-        self._count(request, -request.waiting, -request.waiting_items)
-        self._requests -= 1
+        """The caller has its answer, or is gone."""
+        self._withdraw(request)
+        if request.future.done() and not request.future.cancelled():
+            self._finished += 1
+        del self._requests[request]
         if not self._requests:
             self._idle.set()
 
-    def _count(self, request: _Request[Result], cost: int, items: int) -> None:
-        request.waiting += cost
-        request.waiting_items += items
-        self.waiting += cost
-        self.waiting_items += items
+    def _withdraw(self, request: _Request[Result]) -> None:
+        """Take the rest of a request out of the queue."""
+        self._untouched.pop(request, None)
+        for entry in request.entries:
+            self._queue.remove(entry)
+        request.entries.clear()
+        request.waiting = 0
+
+    def _fail(self, request: _Request[Result], error: Exception) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+        self._withdraw(request)
 
     async def _work(self) -> None:
-        batch: list[_Entry[Item, Result]] = []
         while True:
             await self._wake.wait()
             try:
-                batch = self._take()
-                if batch:
+                if batch := self._take():
                     await self._attempt(batch)
                 else:
                     self._wake.clear()
             except Exception as error:
                 logger.exception("the batcher failed. This is a bug.")
-                self._abandon([*batch, *self._arrivals], error)
+                self._abandon(error)
 
-    def _abandon(self, entries: list[_Entry[Item, Result]], error: Exception) -> None:
+    def _abandon(self, error: Exception) -> None:
         """Leave no caller waiting for ever."""
-        for entry in entries:
-            if not entry.request.future.done():
-                entry.request.future.set_exception(error)
-        self._arrivals.clear()
-        self._sorted.clear()
+        self._queue = FairQueue()
+        for request in self._requests:
+            request.entries.clear()
+            self._fail(request, error)
         self._wake.clear()
 
     def _take(self) -> list[_Entry[Item, Result]]:
-        """The next batch: the oldest item and its neighbours in cost. Empty where nothing waits."""
-        self._forget()
-        if not self._arrivals:
-            return []
-        oldest = self._arrivals[0]
-        batch, longest = [oldest], oldest.cost
-        below = bisect.bisect_left(self._sorted, oldest.rank, key=_rank) - 1
-        above = below + 2
-        while True:
-            below = self._skip(below, -1)
-            above = self._skip(above, 1)
-            shorter = self._sorted[below] if below >= 0 else None
-            longer = self._sorted[above] if above < len(self._sorted) else None
-            if longer and longer.cost * (len(batch) + 1) > self.max_cost:
-                longer = None
-            if longest * (len(batch) + 1) > self.max_cost:
-                break
-            if longer and (not shorter or longer.cost - oldest.cost <= oldest.cost - shorter.cost):
-                batch.append(longer)
-                longest = longer.cost
-                above += 1
-            elif shorter:
-                batch.append(shorter)
-                below -= 1
-            else:
-                break
-        del self._sorted[below + 1 : above]
+        """The next batch, without what waited too long. Empty where nothing waits."""
+        self._expire()
+        batch = self._queue.take(self.max_cost)
         for entry in batch:
-            entry.taken = True
-            self._count(entry.request, -entry.cost, -1)
+            entry.request.waiting -= 1
+            self._untouched.pop(entry.request, None)
         return batch
 
-    def _skip(self, place: int, step: int) -> int:
-        """The next place from here that holds a live item, or one past either end."""
-        while 0 <= place < len(self._sorted) and not self._sorted[place].live:
-            place += step
-        return place
-
-    def _forget(self) -> None:
-        """Drop what callers left behind; the whole list only when most of it is dead, so the cost is shared."""
-        while self._arrivals and not self._arrivals[0].live:
-            self._arrivals.popleft()
-        if len(self._sorted) > 2 * self.waiting_items:
-            self._sorted = [entry for entry in self._sorted if entry.live]
-        if len(self._arrivals) > 2 * self.waiting_items:
-            self._arrivals = deque(entry for entry in self._arrivals if entry.live)
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._untouched:
+            request = next(iter(self._untouched))
+            waited = now - request.since
+            if waited <= self.max_age:
+                break
+            message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
+            self._fail(request, Late(f"{message}; send it again later, or in smaller requests"))
 
     async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
         batch = [entry for entry in batch if not entry.request.future.done()]
         if not batch:
             return
         try:
-            results = await self._run([entry.item for entry in batch])
-            if len(results) != len(batch):
-                raise RuntimeError(f"{len(batch)} items gave {len(results)} results. This is a bug.")
+            results = await self._results(batch)
         except Exception as error:
             await self._retry(batch, error)
             return
         for entry, result in zip(batch, results, strict=True):
             _deliver(entry, result)
 
+    async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
+        try:
+            results = await self._run([entry.item for entry in batch])
+        except asyncio.CancelledError:
+            if self._task is None or self._task.cancelling():
+                raise
+            raise RuntimeError("a batch was cancelled while it ran. This is a bug.") from None
+        if len(results) != len(batch):
+            raise RuntimeError(f"{len(batch)} items gave {len(results)} results. This is a bug.")
+        return results
+
     async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
         """Run the halves of a failed batch; an item that failed alone fails its request."""
         if len(batch) == 1:
             logger.warning("an item failed: %s", error.__cause__ or error)
-            if not batch[0].request.future.done():
-                batch[0].request.future.set_exception(error)
+            self._fail(batch[0].request, error)
             return
         logger.debug("a batch of %d failed and is halved", len(batch))
         middle = len(batch) // 2

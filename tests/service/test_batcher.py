@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from service.batcher import Batcher
-from service.errors import Overloaded, Unavailable
+from service.errors import Late, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -45,15 +45,25 @@ class Worker:
         self.gate.set()
 
 
-def start(worker: Worker, max_cost: int = 100, max_waiting: int = 1000) -> Batcher[int, int]:
-    batcher = Batcher(worker, lambda item: item, max_cost, max_waiting)
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def start(worker: Worker, max_cost: int = 100, max_age: float = 30, clock: Clock | None = None) -> Batcher[int, int]:
+    batcher = Batcher(worker, lambda item: item, max_cost, max_age, clock or Clock())
     batcher.start()
     return batcher
 
 
-async def submit(batcher: Batcher[int, int], *items: int) -> "asyncio.Task[list[int]]":
+async def submit(batcher: Batcher[int, int], *items: int, client: str = "") -> "asyncio.Task[list[int]]":
     """Submit and come back as soon as the items wait."""
-    task = asyncio.create_task(batcher.submit(items))
+    task = asyncio.create_task(batcher.submit(items, client))
     await asyncio.sleep(0)
     return task
 
@@ -127,42 +137,86 @@ async def test_neighbours_in_cost_share_a_batch() -> None:
     await batcher.drain()
 
 
-async def test_the_oldest_item_is_in_the_next_batch_however_odd_its_cost() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+async def test_one_item_is_in_the_next_batch_whatever_another_client_has_waiting(first: int) -> None:
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=8)
+    many = await submit(batcher, *[1] * 10_000, client="many")
+    await worker.entered.wait()
+    for _ in range(first):
+        await worker.release()
+    one = await submit(batcher, 1, client="one")
+    await worker.release()
+    assert not one.done()
+    await worker.release()
+    assert await one == [2]
+    assert len(worker.batches) == first + 3  # the one that ran, its own, and the one that runs now
+    worker.let_go()
+    assert await many == [2] * 10_000
+    await batcher.drain()
+
+
+async def test_an_odd_item_is_not_put_off_by_neighbours_that_keep_coming() -> None:
     worker = Worker(free=False)
     batcher = start(worker, max_cost=12)
     tasks = [await submit(batcher, 1)]
     await worker.entered.wait()
-    tasks += [await submit(batcher, 12), await submit(batcher, *[3] * 8)]
-    await worker.release()
-    assert worker.batches[1] == [12]
-    tasks.append(await submit(batcher, *[3] * 8))
-    await worker.release()
+    tasks.append(await submit(batcher, 12, client="odd"))
+    while [12] not in worker.batches:
+        tasks.append(await submit(batcher, *[3] * 8, client="even"))
+        await worker.release()
+    assert worker.batches[1:] == [[3] * 4, [12]]  # 12 tokens each; the second batch of 3s would be 24
     worker.let_go()
     await asyncio.gather(*tasks)
-    assert worker.batches[2:] == [[3] * 4] * 4
     await batcher.drain()
 
 
-async def test_a_full_queue_refuses_the_whole_request() -> None:
-    worker = Worker(free=False)
-    batcher = start(worker, max_waiting=10)
-    running = await submit(batcher, 1)
+async def test_a_request_that_no_batch_has_touched_for_too_long_is_late() -> None:
+    worker, clock = Worker(free=False), Clock()
+    batcher = start(worker, max_cost=8, max_age=30, clock=clock)
+    running = await submit(batcher, 8)
     await worker.entered.wait()
-    waiting = await submit(batcher, 6)
-    with pytest.raises(Overloaded, match="6 tokens wait and the request brings 5, at most 10"):
-        await batcher.submit([4, 1])
-    assert batcher.waiting == 6
-    assert batcher.waiting_items == 1
-    fits = await submit(batcher, 3, 1)
+    late = await submit(batcher, 8, 8, client="late")
+    clock.now += 1.5
+    in_time = await submit(batcher, 8, client="in time")
+    clock.now += 30
     worker.let_go()
-    assert await asyncio.gather(running, waiting, fits) == [[2], [12], [6, 2]]
-    assert sorted(item for batch in worker.batches for item in batch) == [1, 1, 3, 6]
+    with pytest.raises(Late, match=r"waited 31\.5 s for a batch, at most 30 s are allowed; send it again later"):
+        await late
+    assert await asyncio.gather(running, in_time) == [[16], [16]]
+    assert worker.batches == [[8], [8]]
+    assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
     await batcher.drain()
 
 
-async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
-    batcher = start(Worker(), max_waiting=10)
-    assert len(await batcher.submit([5] * 10)) == 10
+async def test_a_request_that_has_begun_is_not_late() -> None:
+    worker, clock = Worker(free=False), Clock()
+    batcher = start(worker, max_cost=8, max_age=30, clock=clock)
+    begun = await submit(batcher, 8, 8, 8)
+    await worker.entered.wait()
+    clock.now += 1000
+    worker.let_go()
+    assert await begun == [16, 16, 16]
+    await batcher.drain()
+
+
+async def test_age_is_that_of_the_oldest_item_that_waits() -> None:
+    worker, clock = Worker(free=False), Clock()
+    batcher = start(worker, max_cost=8, clock=clock)
+    assert batcher.age == 0.0
+    tasks = [await submit(batcher, 8, 8)]
+    await worker.entered.wait()
+    clock.now += 2
+    tasks.append(await submit(batcher, 8))
+    clock.now += 3
+    assert batcher.age == 5.0
+    await worker.release()
+    assert batcher.age == 3.0
+    tasks[1].cancel()
+    await asyncio.wait(tasks[1:])
+    assert batcher.age == 0.0
+    worker.let_go()
+    await tasks[0]
     await batcher.drain()
 
 
@@ -196,7 +250,7 @@ async def test_a_caller_cancelled_while_its_batch_runs_hurts_nobody() -> None:
 
 async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     worker = Worker(free=False)
-    batcher = start(worker, max_waiting=10**9)
+    batcher = start(worker)
     first = await submit(batcher, 1)
     await worker.entered.wait()
     gone = [await submit(batcher, 1 + item % 50, 3) for item in range(300)]
@@ -208,9 +262,10 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     await asyncio.gather(first, last)
     assert worker.batches == [[1], [2]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
-    assert not batcher._arrivals or not any(entry.live for entry in batcher._arrivals)
-    assert len(batcher._sorted) <= 1
     await batcher.drain()
+    assert not batcher._requests
+    assert not batcher._untouched
+    assert not batcher._queue._turns
 
 
 async def test_one_bad_item_fails_alone() -> None:
@@ -286,31 +341,62 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
     async def forgetful(batch: list[int]) -> list[int]:
         return []
 
-    batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 100)
+    batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 30)
     batcher.start()
     with pytest.raises(RuntimeError, match="1 items gave 0 results"):
         await batcher.submit([1])
     await batcher.drain()
 
 
-async def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
-    worker = Worker(free=False)
+async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> None:
+    async def run(batch: list[int]) -> list[int]:
+        if 13 in batch:
+            raise asyncio.CancelledError
+        return batch
+
+    batcher: Batcher[int, int] = Batcher(run, lambda item: item, 100, 30)
+    batcher.start()
+    with pytest.raises(RuntimeError, match="cancelled while it ran"):
+        await batcher.submit([12, 13])
+    assert await batcher.submit([3]) == [3]
+    await batcher.drain()
+
+
+async def test_drain_finishes_what_has_come_and_what_comes_meanwhile() -> None:
+    worker = Worker()
     batcher = start(worker)
+    await batcher.submit([9])
+    worker.free = False
+    worker.entered.clear()
     tasks = [await submit(batcher, 1)]
     await worker.entered.wait()
     tasks.append(await submit(batcher, 2, 3))
     draining = asyncio.create_task(batcher.drain())
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="stopping"):
-        await batcher.submit([4])
+    tasks.append(await submit(batcher, 4))
     worker.let_go()
-    assert await asyncio.gather(*tasks) == [[2], [4, 6]]
-    assert await draining == 2
+    assert await asyncio.gather(*tasks) == [[2], [4, 6], [8]]
+    assert await draining == 3
+    with pytest.raises(Unavailable, match="has stopped; send the request again"):
+        await batcher.submit([5])
+
+
+async def test_drain_counts_no_caller_that_has_gone() -> None:
+    worker = Worker(free=False)
+    batcher = start(worker)
+    stays = await submit(batcher, 1)
+    await worker.entered.wait()
+    gone = await submit(batcher, 2)
+    draining = asyncio.create_task(batcher.drain())
+    gone.cancel()
+    worker.let_go()
+    assert await stays == [2]
+    assert await draining == 1
 
 
 async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
     worker = Worker(free=False)
-    batcher = start(worker, max_cost=64, max_waiting=10**9)
+    batcher = start(worker, max_cost=64)
     first = await submit(batcher, 1)
     await worker.entered.wait()
     items = [1 + item * 7 % 31 for item in range(5000)]
@@ -325,13 +411,15 @@ async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
-    """Random requests, refusals, faults and departures; then nothing is left."""
-    dice = random.Random(seed)
+    """Random clients, requests, faults, waits and departures; then nothing is left."""
+    dice, clock = random.Random(seed), Clock()
     max_cost = dice.choice([5, 20, 64])
     padded: list[int] = []
+    answers = 0
 
     async def run(batch: list[int]) -> list[int]:
         padded.append(max(map(cost, batch)) * len(batch) if len(batch) > 1 else 0)
+        clock.now += 1
         await asyncio.sleep(0)
         if any(item % 97 == 13 for item in batch):
             raise ValueError(batch)
@@ -341,7 +429,8 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
         return item % 12 + 1
 
     async def call(items: list[int], leaves: bool) -> None:
-        task = asyncio.create_task(batcher.submit(items))
+        nonlocal answers
+        task = asyncio.create_task(batcher.submit(items, dice.choice("abc")))
         if leaves:
             for _ in range(dice.randrange(20)):
                 await asyncio.sleep(0)
@@ -350,10 +439,14 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
             assert await task == [2 * item for item in items]
         except ValueError:
             assert any(item % 97 == 13 for item in items)
-        except (Overloaded, asyncio.CancelledError):
-            pass
+        except Late:
+            assert max_age < 100
+        except asyncio.CancelledError:
+            assert leaves
+        answers += 1
 
-    batcher = Batcher(run, cost, max_cost, dice.choice([50, 10**6]))
+    max_age = dice.choice([5, 30, 10**6])
+    batcher = Batcher(run, cost, max_cost, max_age, clock)
     batcher.start()
     calls = []
     for _ in range(dice.randint(50, 300)):
@@ -362,6 +455,10 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
         if dice.random() < 0.3:
             await asyncio.sleep(0)
     await asyncio.gather(*calls)
+    assert answers == len(calls)
     assert max(padded) <= max_cost
-    assert (batcher.waiting, batcher.waiting_items) == (0, 0)
+    assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
     await batcher.drain()
+    assert not batcher._requests
+    assert not batcher._untouched
+    assert len(batcher._queue) == 0

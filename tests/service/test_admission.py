@@ -1,0 +1,206 @@
+"""The door: who is let in beside whom, and when the others may come again."""
+
+import random
+from collections import Counter
+from contextlib import ExitStack
+
+import pytest
+
+from service.admission import Admission
+from service.errors import Overloaded, Unavailable
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def retry_after(admission: Admission, tokens: int = 10**9, client: str = "refused") -> int:
+    with pytest.raises(Overloaded) as caught, admission.admit(tokens, client):
+        pass
+    assert f"send it again in {caught.value.retry_after} s" in str(caught.value)
+    return caught.value.retry_after
+
+
+def test_tokens_are_in_flight_within_the_block() -> None:
+    admission = Admission(100)
+    assert admission.tokens == 0
+    with admission.admit(30, "a"):
+        assert admission.tokens == 30
+        with admission.admit(70, "b"):
+            assert admission.tokens == 100
+        assert admission.tokens == 30
+    assert admission.tokens == 0
+
+
+def test_a_request_that_fails_gives_its_tokens_back() -> None:
+    admission = Admission(100)
+    with pytest.raises(ZeroDivisionError), admission.admit(30, "a"):
+        raise ZeroDivisionError
+    assert admission.tokens == 0
+
+
+def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
+    admission = Admission(100)
+    with admission.admit(95, "a"):
+        message = "95 tokens are in flight and the request brings 6, at most 100 may be; send it again in 1 s"
+        with pytest.raises(Overloaded, match=message), admission.admit(6, "b"):
+            pytest.fail("it came in")
+        assert admission.tokens == 95
+        with admission.admit(5, "b"):
+            assert admission.tokens == 100
+
+
+def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
+    admission = Admission(100)
+    with admission.admit(1000, "a"):
+        assert admission.tokens == 1000
+        with pytest.raises(Overloaded), admission.admit(1, "b"):
+            pass
+    with admission.admit(1, "b"), pytest.raises(Overloaded, match="brings 1000"), admission.admit(1000, "a"):
+        pass
+
+
+def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
+    admission = Admission(100)
+    with admission.admit(80, "a"):
+        with pytest.raises(Overloaded, match="at most 90 may be for a client that has some in flight"):
+            admission.admit(11, "a").__enter__()
+        with admission.admit(10, "a"), admission.admit(10, "b"):
+            assert admission.tokens == 100
+        with admission.admit(15, "b"), pytest.raises(Overloaded):
+            admission.check("b")
+    with admission.admit(100, "a"):
+        assert admission.tokens == 100  # nothing was in flight: the tenth too
+
+
+def test_a_client_without_a_name_is_a_client() -> None:
+    admission = Admission(100)
+    with admission.admit(90):
+        with pytest.raises(Overloaded):
+            admission.check()
+        admission.check("a")
+
+
+def test_check_refuses_what_one_token_would_be_refused() -> None:
+    admission = Admission(10)
+    admission.check("a")
+    with admission.admit(9, "a"):
+        with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings at least 1, at most 9"):
+            admission.check("a")
+        admission.check("b")
+        with admission.admit(1, "b"), pytest.raises(Overloaded, match="at most 10 may be; send"):
+            admission.check("c")
+
+
+def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
+    admission = Admission(100)
+    with admission.admit(30, "a"):
+        admission.close()
+        assert admission.tokens == 30
+        with pytest.raises(Unavailable, match="the service is stopping; send the request to another instance"):
+            admission.check("b")
+        with pytest.raises(Unavailable), admission.admit(1, "b"):
+            pass
+    assert admission.tokens == 0
+
+
+def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> None:
+    clock = Clock()
+    admission = Admission(100, clock)
+    with admission.admit(100, "a"):
+        assert retry_after(admission) == 1
+        clock.now += 1000
+        assert retry_after(admission) == 1
+
+
+@pytest.mark.parametrize(
+    ("took", "seconds"), [(1e-3, 1), (0.9, 1), (2.5, 3), (9.5, 10), (19.5, 20), (59.5, 60), (100, 60)]
+)
+def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(took: float, seconds: int) -> None:
+    clock = Clock()
+    admission = Admission(1000, clock)
+    for _ in range(5):
+        with admission.admit(1000, "a"):
+            clock.now += took
+    with admission.admit(1000, "a"):
+        assert retry_after(admission) == seconds
+
+
+def test_the_rate_forgets() -> None:
+    """After 100 s at 10 tokens a second and 10 s at 1000, the average is near 1000 (1 − 1/e) = 632."""
+    clock = Clock()
+    admission = Admission(10_000, clock)
+    for _ in range(100):
+        with admission.admit(10, "a"):
+            clock.now += 1
+    for _ in range(100):
+        with admission.admit(100, "a"):
+            clock.now += 0.1
+    with admission.admit(10_000, "a"):
+        assert retry_after(admission) == 16  # 10,000 / 639
+
+
+def test_time_without_work_does_not_count() -> None:
+    clock = Clock()
+    admission = Admission(1000, clock)
+    with admission.admit(1000, "a"):
+        clock.now += 4.5
+    clock.now += 100_000
+    with admission.admit(1000, "a"):
+        assert retry_after(admission) == 5
+
+
+@pytest.mark.parametrize("seconds", [100, 10_000, 1e9])
+def test_work_that_does_not_end_makes_the_wait_the_longest(seconds: float) -> None:
+    clock = Clock()
+    admission = Admission(1000, clock)
+    with admission.admit(1000, "a"):
+        clock.now += 1
+    with admission.admit(1000, "a"):
+        clock.now += seconds
+        assert retry_after(admission) == 60
+
+
+def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
+    admission = Admission(1000, Clock())
+    with admission.admit(1000, "a"):
+        pass
+    with admission.admit(1000, "a"):
+        assert retry_after(admission) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_comes_and_goes(seed: int) -> None:
+    """Against the rule written out; in the end nothing is in flight and no client is known."""
+    dice, clock = random.Random(seed), Clock()
+    limit = dice.choice([1, 9, 100, 1000])
+    admission = Admission(limit, clock)
+    inside: list[tuple[str, int, ExitStack]] = []
+    refused = 0
+    for _ in range(500):
+        clock.now += dice.random()
+        if inside and dice.random() < 0.4:
+            inside.pop(dice.randrange(len(inside)))[2].close()
+        client, tokens, stack = dice.choice("abcd"), dice.randint(1, limit), ExitStack()
+        flight = Counter[str]()
+        for name, count, _ in inside:
+            flight[name] += count
+        total = flight.total()
+        assert admission.tokens == total
+        if not total or total + tokens <= (limit - limit // 10 if flight[client] else limit):
+            stack.enter_context(admission.admit(tokens, client))
+            inside.append((client, tokens, stack))
+        else:
+            refused += 1
+            assert 1 <= retry_after(admission, tokens, client) <= 60
+    assert refused
+    for _, _, stack in inside:
+        stack.close()
+    assert admission.tokens == 0
+    assert not admission._clients

@@ -1,0 +1,207 @@
+"""The fair queue: whose turn it is, and who joins; shares that can be counted by hand, then random arrivals."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from service.queue import FairQueue, Waiting
+
+Queue = FairQueue[Waiting]
+
+
+def arrive(queue: Queue, client: str, *costs: int) -> list[Waiting]:
+    entries = [Waiting(cost, client) for cost in costs]
+    for entry in entries:
+        queue.add(entry)
+    return entries
+
+
+def take(queue: Queue, max_cost: int) -> str:
+    """The clients of the next batch, the seed's first."""
+    return "".join(entry.client for entry in queue.take(max_cost))
+
+
+def seeds(queue: Queue, count: int) -> str:
+    """The clients of the next batches of one item each."""
+    return "".join(take(queue, 1) for _ in range(count))
+
+
+def held(queue: Queue) -> int:
+    """Every place that anything takes in the queue."""
+    shelves = queue._shelves
+    assert sorted(shelves) == queue._costs
+    return len(queue._turns) + sum(map(len, shelves.values())) + len(shelves) + len(queue._clients)
+
+
+@pytest.mark.parametrize("served", [0, 1, 100])
+def test_one_item_is_in_the_next_batch_whatever_another_client_has_waiting(served: int) -> None:
+    queue = Queue()
+    arrive(queue, "a", *[1] * 10_000)
+    assert [take(queue, 8) for _ in range(served)] == ["a" * 8] * served
+    arrive(queue, "b", 1)
+    assert take(queue, 8).count("b") == 1
+
+
+def test_two_greedy_clients_take_turns_whoever_came_first() -> None:
+    queue = Queue()
+    arrive(queue, "a", *[1] * 10_000)
+    assert seeds(queue, 100) == "a" * 100
+    arrive(queue, "b", *[1] * 10_000)
+    turns = seeds(queue, 1000)
+    assert {turns[start : start + 20].count("a") for start in range(980)} == {10}
+
+
+def test_three_greedy_clients_have_a_third_each_of_every_window() -> None:
+    queue = Queue()
+    for client, items in (("a", 3000), ("b", 1000), ("c", 2000)):
+        arrive(queue, client, *[1] * items)
+    turns = seeds(queue, 2700)
+    assert all(sorted(turns[start : start + 3]) == ["a", "b", "c"] for start in range(2697))
+
+
+def test_several_requests_of_one_client_share_its_turn() -> None:
+    queue = Queue()
+    for _ in range(50):
+        arrive(queue, "a", *[1] * 10)
+    arrive(queue, "b", *[1] * 500)
+    assert Counter(seeds(queue, 200)) == {"a": 100, "b": 100}
+
+
+def test_turns_are_shared_by_cost() -> None:
+    """Ten items of cost 1 for one of cost 10, in every eleven turns; neither is ever more than ten ahead."""
+    queue = Queue()
+    arrive(queue, "a", *[1] * 1000)
+    arrive(queue, "b", *[10] * 100)
+    turns = seeds(queue, 1100)
+    assert {turns[start : start + 11].count("b") for start in range(0, 1100, 11)} == {1}
+    for end in range(1100):
+        assert abs(turns[:end].count("a") - 10 * turns[:end].count("b")) <= 10
+
+
+def test_of_one_cost_the_batch_itself_is_shared() -> None:
+    queue = Queue()
+    arrive(queue, "a", *[1] * 1000)
+    arrive(queue, "b", *[1] * 1000)
+    batches = [take(queue, 8) for _ in range(250)]
+    assert all(batch.count("a") == batch.count("b") == 4 for batch in batches)
+    assert len(queue) == 0
+
+
+def test_what_fills_a_batch_is_paid_for() -> None:
+    """a fills its batches (8 of cost 1), b cannot (one of cost 5); their tokens stay one batch and one item apart."""
+    queue = Queue()
+    arrive(queue, "a", *[1] * 1000)
+    arrive(queue, "b", *[5] * 200)
+    tokens = Counter[str]()
+    for _ in range(300):
+        for entry in queue.take(8):
+            tokens[entry.client] += entry.cost
+        assert abs(tokens["a"] - tokens["b"]) <= 8 + 5
+    assert tokens["a"] > 900
+    assert tokens["b"] > 900
+
+
+def test_a_client_saves_nothing_up_while_it_has_nothing_to_ask() -> None:
+    queue = Queue()
+    arrive(queue, "b", 1)
+    arrive(queue, "a", *[1] * 1000)
+    seeds(queue, 500)
+    arrive(queue, "b", *[1] * 100)
+    assert Counter(seeds(queue, 50)) == {"a": 25, "b": 25}
+
+
+def test_who_comes_last_among_many_is_served_within_the_bound() -> None:
+    """C (1 + d / m) with 20 clients, d = m: at most 40 batches of one item."""
+    queue = Queue()
+    for client in "abcdefghijklmnopqrs":
+        arrive(queue, client, *[3] * 100)
+    seeds(queue, 190)
+    arrive(queue, "z", 3)
+    assert 1 < seeds(queue, 41).index("z") + 1 <= 40
+
+
+def test_items_of_one_client_and_cost_keep_their_order() -> None:
+    queue = Queue()
+    entries = arrive(queue, "a", *[3, 2, 1, 2] * 50)
+    taken = [entry for _ in range(200) for entry in queue.take(6)]
+    for cost in (1, 2, 3):
+        assert [entry for entry in taken if entry.cost == cost] == [entry for entry in entries if entry.cost == cost]
+
+
+def test_a_removed_entry_is_not_taken_and_may_be_removed_twice() -> None:
+    queue = Queue()
+    gone, stays = arrive(queue, "a", 2, 3)
+    queue.remove(gone)
+    queue.remove(gone)
+    assert (len(queue), queue.cost) == (1, 3)
+    assert queue.take(100) == [stays]
+    queue.remove(stays)
+    assert (len(queue), queue.cost) == (0, 0)
+    assert queue.take(100) == []
+
+
+def test_what_has_left_is_forgotten() -> None:
+    queue = Queue()
+    for number in range(2000):
+        entries = arrive(queue, f"client {number}", 1 + number % 300, 1 + number % 7)
+        if number % 2:
+            queue.take(50)
+        for entry in entries:
+            queue.remove(entry)
+        assert held(queue) <= 20
+    queue.take(50)
+    assert held(queue) == 0
+    stays = arrive(queue, "stays", *[5] * 100)
+    for _ in range(200):
+        for entry in arrive(queue, "goes", *range(1, 50)):
+            queue.remove(entry)
+    assert sum(len(queue.take(5)) for _ in range(50)) == 50
+    assert held(queue) <= 6 * len(stays)
+
+
+def nearest(waiting: list[Waiting], batch: list[Waiting], max_cost: int) -> Waiting | None:
+    """What a full look at all that waits would add next."""
+    seed, longest = batch[0].cost, max(entry.cost for entry in batch)
+    fits = [entry for entry in waiting if max(longest, entry.cost) * (len(batch) + 1) <= max_cost]
+    return min(fits, key=lambda entry: (abs(entry.cost - seed), entry.cost < seed), default=None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_arrives_and_leaves(seed: int) -> None:
+    """Nothing is lost; the least tag is the seed and its nearest fill; no wait passes C (1 + d / m)."""
+    dice = random.Random(seed)
+    clients, costs = range(dice.choice([1, 2, 3, 10])), range(dice.choice([1, 3]), dice.choice([4, 30, 300]))
+    max_cost = dice.choice([1, 8, 100, 1000])
+    queue, time, batches = Queue(), 0, 0
+    waiting: dict[Waiting, int] = {}  # the batch by which it is due; insertion is arrival
+    for step in range(400):
+        for _ in range(dice.choice([0, 1, 1, 3, 40]) if step < 200 else 0):
+            [entry] = arrive(queue, str(dice.choice(clients)), dice.choice(costs))
+            waiting[entry] = batches + len(clients) * (1 + (entry.tag - time) // costs[0])
+        for entry in [entry for entry in waiting if dice.random() < 0.02]:
+            queue.remove(entry)
+            del waiting[entry]
+        assert (len(queue), queue.cost) == (len(waiting), sum(entry.cost for entry in waiting))
+        batch = queue.take(max_cost)
+        if not batch:
+            assert not waiting
+            continue
+        batches, time = batches + 1, batch[0].tag
+        assert time == min(entry.tag for entry in waiting)
+        assert len(batch) == 1 or max(entry.cost for entry in batch) * len(batch) <= max_cost
+        for place, entry in enumerate(batch):
+            if place:
+                expected = nearest(list(waiting), batch[:place], max_cost)
+                assert expected is not None
+                assert entry.cost == expected.cost
+                assert entry.tag == min(each.tag for each in waiting if each.cost == entry.cost)
+            assert waiting.pop(entry) >= batches
+        assert nearest(list(waiting), batch, max_cost) is None
+        for before, after in pairwise(entry for entry in batch[1:] if entry.cost == batch[0].cost):
+            assert before.tag <= after.tag
+    while queue.take(max_cost):
+        pass
+    assert (len(queue), queue.cost) == (0, 0)
+    assert held(queue) == 0
