@@ -164,8 +164,7 @@ class Embedder:
 
         Raises Invalid, TextError, Overloaded, Unavailable, Late or BackendFailed; then none of the texts is embedded.
         """
-        if len(inputs) > self._max_inputs:
-            raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
+        self.check_count(len(inputs))
         self._admission.check(client)
         self._requests += 1
         self._idle.clear()
@@ -175,6 +174,11 @@ class Embedder:
             self._requests -= 1
             if not self._requests:
                 self._idle.set()
+
+    def check_count(self, texts: int) -> None:
+        """Raise Invalid where one request has too many."""
+        if texts > self._max_inputs:
+            raise Invalid(f"{texts} texts in one request; at most {self._max_inputs} are allowed: split it")
 
     @property
     def failing_for(self) -> float:

@@ -25,6 +25,7 @@ failed graph is 500, for a client of OpenAI's knows no 424. Anything else is a b
 nothing of it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -188,11 +189,12 @@ ANSWERS: Final[dict[type[Exception], Answer]] = {
     Late: Answer(504, "Timeout", "timeout_error"),
 }
 ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}
-SHAPES: Final = ("embed", "similarity")  # the two bodies that POST / takes; pydantic names the one it tried
+SHAPES: Final = ("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists")  # pydantic names the one it tried
 MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
 INTERNAL: Final = Answer(500, "Internal", "server_error")
 ERROR_TYPES: Final = sorted({*(known.error_type for known in ANSWERS.values()), *ROUTING.values(), INTERNAL.error_type})
 OPENAI: Final = ("/v1", "/embeddings")  # the paths that OpenAI's clients ask
+MODELS: Final = re.compile(r"/models(/[^/]+)?")  # they GET these as well; a POST there is native
 
 
 def answer(error: Exception) -> Answer:
@@ -206,7 +208,8 @@ def respond(request: Request, error: Exception) -> Response:
     """Make the answer, and leave its error type where the metrics find it."""
     found = answer(error)
     request.scope.setdefault("state", {})["error_type"] = found.error_type
-    openai = request.scope["path"].startswith(OPENAI)
+    path = request.scope["path"]
+    openai = path.startswith(OPENAI) or (request.method == "GET" and MODELS.fullmatch(path) is not None)
     status = 500 if openai and found.status == 424 else found.status
     content = body(found, _message(request, error, found), openai=openai)
     return Response(content, status, _headers(error), "application/json")

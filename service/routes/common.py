@@ -42,9 +42,11 @@ def of_model(model: Annotated[str, Path(description="Name of a model, as /v1/mod
 
 
 def pick(request: Request, name: str | None = None) -> Embedder:
-    """The model that the path names, else the body, else the default."""
+    """The model that the path names, else the body, else the default; its name is left for the log's line."""
     models: Models = request.app.state.models
-    return models.get(request.path_params.get("model") or name)
+    found = models.get(request.path_params.get("model") or name)
+    request.scope["state"]["model"] = found.name
+    return found
 
 
 def listed(inputs: str | list[str] | list[int] | list[list[int]], request: Request) -> Inputs:
@@ -72,10 +74,10 @@ def check_dimensions(dimensions: int | None, embedder: Embedder) -> None:
 async def embed(
     inputs: Inputs, request: Request, embedder: Embedder, truncate: bool | None = None, direction: Direction = "right"
 ) -> Embeddings:
-    """Embed for the client that sent this request; leaves what was embedded for its line in the log."""
+    """Embed for the client that sent this request; how much it was is left for the log's line."""
     settings: Settings = request.app.state.settings
     state = request.scope["state"]
-    state["model"], state["texts"] = embedder.name, len(inputs)
+    state["texts"] = len(inputs)
     truncate = settings.truncate if truncate is None else truncate
     found = await embedder.embed(inputs, truncate=truncate, direction=direction, client=state["client"])
     state["tokens"] = sum(found.tokens)

@@ -1,7 +1,7 @@
 """text-embeddings-inference's own routes, and search: texts in; vectors, cosines, ranks or tokens out."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from service.body import JSONRoute
 from service.embedder import Embedder
-from service.errors import Empty
+from service.errors import Empty, Invalid
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
 from service.routes.schemas import (
     AnyRequest,
@@ -31,6 +31,9 @@ from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair
 __all__ = ["roots", "router"]
 
 Cosines = list[float] | list[list[float]]
+
+CELLS: Final = 2**22  # of a matrix; 8 192 texts with as many would be a gigabyte of JSON
+CHARACTERS: Final = 2**18  # shown token by token, for a token's JSON is a hundred times its text
 
 router = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
 roots = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
@@ -95,13 +98,15 @@ async def _similarity(body: SimilarityRequest, request: Request) -> Response:
 
 
 def _comparison(inputs: Sentences | Pairs | Lists) -> tuple[list[str], Callable[[Vectors], Array]]:
-    """The texts to embed, and what to make of their vectors. Raises Empty."""
+    """The texts to embed, and what to make of their vectors. Raises Empty, Invalid."""
     match inputs:
         case Pairs(pairs=[_, *_]):
             texts = [text for pair in inputs.pairs for text in pair]
             return texts, lambda vectors: pair_cosines(vectors[::2], vectors[1::2])
         case Lists(source_sentences=[_, *_] as sources, sentences=[_, *_] as sentences):
-            rows = len(sources)
+            rows, cells = len(sources), len(sources) * len(sentences)
+            if cells > CELLS:
+                raise Invalid(f"the two lists make {cells} cosines; at most {CELLS} are allowed: send shorter lists")
             return [*sources, *sentences], lambda vectors: cosine_matrix(vectors[:rows], vectors[rows:])
         case Sentences(sentences=[_, *_] as sentences):
             return [inputs.source_sentence, *sentences], cosines
@@ -130,6 +135,9 @@ async def _tokenize(body: TokenizeRequest, request: Request) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts:
         raise Empty("inputs is an empty list; send at least one text")
+    embedder.check_count(len(texts))
+    if (characters := sum(map(len, texts))) > CHARACTERS:
+        raise Invalid(f"{characters} characters in one request; at most {CHARACTERS} are shown as tokens: split it")
     whole = body.add_special_tokens
 
     def explain() -> bytes:
@@ -144,6 +152,7 @@ async def _decode(body: DecodeRequest, request: Request) -> Response:
     if not body.ids:
         raise Empty("ids is an empty list; send at least one id")
     sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
+    embedder.check_count(len(sequences))
 
     def read() -> bytes:
         encoder = embedder.bundle.text_encoder

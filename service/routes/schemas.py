@@ -57,7 +57,7 @@ def _shape_of(item: Any) -> str:
         return "text"
     if _is_id(item):
         return "id"
-    return "ids" if isinstance(item, list) and item and all(map(_is_id, item)) else "other"
+    return "ids" if isinstance(item, list) and all(map(_is_id, item)) else "other"
 
 
 def _is_id(item: Any) -> bool:
@@ -80,6 +80,13 @@ def _kind(value: Any) -> str:
 def _texts(value: Any) -> Any:
     if not isinstance(value, str | list) or (isinstance(value, list) and any(not isinstance(i, str) for i in value)):
         raise PydanticCustomError("texts", "should be a text or a list of texts")
+    return value
+
+
+def _ids(value: Any) -> Any:
+    shapes = {_shape_of(item) for item in value} if isinstance(value, list) else {"other"}
+    if not (shapes <= {"id"} or shapes <= {"ids"}):
+        raise PydanticCustomError("ids", "should be a list of token ids, or a list of such lists")
     return value
 
 
@@ -155,14 +162,14 @@ class Lists(_Body):
 
 def _comparison(value: Any) -> str:
     keys = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, _Body) else ()
-    return next((shape for key, shape in (("pairs", "pairs"), ("source_sentences", "lists")) if key in keys), "one")
+    return "Pairs" if "pairs" in keys else "Lists" if "source_sentences" in keys else "Sentences"
 
 
 class SimilarityRequest(_Body):
     """Cosines: of one text with each of others, of pairs, or of two lists."""
 
     inputs: Annotated[
-        Annotated[Sentences, Tag("one")] | Annotated[Pairs, Tag("pairs")] | Annotated[Lists, Tag("lists")],
+        Annotated[Sentences, Tag("Sentences")] | Annotated[Pairs, Tag("Pairs")] | Annotated[Lists, Tag("Lists")],
         Discriminator(_comparison),
     ]
     parameters: Options | None = None
@@ -177,11 +184,12 @@ class SimilarityRequest(_Body):
 
 def _shape(value: Any) -> str:
     inputs = value.get("inputs") if isinstance(value, dict) else getattr(value, "inputs", None)
-    return "similarity" if isinstance(inputs, dict | Sentences | Pairs | Lists) else "embed"
+    return "SimilarityRequest" if isinstance(inputs, dict | Sentences | Pairs | Lists) else "EmbedRequest"
 
 
 AnyRequest = Annotated[
-    Annotated[EmbedRequest, Tag("embed")] | Annotated[SimilarityRequest, Tag("similarity")], Discriminator(_shape)
+    Annotated[EmbedRequest, Tag("EmbedRequest")] | Annotated[SimilarityRequest, Tag("SimilarityRequest")],
+    Discriminator(_shape),
 ]
 
 
@@ -235,7 +243,7 @@ TokenId = Annotated[int, Field(ge=0, lt=TOKEN_LIMIT)]
 class DecodeRequest(_Body):
     """Token ids of the model's own vocabulary, to be read as text."""
 
-    ids: list[TokenId] | list[list[TokenId]]
+    ids: Annotated[list[TokenId] | list[list[TokenId]], BeforeValidator(_ids)]
     skip_special_tokens: bool = True
     model: ModelName = None
 

@@ -1,4 +1,4 @@
-"""Fixtures of the service: a tiny bundle, an app around it, and server processes."""
+"""Fixtures of the service: tiny bundles, an app around them, and server processes."""
 
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from harness import MakeBundle, MakeClient, Process, Serve, open_client
-from tiny_bundle import graph, write_bundle
+from tiny_bundle import OTHER, graph, write_bundle
 
 from service.app import create_app
 from service.settings import Settings
@@ -38,6 +38,15 @@ def slow_bundle(make_bundle: MakeBundle) -> Path:
     return make_bundle(model=graph(work=200))
 
 
+@pytest.fixture(scope="session")
+def two_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `tiny` and of `other`, which has another template, read-out, length, dimension and graph."""
+    folder = tmp_path_factory.mktemp("several")
+    write_bundle(folder / "tiny")
+    write_bundle(folder / "other", **OTHER)
+    return folder
+
+
 @pytest.fixture
 def settings(bundle: Path) -> Settings:
     return Settings(bundle=bundle, threads=1, tokenizer_threads=2)
@@ -47,8 +56,8 @@ def settings(bundle: Path) -> Settings:
 def client(settings: Settings) -> MakeClient:
     """A client of a new app; its settings may be changed by name."""
 
-    def make(**changes: object) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        return open_client(create_app(settings.model_copy(update=changes)))
+    def make(**changes: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        return open_client(create_app(Settings(**settings.model_dump() | changes)))
 
     return make
 

@@ -2,44 +2,64 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny_bundle import DIMENSION, MAX_TOKENS
+from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
 from encoding.bundle import Bundle
-from encoding.errors import TextTooLong
+from encoding.errors import TextError, TextTooLong
 from encoding.text import Batch
+from service.admission import Admission
+from service.device import Device
 from service.embedder import Embedder
-from service.errors import BackendFailed, Invalid, SessionError, Unavailable
+from service.errors import BackendFailed, Invalid, Overloaded, SessionError, Unavailable
 from service.metrics import Metrics
-from service.session import Session
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
-TEXTS = ["a man plays the guitar", "", "two dogs run", "x" * 40, "a", "[MASK] [SEP]"]
+TEXTS = ["a man plays the guitar", "", "two dogs run", "a " * 30, "a", "this sentence"]
+KEPT = MAX_TOKENS - len(sequence(""))
+EXPECTED = np.stack([vector(sequence(text)) for text in ("a " * KEPT if len(text) > 50 else text for text in TEXTS)])
 
 
 @pytest.fixture
-async def embedder(settings: Settings) -> AsyncIterator[Embedder]:
-    made = Embedder.load(settings.model_copy(update={"max_batch_tokens": 48}), Metrics())
-    made.start()
+def device() -> Iterator[Device]:
+    made = Device(2)
+    yield made
+    assert made.close()
+
+
+@pytest.fixture
+def cold(settings: Settings, device: Device) -> Callable[..., Embedder]:
+    """An embedder that is not at work."""
+
+    def make(**changes: object) -> Embedder:
+        changed = settings.model_copy(update=changes)
+        return Embedder.load(Bundle.load(settings.bundle), changed, device, Admission(changed.max_tokens_in_flight))
+
+    return make
+
+
+@pytest.fixture
+async def embedder(cold: Callable[..., Embedder]) -> AsyncIterator[Embedder]:
+    made = cold(max_batch_tokens=48)
+    made.start(Metrics())
     yield made
     await made.stop()
 
 
-async def embed(embedder: Embedder, texts: list[str], *, truncate: bool = True) -> NDArray[np.float32]:
-    return (await embedder.embed(texts, truncate=truncate, direction="right")).vectors
+async def embed(
+    embedder: Embedder, inputs: list[str] | list[list[int]], *, truncate: bool = True
+) -> NDArray[np.float32]:
+    return (await embedder.embed(inputs, truncate=truncate, direction="right", client="")).vectors
 
 
-async def test_vectors_are_the_graphs_and_in_order(embedder: Embedder, bundle: Path) -> None:
-    loaded = Bundle.load(bundle)
-    expected = Session.load(loaded).run(loaded.text_encoder.batch(TEXTS))
-    np.testing.assert_allclose(await embed(embedder, TEXTS), expected, atol=1e-6)
+async def test_vectors_are_the_graphs_and_in_order(embedder: Embedder) -> None:
+    np.testing.assert_allclose(await embed(embedder, TEXTS), EXPECTED, atol=1e-6)
 
 
 async def test_many_callers_at_once_get_their_own(embedder: Embedder) -> None:
@@ -50,33 +70,62 @@ async def test_many_callers_at_once_get_their_own(embedder: Embedder) -> None:
         np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-async def test_tokens_and_truncations_are_counted(embedder: Embedder) -> None:
-    template = embedder.bundle.text_encoder.template_tokens
-    found = await embedder.embed(["", "a man", "a " * 100], truncate=True, direction="left")
+async def test_what_each_text_took(embedder: Embedder) -> None:
+    template = len(sequence(""))
+    found = await embedder.embed(["", "a man", "a " * 100], truncate=True, direction="left", client="")
     assert found.tokens == [template, template + 2, MAX_TOKENS]
-    assert found.cut == 1
+    assert found.cut == [0, 0, 100 - KEPT]
+    assert found.characters == 0 + 5 + 200
     assert found.vectors.shape == (3, DIMENSION)
-    assert "cloze_truncations_total 1.0" in embedder.metrics.text().decode()
+    assert all(seconds > 0 for seconds in found.timing)
+
+
+async def test_token_ids_are_texts(embedder: Embedder) -> None:
+    words = [sequence(text, "[X]")[1:-1] for text in TEXTS]
+    np.testing.assert_allclose(await embed(embedder, words), EXPECTED, atol=1e-6)
+    found = await embedder.embed(words[:1], truncate=True, direction="right", client="")
+    assert (found.characters, found.tokens) == (0, [len(sequence(TEXTS[0]))])
+    with pytest.raises(TextError, match=r"text 1, place 2: id 99999 is outside"):
+        await embed(embedder, [[5], [5, 6, 99999]])
+    with pytest.raises(TextTooLong, match="text 300 has 100 tokens"):
+        await embed(embedder, [*[[5]] * 300, [5] * 100], truncate=False)
 
 
 async def test_the_side_that_is_cut(embedder: Embedder) -> None:
     text = "man " + "a " * 100 + "dogs"
-    right = await embedder.embed([text, "man " + "a " * 100], truncate=True, direction="right")
-    left = await embedder.embed([text, "a " * 100 + "dogs"], truncate=True, direction="left")
-    np.testing.assert_allclose(right.vectors[0], right.vectors[1], atol=1e-6)
-    np.testing.assert_allclose(left.vectors[0], left.vectors[1], atol=1e-6)
-    assert not np.allclose(left.vectors[0], right.vectors[0])
+    for direction, kept in (("right", "man " + "a " * (KEPT - 1)), ("left", "a " * (KEPT - 1) + "dogs")):
+        found = await embedder.embed([text], truncate=True, direction=direction, client="")
+        np.testing.assert_allclose(found.vectors[0], vector(sequence(kept)), atol=1e-6)
 
 
 async def test_a_text_too_long_is_refused_where_cutting_is(embedder: Embedder) -> None:
     with pytest.raises(TextTooLong, match="text 1 has 100 tokens"):
         await embed(embedder, ["a", "a " * 100], truncate=False)
+    with pytest.raises(TextTooLong, match="text 700 has 100 tokens"):  # tokenised in slices
+        await embed(embedder, [*["a"] * 700, "a " * 100], truncate=False)
 
 
-async def test_too_many_texts_are_refused(embedder: Embedder) -> None:
-    embedder.max_inputs = 2
+async def test_too_many_texts_are_refused(cold: Callable[..., Embedder]) -> None:
     with pytest.raises(Invalid, match="3 texts in one request; at most 2 are allowed"):
-        await embed(embedder, ["a"] * 3)
+        await embed(cold(max_inputs=2), ["a"] * 3)
+
+
+async def test_what_is_admitted_is_let_go(cold: Callable[..., Embedder]) -> None:
+    """Whether a request succeeds, fails or is given up."""
+    embedder = cold(max_tokens_in_flight=50)
+    embedder.start(Metrics())
+    await embed(embedder, ["a"])
+    with pytest.raises(BackendFailed):
+        await embed(embedder, ["poison"])
+    task = asyncio.create_task(embed(embedder, ["a"] * 5))
+    while not embedder._admission.tokens:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="at most 45 may be"):
+        await embed(embedder, ["a"] * 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert embedder._admission.tokens == embedder.batcher.waiting == 0
+    await embedder.stop()
 
 
 async def test_a_bad_text_fails_its_own_request_only(embedder: Embedder) -> None:
@@ -115,16 +164,11 @@ async def test_the_session_runs_in_one_thread_that_is_not_the_loops(
     monkeypatch.setattr(embedder.session, "run", watched)
     await asyncio.gather(*(embed(embedder, [text]) for text in TEXTS * 5))
     assert len(threads) == 1
-    assert threads.pop().startswith("session")
+    assert threads.pop().startswith("graphs")
 
 
-def cold(settings: Settings, **changes: object) -> Embedder:
-    loaded = Bundle.load(settings.bundle)
-    return Embedder(loaded, Session.load(loaded), settings.model_copy(update=changes), Metrics())
-
-
-def test_warm_up_runs_the_largest_shape_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = cold(settings, max_batch_tokens=100)
+def test_warm_up_runs_the_largest_shape_first(cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = cold(max_batch_tokens=100)
     shapes: list[tuple[int, ...]] = []
     run: Callable[[Batch], NDArray[np.float32]] = embedder.session.run
     monkeypatch.setattr(embedder.session, "run", lambda batch: shapes.append(batch.input_ids.shape) or run(batch))
@@ -132,8 +176,8 @@ def test_warm_up_runs_the_largest_shape_first(settings: Settings, monkeypatch: p
     assert shapes == [(3, MAX_TOKENS), (1, embedder.bundle.text_encoder.template_tokens)]
 
 
-def test_a_warm_up_that_fails_says_what_to_do(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = cold(settings)
+def test_a_warm_up_that_fails_says_what_to_do(cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = cold()
 
     def broken(batch: Batch) -> NDArray[np.float32]:
         raise BackendFailed("out of memory")
@@ -143,9 +187,13 @@ def test_a_warm_up_that_fails_says_what_to_do(settings: Settings, monkeypatch: p
         embedder.warm_up()
 
 
-async def test_stopping_refuses_what_comes(settings: Settings) -> None:
-    embedder = Embedder.load(settings, Metrics())
-    embedder.start()
+async def test_stopping_finishes_what_has_begun(cold: Callable[..., Embedder]) -> None:
+    embedder = cold(max_batch_tokens=48)
+    embedder.start(Metrics())
+    tasks = [asyncio.create_task(embed(embedder, [text] * 20)) for text in TEXTS]
+    await asyncio.sleep(0)  # each has begun, none is tokenised
     await embedder.stop()
+    for task, expected in zip(tasks, EXPECTED, strict=True):
+        np.testing.assert_allclose(task.result(), [expected] * 20, atol=1e-6)
     with pytest.raises(Unavailable):
         await embed(embedder, ["a"])

@@ -1,21 +1,25 @@
-"""A bundle made in code, without torch: a small vocabulary and a graph of a few operators."""
+"""Bundles made in code, without torch: a small vocabulary, a graph of a few operators, and the same in numpy."""
 
 import string
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from encoding.bundle import GRAPHS, INPUTS, OUTPUT, Precision, Provenance, Reading, seal, staging
+from encoding.template import ReadOut
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["this", "sentence", "of", "means", "a", "man", "plays", "the", "guitar", "two", "dogs", "run", "poison"]
 DIMENSION = 16
 MAX_TOKENS = 32
+OTHER: dict[str, Any] = {"template": "[X]", "read_out": "cls", "max_tokens": 20, "dimension": 8, "seed": 1}
 
 
 def vocabulary() -> dict[str, int]:
@@ -32,18 +36,38 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT) -> onnx.ModelProto:
-    """The mean of the tokens' rows, each weighted by its place, through tanh; "poison" is NaN.
+def sequence(text: str, template: str = TEMPLATE) -> list[int]:
+    """The ids that the model sees, by hand: for a text of the vocabulary's words, with blanks between."""
+    words = template.lower().replace("[x]", text).replace("[mask]", "[MASK]").replace('"', ' " ').replace(".", " .")
+    return [vocabulary()[word] for word in ["[CLS]", *words.split(), "[SEP]"]]
+
+
+def weights(dimension: int = DIMENSION, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    """A row for each token, NaN for "poison", a weight for each place, and a matrix."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(len(vocabulary()), dimension)).astype(np.float32)
+    rows[vocabulary()["poison"]] = np.nan
+    matrix = rng.normal(size=(dimension, dimension)).astype(np.float32)
+    return {"rows": rows, "places": np.linspace(1, 2, MAX_TOKENS, dtype=np.float32), "matrix": matrix}
+
+
+def vector(ids: list[int], dimension: int = DIMENSION, seed: int = 0) -> NDArray[np.float32]:
+    """What the graph gives for one sequence: tanh(the mean of the tokens' rows, each times its place's weight, M)."""
+    made = weights(dimension, seed)
+    rows = made["rows"][ids] * made["places"][: len(ids), None]
+    return np.tanh(rows.mean(axis=0) @ made["matrix"])  # type: ignore[no-any-return]
+
+
+def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT, seed: int = 0) -> onnx.ModelProto:
+    """`vector` for a batch.
 
     `work` adds that many products with a matrix of 512 × 512, so that a batch takes a while.
     """
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(len(vocabulary()), dimension)).astype(np.float32)
-    rows[vocabulary()["poison"]] = np.nan
-    weights = {
-        "rows": rows,
-        "places": np.linspace(1, 2, MAX_TOKENS, dtype=np.float32)[None, :, None],
-        "matrix": rng.normal(size=(dimension, dimension)).astype(np.float32),
+    made = weights(dimension, seed)
+    constants = {
+        "rows": made["rows"],
+        "places": made["places"][None, :, None],
+        "matrix": made["matrix"],
         "last": np.array([-1]),
         "one": np.array([1]),
         "zero": np.array([0]),
@@ -65,9 +89,9 @@ def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT) -> on
         helper.make_node("Tanh", ["mixed"], ["vectors"]),
     ]
     if work:
-        weights["heavy"] = np.full((512, 512), 1e-3, dtype=np.float32)
-        weights["nothing"] = np.zeros((512, dimension), dtype=np.float32)
-        weights["wide"] = np.ones((dimension, 512), dtype=np.float32)
+        constants["heavy"] = np.full((512, 512), 1e-3, dtype=np.float32)
+        constants["nothing"] = np.zeros((512, dimension), dtype=np.float32)
+        constants["wide"] = np.ones((dimension, 512), dtype=np.float32)
         names = ["busy0", *(f"busy{step + 1}" for step in range(work))]
         nodes.append(helper.make_node("MatMul", ["vectors", "wide"], [names[0]]))
         nodes += [helper.make_node("MatMul", [a, "heavy"], [b]) for a, b in pairwise(names)]
@@ -75,24 +99,33 @@ def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT) -> on
         nodes.append(helper.make_node("Add", ["vectors", "zeros"], [output]))
     else:
         nodes.append(helper.make_node("Identity", ["vectors"], [output]))
-    made = helper.make_graph(
+    body = helper.make_graph(
         nodes,
         "tiny",
         [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in INPUTS],
         [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", dimension])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def write_bundle(
-    out: Path, model: onnx.ModelProto | None = None, precisions: tuple[Precision, ...] = ("fp32",)
+    out: Path,
+    model: onnx.ModelProto | None = None,
+    precisions: tuple[Precision, ...] = ("fp32",),
+    *,
+    template: str = TEMPLATE,
+    read_out: ReadOut = "mask",
+    max_tokens: int = MAX_TOKENS,
+    dimension: int = DIMENSION,
+    seed: int = 0,
+    final_period: bool = False,
 ) -> Path:
-    """Seal a bundle at `out`; every precision holds the same graph."""
+    """Seal a bundle at `out`; every precision holds the same graph, that of `dimension` and `seed` if none is given."""
     with staging(out) as folder:
         (folder / "onnx").mkdir()
         for precision in precisions:
-            onnx.save(model or graph(), folder / GRAPHS[precision])
+            onnx.save(model or graph(dimension=dimension, seed=seed), folder / GRAPHS[precision])
         tokenizer().save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(
             '{"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}'
@@ -100,8 +133,8 @@ def write_bundle(
         (folder / "config.json").write_text("{}")
         (folder / "README.md").write_text("# tiny\n")
         reading = Reading(
-            template=TEMPLATE, read_out="mask", max_tokens=MAX_TOKENS, final_period=False, denoising=False
+            template=template, read_out=read_out, max_tokens=max_tokens, final_period=final_period, denoising=False
         )
         provenance = Provenance(parent="none", recipe={}, data=[], commit=None, seeds=[0], scores={}, parity={})
-        seal(folder, reading, DIMENSION, provenance)
+        seal(folder, reading, dimension, provenance)
     return out
