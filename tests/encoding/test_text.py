@@ -65,7 +65,7 @@ def test_special_tokens_in_a_text_stay_text(folder: Path, text: str) -> None:
 def test_a_unigram_text_spells_no_special_token(pre_tokenizer: Metaspace | None) -> None:
     """XLM-R's vocabulary holds its special tokens as pieces with the best score of all."""
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("<mask>", 0.0)]
-    pieces = [(piece, -3.0) for piece in ("▁", " ", "rain", "s", "mask", *"</>.")]
+    pieces = [(piece, -3.0) for piece in ("▁", " ", "▁rain", " rain", "rain", "s", "mask", *"</>.")]
     tokenizer = Tokenizer(Unigram([*special, *pieces], unk_id=3))
     if pre_tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer
@@ -80,6 +80,8 @@ def test_a_unigram_text_spells_no_special_token(pre_tokenizer: Metaspace | None)
         covered = {place for span in spans for place in span}
         assert all(place in covered for place, character in enumerate(text) if not character.isspace())
         assert encoder.encode_ids([[token.id for token in inner]]) == encoder.encode([text])
+    [rain] = (token for token in encoder.explain(" rain") if not token.template)
+    assert (rain.start, rain.stop) == (1, 5)  # the word without the blank that the template gives it
     plain = tokenizer.encode(" rain", add_special_tokens=False).ids
     assert [token.id for token in encoder.explain("rain") if not token.template] == plain  # nothing else changes
 
