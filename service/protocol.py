@@ -242,6 +242,8 @@ class Protocol(HttpToolsProtocol):
             self._close(self._refused)
             return
         super().on_response_complete()
+        if self._reading is not None:  # a later request could not go on while this one was answered
+            self._await_input(self.settings.body_seconds if self._in_body else self.settings.header_seconds)
         self._await_output()
 
     def pause_writing(self) -> None:
