@@ -23,7 +23,7 @@ Entry = TypeVar("Entry", bound=Waiting)
 
 @dataclass(slots=True)
 class _Client:
-    """A client of which something waits."""
+    """A client of which something waits; its tag, the last it was given, is then no less than the virtual time."""
 
     tag: int
     items: int = 0
@@ -61,7 +61,8 @@ class FairQueue(Generic[Entry]):
 
     def add(self, entry: Entry) -> None:
         client = self._clients.setdefault(entry.client, _Client(self._time))
-        entry.tag = client.tag = max(self._time, client.tag) + entry.cost
+        client.tag += entry.cost
+        entry.tag = client.tag
         entry.waits = True
         client.items += 1
         self._items += 1

@@ -381,6 +381,22 @@ async def test_drain_finishes_what_has_come_and_what_comes_meanwhile() -> None:
         await batcher.submit([5])
 
 
+async def test_drain_waits_for_a_caller_that_comes_again_at_once() -> None:
+    async def call() -> list[int]:
+        return [*await batcher.submit([1]), *await batcher.submit([2])]
+
+    worker = Worker(free=False)
+    batcher = start(worker)
+    caller = asyncio.create_task(call())
+    await worker.entered.wait()
+    draining = asyncio.create_task(batcher.drain())
+    await asyncio.sleep(0)
+    worker.let_go()
+    assert await draining == 2
+    assert caller.done()
+    assert await caller == [2, 4]
+
+
 async def test_drain_counts_no_caller_that_has_gone() -> None:
     worker = Worker(free=False)
     batcher = start(worker)
