@@ -43,8 +43,9 @@ TEXTS = 40_000
 KNOWN = 400  # texts of each model whose vectors are made before the load, alone, and compared under it
 CHECKED = 0.2  # share of a request's texts that are known ones
 SIZES = {"1 text": (1, 1), "2 to 16": (2, 16), "17 to 128": (17, 128), "129 to 2,000": (129, 2000)}
-SIZE_WEIGHTS = (45, 35, 16, 4)
+SIZE_WEIGHTS = (45, 35, 18, 2)
 TOLERANCE = 1e-4
+SETTINGS = ("--queue-seconds", "120")  # a saturated queue may be long where the machine is slow
 LEAVERS = 0.02  # share of requests whose client leaves after up to so many seconds
 LEAVING_SECONDS = 0.5
 GROWTH = 0.05
@@ -330,6 +331,7 @@ class Server:
     def __init__(self, options: argparse.Namespace, keys: Sequence[str]) -> None:
         command = [sys.executable, "-m", "service", "--bundle", str(options.bundles), "--port", "0"]
         command += ["--model", options.model] if options.model else []
+        command += SETTINGS
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
         environ["CLOZE_API_KEYS"] = ",".join(keys)
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
@@ -574,6 +576,7 @@ def report(found: dict[str, Any], books: Books, options: argparse.Namespace, hel
         "minutes": round(seconds / 60, 2),
         "clients": options.clients,
         "models": found["info"]["models"],
+        "settings": " ".join(SETTINGS),
         "default_model": found["info"]["default_model"],
         "machine": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs, shared by the server and its clients",
         "versions": {package: version(package) for package in PACKAGES},

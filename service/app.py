@@ -109,6 +109,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     health.stopping = True
     await models.stop()
     watch.cancel()
-    if not app.state.device.close():
+    await asyncio.gather(watch, return_exceptions=True)
+    if not await app.state.device.close(app.state.settings.stall_seconds):
         logger.critical("a batch hangs still: the process ends with status %d", HUNG)
         health.end(HUNG)

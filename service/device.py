@@ -38,12 +38,13 @@ class Device:
         """Do something that takes long outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
-    def close(self) -> bool:
-        """Take nothing more. False where a task still runs, which no one can end but the process with it."""
-        idle = self._since is None
-        self._workers.shutdown()
-        self._graphs.shutdown(wait=idle, cancel_futures=True)
-        return idle
+    async def close(self, seconds: float) -> bool:
+        """Take nothing more. False where a task runs longer than so many seconds: only the process' end ends it."""
+        left = max(0.0, seconds - self.busy_for)
+        done, _ = await asyncio.wait([asyncio.ensure_future(self.run(lambda: None))], timeout=left)
+        self._graphs.shutdown(wait=bool(done), cancel_futures=True)
+        self._workers.shutdown(wait=bool(done), cancel_futures=True)
+        return bool(done)
 
     def _timed(self, task: Callable[[], T]) -> T:
         self._since = self._clock()

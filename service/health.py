@@ -54,7 +54,7 @@ class Health:
         self._stall = stall_seconds
         self._fault = fault_seconds
         self.end = end
-        self._probes: set[asyncio.Task[None]] = set()
+        self._probes: dict[str, asyncio.Task[None]] = {}  # by model, one each
 
     @property
     def ready(self) -> bool:
@@ -99,9 +99,9 @@ class Health:
 
     def _try(self, model: Model) -> None:
         """Its result is in `failing_for`."""
-        probe = asyncio.create_task(_quietly(model))
-        self._probes.add(probe)
-        probe.add_done_callback(self._probes.discard)
+        if model.name not in self._probes:
+            probe = self._probes[model.name] = asyncio.create_task(_quietly(model))
+            probe.add_done_callback(lambda _: self._probes.pop(model.name))
 
 
 async def _quietly(model: Model) -> None:

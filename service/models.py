@@ -50,10 +50,9 @@ class Models:
         Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear.
         """
         models = cls(settings, metrics, device, admission)
-        served = models._load()
-        for embedder in served.values():
+        models._take(models._load())
+        for embedder in models:
             embedder.warm_up()
-        models._take(served)
         return models
 
     def __iter__(self) -> Iterator[Embedder]:
@@ -89,27 +88,37 @@ class Models:
         async with self._reloading:
             started = perf_counter()
             try:
-                served = await self._device.work(self._load)
-                for embedder in served.values():
-                    if embedder not in self._served.values():
-                        await self._device.run(embedder.warm_up)
-                _default(self._settings, served)
-            except ClozeError as error:
+                served = await self._prepare()
+            except Exception as error:
                 self._metrics.reloaded("failed")
-                logger.error("the reload failed, nothing has changed: %s", error)
+                bug = not isinstance(error, ClozeError)
+                logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
                 raise
-            former = self._served
-            self._take(served)
-            for embedder in served.values():
-                if embedder not in former.values():
-                    embedder.start(self._metrics)
-            for embedder in former.values():
-                if embedder not in served.values():
-                    self._dismiss(embedder)
-            found = _compare(former, served)
-            self._metrics.reloaded("unchanged" if found.unchanged == self.names == list(former) else "swapped")
+            found = self._swap(served)
+            self._metrics.reloaded("unchanged" if found.unchanged == self.names and not found.removed else "swapped")
             logger.info("reloaded in %.2f s: %s", perf_counter() - started, found._asdict())
             return found
+
+    async def _prepare(self) -> dict[str, Embedder]:
+        """What the folder holds now, ready to serve."""
+        served = await self._device.work(self._load)
+        _default(self._settings, served)
+        for embedder in served.values():
+            if embedder not in self:
+                await self._device.run(embedder.warm_up)
+        return served
+
+    def _swap(self, served: dict[str, Embedder]) -> Reloaded:
+        """Serve these from now on; what is no longer served finishes what it has begun."""
+        former = self._served
+        self._take(served)
+        for embedder in served.values():
+            if embedder not in former.values():
+                embedder.start(self._metrics)
+        for embedder in former.values():
+            if embedder not in served.values():
+                self._dismiss(embedder)
+        return _compare(former, served)
 
     def _load(self) -> dict[str, Embedder]:
         """What the folder holds now; an embedder at work is kept where its bundle is the same, byte for byte."""
@@ -119,6 +128,8 @@ class Models:
             known = self._served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
                 known = Embedder.load(bundle, self._settings, self._device, self._admission)
+                if Bundle.load(folder).spec != bundle.spec:  # its graph may be the other's
+                    raise BundleError(f"{folder} was exchanged while it was loaded; reload once that is done")
             served[bundle.name] = known
         return served
 

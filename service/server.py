@@ -5,21 +5,25 @@ import contextlib
 import logging
 import signal
 import socket
+from functools import partial
 from time import monotonic
 from types import FrameType
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
 
-from encoding.errors import ClozeError
-from service.errors import BadSettings
+from service.errors import ANSWERS, BadSettings
 from service.health import Health
+from service.metrics import Metrics
 from service.middleware import Traffic
 from service.models import Models
 from service.protocol import protocol
 from service.settings import Settings
 
-__all__ = ["bind", "serve"]
+__all__ = ["bind", "configure", "serve"]
+
+STATUSES: Final = {answer.error_type: answer.status for answer in ANSWERS.values()}
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
             return
         self._stop_at, self._signal = monotonic() + self._delay, sig
-        logger.info("not ready any more; stopping in %g s", self._delay)
+        logger.info("not ready any more; stopping in %g s, at once at another signal", self._delay)
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and monotonic() >= self._stop_at and not self.should_exit:
@@ -61,6 +65,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         traffic, before = self.traffic, self.traffic.answered
         traffic.stopping = True
+        for reload in self._reloads:
+            reload.cancel()
         logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
         drained = traffic.answered - traffic.given_up - before
@@ -73,29 +79,39 @@ class Server(uvicorn.Server):
         )
 
     def _reload(self) -> None:
+        if self.health.stopping:
+            return
         task = asyncio.create_task(self._reloaded(), name="reload")
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
 
     async def _reloaded(self) -> None:
-        with contextlib.suppress(ClozeError):  # logged where it was raised
+        with contextlib.suppress(Exception):  # logged where it was raised
             await self.models.reload()
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and drain. The signal is then raised again, as uvicorn does."""
-    config = uvicorn.Config(
+    Server(configure(app, settings), app, settings.stop_delay_seconds).run(sockets=[listener])
+
+
+def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """What is asked of uvicorn."""
+    return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
-        http=protocol(settings, app.state.metrics.refused),
+        http=protocol(settings, partial(_refused, app.state.metrics)),
         ws="none",
         lifespan="on",
         timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-    Server(config, app, settings.stop_delay_seconds).run(sockets=[listener])
+
+
+def _refused(metrics: Metrics, error_type: str) -> None:
+    metrics.refused(STATUSES.get(error_type, 400), error_type)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,53 +1,44 @@
-"""A real server: sockets, clients that leave, SIGTERM under load, and how it refuses to start."""
+"""A real server: sockets, clients that leave, how it stops, and how it refuses to start."""
 
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-import uvicorn
-from fastapi import FastAPI
-from harness import ROOT, Process, Serve
-from numpy.typing import NDArray
+from harness import ROOT, MakeBundle, Process, Serve
+from live import (
+    BODY,
+    PATIENCE,
+    Gate,
+    answer,
+    connect,
+    embed,
+    hanging,
+    head,
+    metrics,
+    request,
+    served,
+    statuses,
+    wait_until,
+)
+from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
-from encoding.text import Batch
 from service.app import create_app
+from service.health import HUNG
 from service.settings import Settings
-
-BODY = json.dumps({"inputs": "a man"}).encode()
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, bundle: Path) -> Process:
     return serve("--bundle", str(bundle), "--threads", "1", "--max-body-bytes", "10000")
-
-
-def connect(url: str) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), PATIENCE)
-
-
-def head(length: str, path: str = "/embed") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}\r\n\r\n".encode()
-
-
-def answer(stream: socket.socket) -> tuple[int, bytes]:
-    """Read one whole answer."""
-    file = stream.makefile("rb")
-    status = int(file.readline().split()[1])
-    headers = dict(line.lower().strip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
-    return status, file.read(int(headers[b"content-length"]))
 
 
 def test_a_body_in_slow_pieces(server: Process) -> None:
@@ -99,67 +90,27 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(server: Process) -> None
     assert httpx.post(f"{server.url}/embed", content=BODY, headers={"content-type": "application/json"}).is_success
 
 
-class Gate:
-    """A session's `run` that waits until it is opened, and knows how many texts it was given."""
-
-    def __init__(self, run: Callable[[Batch], NDArray[np.float32]]) -> None:
-        self.run = run
-        self.texts = 0
-        self.entered, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self, batch: Batch) -> NDArray[np.float32]:
-        self.texts += len(batch.input_ids)
-        self.entered.set()
-        assert self.opened.wait(PATIENCE)
-        return self.run(batch)
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """uvicorn in a thread, over real sockets."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on"))
-        thread = threading.Thread(target=running.run, args=([listener],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            running.should_exit = True
-            thread.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread will do; only a hang runs out of patience."""
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
-        if condition():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it never came true")
-
-
 def test_a_client_that_leaves_costs_nothing(bundle: Path) -> None:
     app = create_app(Settings(bundle=bundle, threads=1))
-    embedder = app.state.embedder
+    embedder = app.state.models.get(None)
     with served(app) as url:
-        httpx.get(f"{url}/health")  # the warm-up is over
-        gate = embedder.session.run = Gate(embedder.session.run)
+        gate = Gate(embedder)
         with connect(url) as first:
-            first.sendall(head(f"content-length: {len(BODY)}") + BODY)
-            assert gate.entered.wait(PATIENCE)
-            many = json.dumps({"inputs": ["a"] * 7}).encode()
+            first.sendall(request({"inputs": "a man"}))
+            wait_until(lambda: gate.batches == [1])
             leavers = [connect(url) for _ in range(5)]
             for stream in leavers:
-                stream.sendall(head(f"content-length: {len(many)}") + many)
-            until(lambda: embedder.batcher.waiting_items == 35)
+                stream.sendall(request({"inputs": ["a"] * 7}))
+            wait_until(lambda: embedder.batcher.waiting_items == 35)
             for stream in leavers:
                 stream.close()
-            until(lambda: embedder.batcher.waiting_items == 0)
-            gate.opened.set()
+            wait_until(lambda: embedder.batcher.waiting_items == 0)
+            gate.let()
             assert answer(first)[0] == 200
-        assert httpx.post(f"{url}/embed", json={"inputs": "a"}).is_success
-        assert gate.texts == 2
-        assert 'cloze_failures_total{reason="Dropped"} 5.0' in httpx.get(f"{url}/metrics").text
+        embed(url, ["a"])
+        assert gate.batches == [1, 1]
+        assert metrics(url)["cloze_failures_total{reason=Dropped}"] == 5
+        assert statuses(url) == {200: 2, 499: 5}
 
 
 async def load(url: str, until_stopped: asyncio.Event, answered: list[int]) -> str:
@@ -203,10 +154,9 @@ def test_sigterm_under_load_answers_every_request_it_took(serve: Serve, slow_bun
 
 def test_a_drain_that_lasts_too_long_tells_the_clients(serve: Serve, slow_bundle: Path) -> None:
     process = serve("--bundle", str(slow_bundle), "--threads", "1", "--max-batch-tokens", "32", "--drain-seconds", "1")
-    long = json.dumps({"inputs": ["a"] * 16_000}).encode()
     with connect(process.url) as stream:
-        stream.sendall(head(f"content-length: {len(long)}") + long)
-        until(lambda: "cloze_batch_texts_count 0.0" not in httpx.get(f"{process.url}/metrics").text)
+        stream.sendall(request({"inputs": ["a"] * 16_000}))
+        wait_until(lambda: metrics(process.url)["cloze_batch_texts_count{model=tiny}"])
         process.process.send_signal(signal.SIGTERM)
         status, body = answer(stream)
     assert (status, json.loads(body)["error_type"]) == (503, "Unhealthy")
@@ -221,7 +171,40 @@ def test_an_idle_server_ends_with_status_0(serve: Serve, bundle: Path, number: i
     with connect(process.url):  # an idle connection does not hold it
         assert process.end(number) == 0
     assert "Traceback" not in process.log
-    assert re.search(r"bundle=tiny dimension=16 .* provider=cpu precision=fp32 threads=\d+", process.log)
+    assert re.search(r"model tiny: .* dimension=16 provider=cpu precision=fp32 threads=\d+", process.log)
+
+
+def test_a_delay_before_the_end_in_which_requests_are_answered(serve: Serve, bundle: Path) -> None:
+    """For a load balancer that has not yet heard; a second signal cuts it short."""
+    process = serve("--bundle", str(bundle), "--threads", "1", "--stop-delay-seconds", "600")
+    process.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: httpx.get(f"{process.url}/health/ready").status_code == 503)
+    assert httpx.get(f"{process.url}/health/live").status_code == 200
+    assert embed(process.url, ["a man"]).shape == (1, DIMENSION)
+    assert metrics(process.url)["cloze_ready"] == 0
+    assert process.end(signal.SIGTERM) == 0
+    assert "not ready any more; stopping in 600 s" in process.log
+    assert re.search(r"drained requests=\d+ given_up=0", process.log)
+
+
+def test_a_delay_ends_by_itself(serve: Serve, bundle: Path) -> None:
+    process = serve("--bundle", str(bundle), "--threads", "1", "--stop-delay-seconds", "0.2")
+    assert process.end(signal.SIGTERM) == 0
+    assert "stopping in 0.2 s" in process.log
+
+
+def test_sigterm_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
+    """The client is told, and the process ends all the same, with a status that says why."""
+    limits = ["--stall-seconds", "0.5", "--fault-seconds", "600", "--drain-seconds", "1"]
+    process = serve("--bundle", str(make_bundle(model=hanging())), "--threads", "1", *limits)
+    with connect(process.url) as stream:
+        stream.sendall(request({"inputs": "two dogs"}))
+        wait_until(lambda: httpx.get(f"{process.url}/health/ready").status_code == 503)
+        process.process.send_signal(signal.SIGTERM)
+        status, body = answer(stream)
+    assert (status, json.loads(body)["error_type"]) == (503, "Unhealthy")
+    assert process.wait() == HUNG, process.log
+    assert "given_up=1" in process.log or "a batch hangs still" in process.log
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -237,22 +220,81 @@ def test_help_lists_every_setting() -> None:
         assert f"--{name.replace('_', '-')}" in words
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "bundle is not set"),
-        (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
-        (["--bundle", "absent"], "absent is not a folder"),
-        (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
-        (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
-    ],
-)
-def test_a_start_that_cannot_be_is_one_line_and_status_2(bundle: Path, arguments: list[str], words: str) -> None:
-    found = run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
-    assert found.returncode == 2
+KEYS = {"few": "short\n", "nothing": "# no key\n", "twice": "a-key-of-16-chars\na-key-of-16-chars\n"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, bundle: Path) -> Callable[[str], str]:
+    """A path for each word in capitals."""
+    write_bundle(tmp_path / "two" / "a")
+    write_bundle(tmp_path / "two" / "b")
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(bundle, tmp_path / "altered")
+    with (tmp_path / "altered" / "onnx" / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    shutil.copytree(bundle, tmp_path / "missing")
+    (tmp_path / "missing" / "tokenizer.json").unlink()
+    for name, text in KEYS.items():
+        (tmp_path / name).write_text(text)
+    return lambda word: str(bundle) if word == "BUNDLE" else word.replace("TMP", str(tmp_path))
+
+
+BAD_STARTS = [
+    ([], "bundle is not set"),
+    (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
+    (["--bundle", "absent"], "absent is not a folder"),
+    (["--bundle", "TMP/empty"], "is no bundle and holds none"),
+    (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
+    (["--bundle", "TMP/missing"], "tokenizer.json is missing"),
+    (["--bundle", "TMP/two"], "has several models and none is the default; set model to one of a, b"),
+    (["--bundle", "TMP/two", "--model", "c"], "model is 'c', and"),
+    (["--bundle", "BUNDLE", "--model", "c"], "model is 'c', and"),
+    (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
+    (["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA"),
+    (["--bundle", "BUNDLE", "--stall-seconds", "0"], "--stall-seconds (CLOZE_STALL_SECONDS) is '0'"),
+    (["--bundle", "BUNDLE", "--api-key-file", "TMP/absent"], "cannot read the API keys"),
+    (["--bundle", "BUNDLE", "--api-key-file", "TMP/few"], "has 5 characters; at least 16 are needed"),
+    (["--bundle", "BUNDLE", "--api-key-file", "TMP/nothing"], "holds no API key"),
+    (["--bundle", "BUNDLE", "--admin-key-file", "TMP/twice"], "is the same as another key"),
+    (["--bundle", "BUNDLE", "--admin-keys", "short"], "has 5 characters; at least 16 are needed"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_STARTS)
+def test_a_start_that_cannot_be_is_one_line_and_status_2(
+    place: Callable[[str], str], arguments: list[str], words: str
+) -> None:
+    found = run(*map(place, arguments), "--check")
+    assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert words in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
+        (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
+    ],
+)
+def test_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:
+    found = run(*map(place, arguments))
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: ")
+    assert words in found.stderr
+
+
+def test_a_check_says_what_would_be_served_and_opens_no_port(place: Callable[[str], str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        found = run("--bundle", place("TMP/two"), "--model", "b", "--port", port, "--check")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.splitlines() == [
+        f"a: {TEMPLATE!r} read at mask, dimension 16, fp32 on cpu",
+        f"b (default): {TEMPLATE!r} read at mask, dimension 16, fp32 on cpu",
+        "ok",
+    ]
 
 
 def test_a_port_that_is_taken_is_one_line_and_status_2(bundle: Path) -> None:

@@ -1,0 +1,237 @@
+"""A service over real sockets, its graphs held still or let go by the test, and clients that misbehave on them."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import uvicorn
+from fastapi import FastAPI
+from harness import ROOT, Process
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from prometheus_client.parser import text_string_to_metric_families
+from tiny_bundle import graph, vocabulary
+
+from encoding.bundle import INPUTS, OUTPUT
+from encoding.text import Batch
+from service.embedder import Embedder
+from service.server import configure
+
+PATIENCE = 60.0  # seconds; only a hang runs out of it
+BODY = json.dumps({"inputs": "a man"}).encode()
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), PATIENCE)
+
+
+def head(length: str, path: str = "/embed", *lines: str) -> bytes:
+    first = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *lines, length, "", ""]
+    return "\r\n".join(first).encode()
+
+
+def request(body: object, path: str = "/embed", *lines: str) -> bytes:
+    """A whole one."""
+    content = json.dumps(body).encode()
+    return head(f"content-length: {len(content)}", path, *lines) + content
+
+
+def answer(stream: socket.socket) -> tuple[int, bytes]:
+    """Read one whole answer."""
+    file = stream.makefile("rb")
+    status = int(file.readline().split()[1])
+    headers = dict(line.lower().strip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+    body = file.read(int(headers[b"content-length"]))
+    assert len(body) == int(headers[b"content-length"])
+    return status, body
+
+
+def reset(stream: socket.socket) -> None:
+    """Close without a farewell: whatever is on its way is lost."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stream.close()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process will do; only a hang runs out of patience."""
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it never came true")
+
+
+class Background(threading.Thread):
+    """Calls something; `result` waits for what it gave, or raises what it raised."""
+
+    def __init__(self, task: Callable[[], Any]) -> None:
+        super().__init__()
+        self._task = task
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._task()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def result(self) -> Any:
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Gate:
+    """A session's `run` that lets so many batches through, and knows what it was given."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._run = embedder.session.run
+        self._passes = threading.Semaphore(0)
+        self.batches: list[int] = []  # texts of each batch that has come
+        embedder.session.run = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, batch: Batch) -> NDArray[np.float32]:
+        self.batches.append(len(batch.input_ids))
+        assert self._passes.acquire(timeout=PATIENCE)
+        return self._run(batch)
+
+    def let(self, batches: int = 1_000_000) -> None:
+        self._passes.release(batches)
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """The app in a thread, with all that uvicorn is asked in a process of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        running = uvicorn.Server(configure(app, app.state.settings))
+        thread = threading.Thread(target=running.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def metrics(url: str) -> dict[str, float]:
+    """`name{label=value}` to value, without the histograms' buckets."""
+    found = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").raise_for_status().text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def statuses(url: str, route: str = "/embed") -> dict[int, int]:
+    """How many answers of each status the server has counted on a route."""
+    start = f"cloze_requests_total{{route={route},status="
+    found = {name: count for name, count in metrics(url).items() if name.startswith(start) and count}
+    return {int(name.removeprefix(start).rstrip("}")): int(count) for name, count in found.items()}
+
+
+def quiet(url: str) -> bool:
+    """Whether nothing is at work but this question."""
+    found = metrics(url)
+    waiting = sum(count for name, count in found.items() if name.startswith("cloze_queue_texts"))
+    return found["cloze_requests_in_flight"] == 1 and found["cloze_tokens_in_flight"] == waiting == 0
+
+
+def embed(url: str, texts: Sequence[str], path: str = "/embed", **headers: str) -> NDArray[np.float32]:
+    response = httpx.post(f"{url}{path}", json={"inputs": list(texts)}, headers=headers, timeout=PATIENCE)
+    assert response.status_code == 200, response.text
+    return np.array(response.json(), dtype=np.float32)
+
+
+def hanging() -> onnx.ModelProto:
+    """The tiny graph; a batch in which the word "dogs" is never ends, for a loop in it runs 10¹⁵ times."""
+    model = graph()
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["goes"]),
+            helper.make_node("Mul", ["value", "value"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, []),
+        ],
+        [
+            helper.make_tensor_value_info("goes", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, []),
+        ],
+    )
+    nodes = model.graph.node
+    nodes[-1].output[0] = "finished"  # what was the graph's own output
+    nodes.extend(
+        [
+            helper.make_node("Equal", [INPUTS[0], "dogs"], ["found"]),
+            helper.make_node("Cast", ["found"], ["counted"], to=TensorProto.INT64),
+            helper.make_node("ReduceMax", ["counted"], ["any"], keepdims=0),
+            helper.make_node("Mul", ["any", "many"], ["rounds"]),
+            helper.make_node("Loop", ["rounds", "", "nothing"], ["still"], body=body),
+            helper.make_node("Add", ["finished", "still"], [OUTPUT]),
+        ]
+    )
+    constants = {"dogs": np.array(vocabulary()["dogs"]), "many": np.array(10**15), "nothing": np.float32(0)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in constants.items())
+    return model
+
+
+class Breakable(Process):
+    """A server whose graphs fail from SIGUSR1 on, as after the loss of a GPU."""
+
+    PROGRAM = """
+import signal, sys
+from service.__main__ import main
+from service.session import Session
+
+def lost(self, batch):
+    raise RuntimeError("the device is lost")
+
+def lose(number, frame):
+    Session._plain = lost
+
+signal.signal(signal.SIGUSR1, lose)
+sys.exit(main(sys.argv[1:]))
+"""
+
+    def __init__(self, *arguments: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM, "--port", "0", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+            cwd=ROOT,
+        )
+        self.log = ""
+        self.url = self._ready()
+
+
+def files(process: Process) -> int:
+    """How many files and sockets a process has open."""
+    return len(list(Path(f"/proc/{process.process.pid}/fd").iterdir()))
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)  # type: ignore[no-any-return]
