@@ -237,7 +237,8 @@ def _message(request: Request, error: Exception, found: Answer) -> str:
     if found is INTERNAL:
         return "an error inside the service; its log says more"
     if isinstance(error, HTTPException):
-        return f"{request.method} {request.url.path}: {error.detail}; /docs lists the routes"
+        hint = "; /docs lists the routes" if request.app.openapi_url else ""
+        return f"{request.method} {request.url.path}: {error.detail}{hint}"
     if isinstance(error, RequestValidationError):
         return "; ".join(_field(detail) for detail in error.errors()[:5])
     return str(error)

@@ -43,7 +43,9 @@ class EmbeddingsRequest(BaseModel):
 
     input: Inputs = Field(description="A text or a list of them; token ids only where the service allows them")
     model: str | None = Field(None, description="As /v1/models lists it; null or empty: the default")
-    encoding_format: Format = Field("float", description="OpenAI's clients ask for base64; the others as in /embed")
+    encoding_format: Format | None = Field(
+        None, description="null or float; base64, as OpenAI's clients ask for; the others as in /embed"
+    )
     dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
 
 
@@ -126,7 +128,7 @@ async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         vectors = finish(found.vectors, normalize=True, dimensions=body.dimensions)
         data = b",".join(
             b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
-            for index, row in enumerate(rows(vectors, body.encoding_format))
+            for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
         )
         usage = orjson.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
         return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(embedder.name), usage)

@@ -1,20 +1,26 @@
 """Fixtures of the service: tiny bundles, an app around them, and server processes."""
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from harness import MakeBundle, MakeClient, Process, Serve, open_client
+from fastapi import FastAPI
+from harness import Hold, MakeApp, MakeBundle, MakeClient, Process, Serve, open_client
+from numpy.typing import NDArray
 from tiny_bundle import OTHER, graph, write_bundle
 
+from encoding.text import Batch
 from service.app import create_app
+from service.session import Session
 from service.settings import Settings
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 
@@ -53,13 +59,53 @@ def settings(bundle: Path) -> Settings:
 
 
 @pytest.fixture
-def client(settings: Settings) -> MakeClient:
+def make_app(settings: Settings) -> MakeApp:
+    """A new app; its settings may be changed by name."""
+
+    def make(**changes: Any) -> FastAPI:
+        return create_app(Settings(**settings.model_dump() | changes))
+
+    return make
+
+
+@pytest.fixture
+def client(make_app: MakeApp) -> MakeClient:
     """A client of a new app; its settings may be changed by name."""
 
     def make(**changes: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
-        return open_client(create_app(Settings(**settings.model_dump() | changes)))
+        return open_client(make_app(**changes))
 
     return make
+
+
+@pytest.fixture(scope="module")
+async def both(two_bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of one app that serves `tiny`, the default, and `other`; for tests that leave nothing behind."""
+    settings = Settings(bundle=two_bundles, model="tiny", threads=1, tokenizer_threads=2, token_ids=True)
+    async with open_client(create_app(settings)) as http:
+        yield http
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Within its block no graph ends; those that have begun do with it."""
+    free, run = threading.Event(), Session.run
+    free.set()
+
+    def held(self: Session, batch: Batch) -> NDArray[np.float32]:
+        assert free.wait(60)
+        return run(self, batch)
+
+    @contextmanager
+    def held_up() -> Iterator[None]:
+        free.clear()
+        try:
+            yield
+        finally:
+            free.set()
+
+    monkeypatch.setattr(Session, "run", held)
+    return held_up
 
 
 @pytest.fixture(scope="module")

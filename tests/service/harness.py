@@ -1,11 +1,12 @@
 """What the service's tests drive it with: a client of an app, and a server in a process of its own."""
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,9 @@ from fastapi import FastAPI
 ROOT = Path(__file__).parents[2]
 
 MakeBundle = Callable[..., Path]
+MakeApp = Callable[..., FastAPI]
 MakeClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+Hold = Callable[[], AbstractContextManager[None]]
 
 
 @asynccontextmanager
@@ -23,6 +26,13 @@ async def open_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield http
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for it, and fail after half a minute."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 class Process:

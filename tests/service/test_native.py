@@ -1,14 +1,16 @@
-"""The native routes over HTTP: text-embeddings-inference's wire format, and an answer to everything else."""
+"""The native routes over HTTP: text-embeddings-inference's wire format and more, and an answer to everything else."""
 
 import asyncio
 import json
+from base64 import b64decode
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from harness import MakeClient
-from tiny_bundle import DIMENSION
+from harness import Hold, MakeApp, MakeClient, open_client, until
+from numpy.typing import NDArray
+from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vector, vocabulary
 
 from service.errors import ErrorBody
 from service.settings import Settings
@@ -16,6 +18,8 @@ from service.settings import Settings
 pytestmark = pytest.mark.anyio
 
 JSON = {"content-type": "application/json"}
+TEXTS = ["a man plays the guitar", "", "dogs", "two dogs run"]
+ROOM = MAX_TOKENS - len(sequence(""))
 
 
 def refused(response: httpx.Response, status: int, error_type: str, *words: str) -> None:
@@ -26,54 +30,85 @@ def refused(response: httpx.Response, status: int, error_type: str, *words: str)
     assert "Traceback" not in body.error
 
 
-async def test_one_text_gives_a_list_of_one(client: MakeClient) -> None:
-    async with client() as http:
-        response = await http.post("/embed", json={"inputs": "a man"})
-        assert response.status_code == 200
-        assert response.headers["content-type"] == "application/json"
-        assert np.array(response.json()).shape == (1, DIMENSION)
-        assert np.linalg.norm(response.json()) == pytest.approx(1)
+def raw(*texts: str) -> NDArray[np.float32]:
+    """What the default model gives, computed by hand."""
+    return np.stack([vector(sequence(text)) for text in texts])
+
+
+def units(rows: NDArray[Any]) -> NDArray[np.float64]:
+    return rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+
+
+def near(found: Any, expected: NDArray[Any]) -> None:
+    np.testing.assert_allclose(np.array(found), expected, atol=1e-6, rtol=0, strict=False)
+
+
+async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# /embed
+
+
+async def test_one_text_gives_a_list_of_one(both: httpx.AsyncClient) -> None:
+    response = await both.post("/embed", json={"inputs": "a man"})
+    assert response.headers["content-type"] == "application/json"
+    near(response.json(), units(raw("a man")))
 
 
 async def test_many_texts_keep_their_order(client: MakeClient) -> None:
-    texts = ["a man plays the guitar", "", "dogs", "two dogs run " * 30, "a man"] * 3
     async with client(max_batch_tokens=64) as http:
-        alone = [(await http.post("/embed", json={"inputs": text})).json()[0] for text in texts]
-        together = (await http.post("/embed", json={"inputs": texts})).json()
-        np.testing.assert_allclose(together, alone, atol=1e-6)
+        near(await post(http, "/embed", inputs=TEXTS * 30), units(raw(*TEXTS * 30)))
 
 
-async def test_root_is_embed_or_similarity_by_shape(client: MakeClient) -> None:
-    pair = {"source_sentence": "a man", "sentences": ["a man", "dogs"]}
-    async with client() as http:
-        for path, inputs in (("/embed", ["a"]), ("/similarity", pair)):
-            found = [await http.post(each, json={"inputs": inputs}) for each in ("/", path)]
-            assert [each.status_code for each in found] == [200, 200]
-            assert found[0].content == found[1].content
+async def test_dimensions_are_cut_and_then_normalised(both: httpx.AsyncClient) -> None:
+    near(await post(both, "/embed", inputs=TEXTS, normalize=False), raw(*TEXTS))
+    near(await post(both, "/embed", inputs=TEXTS, dimensions=4), units(raw(*TEXTS)[:, :4]))
+    near(await post(both, "/embed", inputs=TEXTS, dimensions=4, normalize=False), raw(*TEXTS)[:, :4])
+    near(await post(both, "/embed", inputs=TEXTS, dimensions=DIMENSION), units(raw(*TEXTS)))
 
 
-async def test_options(client: MakeClient) -> None:
-    async with client() as http:
+@pytest.mark.parametrize("dimensions", [None, 5])
+async def test_every_format_is_made_of_the_float_rows(both: httpx.AsyncClient, dimensions: int | None) -> None:
+    found = {
+        name: await post(both, "/embed", inputs=TEXTS, dimensions=dimensions, encoding_format=name)
+        for name in ("float", "base64", "float16", "int8", "binary", "ubinary")
+    }
+    rows = np.array(found["float"], dtype=np.float32)
+    near(rows, units(raw(*TEXTS)[:, :dimensions]))
+    assert np.array_equal([np.frombuffer(b64decode(row), "<f4") for row in found["base64"]], rows)
+    assert np.array_equal([np.frombuffer(b64decode(row), "<f2") for row in found["float16"]], rows.astype(np.float16))
+    scaled = rows.astype(np.float64) * 127 / np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
+    assert np.array_equal(found["int8"], np.rint(scaled))
+    bits = ["".join("1" if value > 0 else "0" for value in row).ljust(DIMENSION, "0") for row in rows]
+    octets = [[int(row[start : start + 8], 2) for start in range(0, len(rows[0]), 8)] for row in bits]
+    assert found["ubinary"] == octets
+    assert found["binary"] == [[octet - 128 for octet in row] for row in octets]
 
-        async def embed(**options: Any) -> np.ndarray:
-            return np.array((await http.post("/embed", json={"inputs": ["a man"], **options})).json())
 
-        raw, unit = await embed(normalize=False), await embed(normalize=True)
-        assert not np.isclose(np.linalg.norm(raw), 1)
-        np.testing.assert_allclose(unit, raw / np.linalg.norm(raw), rtol=1e-6)
-        cut = await embed(dimensions=4)
-        np.testing.assert_allclose(cut, raw[:, :4] / np.linalg.norm(raw[:, :4]), rtol=1e-6)
-        nulls = {"truncate": None, "dimensions": None, "prompt_name": None}
-        assert np.array_equal(await embed(**nulls, options={"wait_for_model": True}, encoding_format="float"), unit)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # huggingface_hub and Chroma leave nulls out or write them, TEI's own clients write all
+        {"truncate": None, "truncation_direction": "Right", "prompt_name": None, "normalize": True},
+        {"dimensions": None, "encoding_format": None, "model": None},
+        {"encoding_format": "float", "model": ""},
+        {"options": {"wait_for_model": True, "use_cache": False}, "user": "someone", "parameters": {}},
+    ],
+)
+async def test_nulls_are_the_defaults_and_other_fields_are_ignored(
+    both: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    assert await post(both, "/embed", inputs=["a man"], **fields) == await post(both, "/embed", inputs=["a man"])
 
 
 @pytest.mark.parametrize("direction", ["left", "Left", "right", "Right"])
-async def test_truncation_direction(client: MakeClient, direction: str) -> None:
-    text, kept = "man " + "a " * 100 + "dogs", {"l": "a " * 100 + "dogs", "r": "man " + "a " * 100}
-    async with client() as http:
-        found = await http.post("/embed", json={"inputs": text, "truncation_direction": direction})
-        same = await http.post("/embed", json={"inputs": kept[direction[0].lower()], "truncation_direction": direction})
-        np.testing.assert_allclose(found.json(), same.json(), atol=1e-6)
+async def test_truncation_direction(both: httpx.AsyncClient, direction: str) -> None:
+    text = "man " + "a " * 100 + "dogs"
+    kept = "a " * (ROOM - 1) + "dogs" if direction.lower() == "left" else "man " + "a " * (ROOM - 1)
+    near(await post(both, "/embed", inputs=text, truncation_direction=direction), units(raw(kept)))
 
 
 async def test_truncate_is_the_setting_unless_the_request_says(client: MakeClient) -> None:
@@ -86,61 +121,245 @@ async def test_truncate_is_the_setting_unless_the_request_says(client: MakeClien
         assert (await http.post("/embed", json={**body, "truncate": True})).status_code == 200
 
 
-async def test_an_empty_text_has_the_vector_of_the_empty_template(client: MakeClient) -> None:
+async def test_an_empty_text_has_the_vector_of_the_empty_template(both: httpx.AsyncClient) -> None:
+    near(await post(both, "/embed", inputs=["", "  \n"]), units(raw("", "")))
+
+
+async def test_special_tokens_in_a_text_stay_text(both: httpx.AsyncClient) -> None:
+    """`[MASK]` is a bracket, the pieces m ##a ##s ##k, and a bracket."""
+    near(await post(both, "/embed", inputs="[MASK]"), units(raw("[ m ##a ##s ##k ]")))
+
+
+# Token ids
+
+
+async def test_own_token_ids_have_the_texts_vector(both: httpx.AsyncClient) -> None:
+    shown = await post(both, "/tokenize", inputs=TEXTS, add_special_tokens=False)
+    ids = [[token["id"] for token in tokens] for tokens in shown]
+    assert await post(both, "/embed", inputs=ids) == await post(both, "/embed", inputs=TEXTS)
+    assert await post(both, "/embed", inputs=ids[0]) == await post(both, "/embed", inputs=TEXTS[0])
+    long = [vocabulary()["a"]] * 100
+    near(await post(both, "/embed", inputs=long), units(raw("a " * ROOM)))
+    refused(await both.post("/embed", json={"inputs": [[5], long], "truncate": False}), 422, "Validation", "text 1 has")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([[5], [5, vocabulary()["[MASK]"]]], "text 1, place 1: id 4 is the special token [MASK]; leave it out"),
+        ([2], "id 2 is the special token [CLS]"),
+        ([5, 99_999], f"text 0, place 1: id 99999 is outside the vocabulary of {len(vocabulary())} tokens"),
+    ],
+)
+async def test_ids_that_are_no_texts_are_refused(both: httpx.AsyncClient, inputs: Any, words: str) -> None:
+    refused(await both.post("/embed", json={"inputs": inputs}), 422, "Tokenizer", words)
+
+
+@pytest.mark.parametrize("inputs", [[5, 6], [[5], [6]], [[]]])
+async def test_ids_are_refused_where_nobody_vouches_for_them(client: MakeClient, inputs: Any) -> None:
     async with client() as http:
-        found = (await http.post("/embed", json={"inputs": ["", "  \n", "a"]})).json()
-        assert found[0] == found[1] != found[2]
+        words = ("check_embedding_ctx_length=False", "--token-ids")
+        refused(await http.post("/embed", json={"inputs": inputs}), 422, "Validation", *words)
 
 
-async def test_special_tokens_in_a_text_stay_text(client: MakeClient) -> None:
-    async with client() as http:
-        found = (await http.post("/embed", json={"inputs": ["[MASK]", "[SEP]", "mask"]})).json()
-        assert found[0] != found[1] != found[2]
+# /similarity and POST /
 
 
-async def test_similarity(client: MakeClient) -> None:
-    texts = ["a man", "a man", "dogs run", ""]
-    async with client() as http:
-        found = await http.post(
-            "/similarity", json={"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}, "parameters": {}}
-        )
-        units = np.array((await http.post("/embed", json={"inputs": texts})).json())
-        np.testing.assert_allclose(found.json(), units[1:] @ units[0], atol=1e-6)
-        assert found.json()[0] == pytest.approx(1, abs=1e-9)
-        cut = {"truncate": False, "truncation_direction": "left", "prompt_name": None}
-        long = {"inputs": {"source_sentence": "a", "sentences": ["a " * 100]}, "parameters": cut}
-        refused(await http.post("/similarity", json=long), 422, "Validation", "text 1 has 100 tokens")
+async def test_similarity_has_three_shapes(both: httpx.AsyncClient) -> None:
+    rows = units(raw(*TEXTS))
+    one = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    near(await post(both, "/similarity", inputs=one, parameters=None), rows @ rows[0])
+    pairs = {"pairs": [[TEXTS[0], TEXTS[1]], [TEXTS[2], TEXTS[2]], [TEXTS[3], TEXTS[0]]]}
+    near(await post(both, "/similarity", inputs=pairs), (rows[[0, 2, 3]] * rows[[1, 2, 0]]).sum(axis=1))
+    lists = {"source_sentences": TEXTS[:3], "sentences": TEXTS[1:3]}
+    near(await post(both, "/similarity", inputs=lists), rows[:3] @ rows[1:3].T)
+    assert (await post(both, "/similarity", inputs=one))[0] == pytest.approx(1, abs=1e-12)
+
+
+async def test_similarity_takes_options(both: httpx.AsyncClient) -> None:
+    inputs = {"source_sentence": "a", "sentences": ["man " + "a " * 100]}
+    options = {"truncate": True, "truncation_direction": "left", "prompt_name": None}
+    expected = units(raw("a", "a " * ROOM))
+    near(await post(both, "/similarity", inputs=inputs, parameters=options), expected[1:] @ expected[0])
+    strict = {"inputs": inputs, "parameters": {"truncate": False}}
+    refused(await both.post("/similarity", json=strict), 422, "Validation", "text 1 has 101 tokens")
+
+
+async def test_a_matrix_has_a_limit(both: httpx.AsyncClient) -> None:
+    inputs = {"source_sentences": ["a"] * 4096, "sentences": ["a"] * 1025}
+    refused(await both.post("/similarity", json={"inputs": inputs}), 422, "Validation", "4198400 cosines; at most")
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/other"])
+async def test_root_is_embed_or_similarity_by_shape(both: httpx.AsyncClient, prefix: str) -> None:
+    bodies = {
+        "/embed": ["a", ["a", "dogs"], [5, 6], [[5], [6]]],
+        "/similarity": [
+            {"source_sentence": "a man", "sentences": ["a man", "dogs"]},
+            {"pairs": [["a", "dogs"]]},
+            {"source_sentences": ["a"], "sentences": ["dogs"]},
+        ],
+    }
+    for path, shapes in bodies.items():
+        for inputs in shapes:
+            found = [await both.post(each, json={"inputs": inputs}) for each in (prefix or "/", prefix + path)]
+            assert [each.status_code for each in found] == [200, 200]
+            assert found[0].content == found[1].content
+
+
+# /search
+
+
+async def test_search_ranks_by_cosine(both: httpx.AsyncClient) -> None:
+    query, texts = "a man plays", ["dogs", "a man plays", "the guitar", "", "two dogs run"]
+    rows = units(raw(query, *texts))
+    scores = rows[1:] @ rows[0]
+    found = await post(both, "/search", query=query, texts=texts)
+    assert [each["index"] for each in found] == sorted(range(5), key=lambda place: -scores[place])
+    near([each["score"] for each in found], np.sort(scores)[::-1])
+    assert set(found[0]) == {"index", "score"}
+    assert found[0]["index"] == 1
+    assert await post(both, "/search", query=query, texts=texts, top_k=2) == found[:2]
+    assert await post(both, "/search", query=query, texts=texts, top_k=99) == found
+    shown = await post(both, "/search", query=query, texts=texts, return_text=True, top_k=None)
+    assert shown == [{**each, "text": texts[each["index"]]} for each in found]
+
+
+async def test_of_equal_texts_the_first_comes_first(both: httpx.AsyncClient) -> None:
+    found = await post(both, "/search", query="dogs", texts=["a", "dogs", "a", "dogs", "a"])
+    assert [each["index"] for each in found] == [1, 3, 0, 2, 4]
+
+
+# /tokenize and /decode
+
+
+async def test_tokenize_shows_what_the_model_sees(both: httpx.AsyncClient) -> None:
+    [tokens] = await post(both, "/tokenize", inputs=" A man,")
+    of_text = [token for token in tokens if not token["template"]]
+    assert [(token["text"], token["start"], token["stop"]) for token in of_text] == [
+        ("a", 1, 2), ("man", 3, 6), (",", 6, 7)
+    ]  # fmt: skip
+    assert [token["id"] for token in tokens] == sequence("a man ,")
+    assert [token["text"] for token in tokens if token["special"]] == ["[CLS]", "[MASK]", "[SEP]"]
+    assert all(token["start"] is token["stop"] is None for token in tokens if token["template"])
+    assert not any(token["cut"] for token in tokens)
+    assert await post(both, "/tokenize", inputs=" A man,", add_special_tokens=False) == [of_text]
+    empty, mask = await post(both, "/tokenize", inputs=["", "[MASK]"], add_special_tokens=False)
+    assert empty == []
+    assert [token["text"] for token in mask] == ["[", "m", "##a", "##s", "##k", "]"]
+    where = {"start": 2, "stop": 3, "template": False, "cut": False}
+    assert mask[2] == {"id": vocabulary()["##a"], "text": "##a", "special": False, **where}
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+async def test_tokenize_shows_what_is_cut(both: httpx.AsyncClient, direction: str) -> None:
+    text = "man " + "a " * ROOM + "dogs"
+    [tokens] = await post(both, "/tokenize", inputs=text, truncation_direction=direction)
+    cut = [token["text"] for token in tokens if token["cut"]]
+    assert cut == (["man", "a"] if direction == "left" else ["a", "dogs"])
+    assert len(tokens) - len(cut) == MAX_TOKENS
+    assert len(tokens) == len(sequence(text))
+
+
+async def test_decode_reads_ids(both: httpx.AsyncClient) -> None:
+    ids = sequence("a man plays")
+    plain = TEMPLATE.replace("[X]", "a man plays").replace(" [MASK].", "").lower()
+    assert await post(both, "/decode", ids=ids[1:-3]) == [plain.replace('"', ' " ').replace("  ", " ").strip()]
+    skipped, shown = [
+        (await post(both, "/decode", ids=[ids, [], ids[:2]], skip_special_tokens=skip)) for skip in (True, False)
+    ]
+    assert [len(skipped), skipped[1:]] == [3, ["", "this"]]
+    assert shown[1:] == ["", "[CLS] this"]
+    assert all(word in shown[0] and word not in skipped[0] for word in ("[CLS]", "[MASK]", "[SEP]"))
+    outside = await both.post("/decode", json={"ids": [5, 88_888]})
+    refused(outside, 422, "Tokenizer", "place 1: id 88888 is outside the vocabulary")
+
+
+async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
+    async with client(max_inputs=2) as http:
+        refused(await http.post("/tokenize", json={"inputs": ["a"] * 3}), 422, "Validation", "3 texts", "at most 2")
+        refused(await http.post("/decode", json={"ids": [[5]] * 3}), 422, "Validation", "3 texts", "at most 2")
+        long = {"inputs": ["a" * 2**17, "b" * 2**17 + "c"]}
+        refused(await http.post("/tokenize", json=long), 422, "Validation", "262145 characters", "at most 262144")
+
+
+# Several models
+
+
+async def test_a_model_is_chosen_by_the_path_or_the_body(both: httpx.AsyncClient) -> None:
+    expected = np.stack([vector(sequence(text, "[X]"), OTHER["dimension"], OTHER["seed"]) for text in TEXTS])
+    rows = units(expected)
+    for path, body in (("/models/other", {}), ("", {"model": "other"}), ("/models/other", {"model": "tiny"})):
+        near(await post(both, f"{path}/embed", inputs=TEXTS, **body), rows)
+        near(await post(both, path or "/", inputs=TEXTS, normalize=False, **body), expected)
+        lists = {"source_sentences": TEXTS, "sentences": TEXTS}
+        near(await post(both, f"{path}/similarity", inputs=lists, **body), rows @ rows.T)
+        found = await post(both, f"{path}/search", query=TEXTS[3], texts=TEXTS, top_k=1, **body)
+        assert found == [{"index": 3, "score": pytest.approx(1)}]
+        [tokens] = await post(both, f"{path}/tokenize", inputs="a man", **body)
+        assert [token["text"] for token in tokens] == ["[CLS]", "a", "man", "[SEP]"]
+        assert await post(both, f"{path}/decode", ids=[5], **body) == ["this"]
+    inputs = {"source_sentence": "a", "sentences": ["dogs"]}
+    by_option = await post(both, "/similarity", inputs=inputs, parameters={"model": "other"})
+    assert by_option == await post(both, "/similarity", inputs=inputs, model="other")
+    refused(await both.post("/models/other/embed", json={"inputs": "a", "dimensions": 9}), 422, "Validation", "has 8")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "a"}),
+        ("/", {"inputs": "a"}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}),
+        ("/search", {"query": "a", "texts": ["a"]}),
+        ("/tokenize", {"inputs": "a"}),
+        ("/decode", {"ids": [5]}),
+    ],
+)
+async def test_an_unknown_model_is_told_with_those_served(both: httpx.AsyncClient, path: str, body: Any) -> None:
+    words = ("'neither'", "other, tiny")
+    refused(await both.post(path, json={**body, "model": "neither"}), 404, "ModelNotFound", *words)
+    refused(await both.post(f"/models/neither{path.rstrip('/')}", json=body), 404, "ModelNotFound", *words)
+
+
+# What is refused
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "error_type", "words"),
     [
-        ("/embed", {"inputs": []}, 400, "Empty", "inputs is an empty list"),
-        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "inputs.sentences"),
+        ("/embed", {"inputs": []}, 400, "Empty", "the input is an empty list; send at least one text"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "a list in inputs"),
+        ("/similarity", {"inputs": {"pairs": []}}, 400, "Empty", "a list in inputs is empty"),
+        ("/similarity", {"inputs": {"source_sentences": [], "sentences": ["a"]}}, 400, "Empty", "a list in inputs"),
+        ("/search", {"query": "a", "texts": []}, 400, "Empty", "texts is an empty list"),
+        ("/tokenize", {"inputs": []}, 400, "Empty", "inputs is an empty list"),
+        ("/decode", {"ids": []}, 400, "Empty", "ids is an empty list"),
         ("/embed", {}, 422, "Validation", "inputs: Field required"),
-        ("/embed", {"inputs": None}, 422, "Validation", "inputs: should be a text or a list of texts, not null"),
-        ("/embed", {"inputs": 5}, 422, "Validation", "token ids are not taken"),
-        ("/embed", {"inputs": [101, 102]}, 422, "Validation", "item 0 should be a text, not a number: token ids"),
-        ("/embed", {"inputs": [[101]]}, 422, "Validation", "check_embedding_ctx_length=False"),
+        ("/embed", {"inputs": None}, 422, "Validation", "a text or a list of texts (or of token ids), not null"),
+        ("/embed", {"inputs": 5}, 422, "Validation", "not a number"),
+        ("/embed", {"inputs": [1, "a"]}, 422, "Validation", "item 1 should be a token id, as the first is, not a text"),
+        ("/embed", {"inputs": ["a", 1]}, 422, "Validation", "item 1 should be a text, not a number"),
+        ("/embed", {"inputs": ["a", [1]]}, 422, "Validation", "item 1 should be a text, not a list"),
+        ("/embed", {"inputs": [[1], 1]}, 422, "Validation", "item 1 should be a list of token ids, not a number"),
+        ("/embed", {"inputs": [-1]}, 422, "Validation", "item 0 should be a text, not a number"),
+        ("/embed", {"inputs": [1.0]}, 422, "Validation", "item 0 should be a text, not a number"),
+        ("/embed", {"inputs": [2**31]}, 422, "Validation", "item 0"),
         ("/embed", {"inputs": ["a", None]}, 422, "Validation", "item 1 should be a text, not null"),
         ("/embed", {"inputs": ["a", True]}, 422, "Validation", "item 1 should be a text, not a truth value"),
         ("/embed", {"inputs": {"a": 1}}, 422, "Validation", "not an object"),
         ("/embed", {"inputs": [[[[[[{}]]]]]]}, 422, "Validation", "not a list"),
         ("/embed", [], 422, "Validation", "body: should be a JSON object"),
         ("/embed", "a", 422, "Validation", "body: should be a JSON object"),
-        (
-            "/embed",
-            {"inputs": "a", "normalize": "yes"},
-            422,
-            "Validation",
-            "normalize: Input should be a valid boolean",
-        ),
+        ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize: Input should be a valid bool"),
         ("/embed", {"inputs": "a", "truncate": 1}, 422, "Validation", "truncate"),
         ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "'left', 'Left', 'right'"),
         ("/embed", {"inputs": "a", "dimensions": 0}, 422, "Validation", "greater than or equal to 1"),
         ("/embed", {"inputs": "a", "dimensions": 17}, 422, "Validation", "dimensions is 17; the model has 16"),
         ("/embed", {"inputs": "a", "dimensions": 1.5}, 422, "Validation", "dimensions"),
+        ("/embed", {"inputs": "a", "encoding_format": "hex"}, 422, "Validation", "encoding_format: Input should be"),
         ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "Validation", "no prompts; its template, see /info"),
+        ("/embed", {"inputs": "a", "model": 5}, 422, "Validation", "model: Input should be a valid string"),
         ("/similarity", {"inputs": "a"}, 422, "Validation", "inputs: should be a JSON object"),
         ("/similarity", {"inputs": {"sentences": ["a"]}}, 422, "Validation", "inputs.source_sentence: Field required"),
         (
@@ -148,18 +367,36 @@ async def test_similarity(client: MakeClient) -> None:
             {"inputs": {"source_sentence": "a", "sentences": ["a", 1]}},
             422,
             "Validation",
-            "inputs.sentences[1]",
+            "inputs.sentences[1]: Input",
+        ),
+        ("/similarity", {"inputs": {"pairs": [["a", "b"], ["a"]]}}, 422, "Validation", "inputs.pairs[1]: List should"),
+        ("/similarity", {"inputs": {"pairs": [["a", 1]]}}, 422, "Validation", "inputs.pairs[0][1]: Input"),
+        ("/similarity", {"inputs": {"source_sentences": ["a"]}}, 422, "Validation", "inputs.sentences: Field required"),
+        (
+            "/similarity",
+            {"inputs": {"pairs": [["a", "b"]]}, "parameters": {"truncate": 3}},
+            422,
+            "Validation",
+            "parameters.truncate: Input should be a valid boolean",
         ),
         ("/", {"inputs": 5}, 422, "Validation", "inputs: should be a text"),
         ("/", {"inputs": {"source_sentence": "a"}}, 422, "Validation", "inputs.sentences: Field required"),
+        ("/", {"inputs": {"pairs": ["a"]}}, 422, "Validation", "inputs.pairs[0]: Input should be a valid list"),
         ("/", 5, 422, "Validation", "body: should be a JSON object"),
+        ("/search", {"texts": ["a"]}, 422, "Validation", "query: Field required"),
+        ("/search", {"query": "a", "texts": "a"}, 422, "Validation", "texts: Input should be a valid list"),
+        ("/search", {"query": "a", "texts": ["a"], "top_k": 0}, 422, "Validation", "top_k: Input should be greater"),
+        ("/tokenize", {"inputs": [5]}, 422, "Validation", "inputs: should be a text or a list of texts"),
+        ("/decode", {"ids": 5}, 422, "Validation", "ids: should be a list of token ids, or a list of such lists"),
+        ("/decode", {"ids": [5, [5]]}, 422, "Validation", "ids: should be a list of token ids"),
+        ("/decode", {"ids": [-1]}, 422, "Validation", "ids: should be a list of token ids"),
+        ("/decode", {"ids": ["a"]}, 422, "Validation", "ids: should be a list of token ids"),
     ],
 )
 async def test_a_wrong_value_is_named(
-    client: MakeClient, path: str, body: Any, status: int, error_type: str, words: str
+    both: httpx.AsyncClient, path: str, body: Any, status: int, error_type: str, words: str
 ) -> None:
-    async with client() as http:
-        refused(await http.post(path, json=body), status, error_type, words)
+    refused(await both.post(path, json=body), status, error_type, words)
 
 
 @pytest.mark.parametrize(
@@ -178,21 +415,18 @@ async def test_a_wrong_value_is_named(
         '{"inputs": "a"}'.encode("utf-16"),
     ],
 )
-async def test_what_is_no_json_is_malformed(client: MakeClient, content: bytes) -> None:
-    async with client() as http:
-        refused(await http.post("/embed", content=content, headers=JSON), 400, "Malformed", "no JSON in UTF-8")
+async def test_what_is_no_json_is_malformed(both: httpx.AsyncClient, content: bytes) -> None:
+    refused(await both.post("/embed", content=content, headers=JSON), 400, "Malformed", "no JSON in UTF-8")
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "garbage;;"])
-async def test_the_content_type_is_json(client: MakeClient, content_type: str | None) -> None:
+async def test_the_content_type_is_json(both: httpx.AsyncClient, content_type: str | None) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    async with client() as http:
-        refused(
-            await http.post("/embed", content=b'{"inputs": "a"}', headers=headers), 415, "UnsupportedMediaType", "send"
-        )
-        for good in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
-            response = await http.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": good})
-            assert response.status_code == 200
+    response = await both.post("/embed", content=b'{"inputs": "a"}', headers=headers)
+    refused(response, 415, "UnsupportedMediaType", "send")
+    for good in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
+        response = await both.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": good})
+        assert response.status_code == 200
 
 
 async def test_a_body_over_the_limit_is_refused(client: MakeClient) -> None:
@@ -209,93 +443,106 @@ async def test_a_body_over_the_limit_is_refused(client: MakeClient) -> None:
         refused(await http.post("/embed", content=chunks(), headers=JSON), 413, "PayloadTooLarge", "more than 100")
 
 
-async def test_a_megabyte_of_text_is_cut_or_refused(client: MakeClient) -> None:
+async def test_a_megabyte_of_text_is_cut_or_refused(both: httpx.AsyncClient) -> None:
     text = "a man plays the guitar " * 45_000
-    async with client() as http:
-        assert (await http.post("/embed", json={"inputs": text})).status_code == 200
-        response = await http.post("/embed", json={"inputs": text, "truncate": False})
-        refused(response, 422, "Validation", "text 0 has 225000 tokens")
-        assert len(response.content) < 500
-        assert (await http.post("/embed", json={"inputs": "x" * 1_000_000})).status_code == 200
+    assert (await both.post("/embed", json={"inputs": text})).status_code == 200
+    response = await both.post("/embed", json={"inputs": text, "truncate": False})
+    refused(response, 422, "Validation", "text 0 has 225000 tokens")
+    assert len(response.content) < 500
+    assert (await both.post("/embed", json={"inputs": "x" * 1_000_000})).status_code == 200
 
 
-async def test_ten_thousand_texts_are_answered_in_order(client: MakeClient) -> None:
-    texts = [f"dogs {number}" for number in range(10_000)]
-    async with client() as http:
-        found = np.array((await http.post("/embed", json={"inputs": texts})).json())
-        assert found.shape == (10_000, DIMENSION)
-        picked = [0, 4_999, 9_999]
-        alone = (await http.post("/embed", json={"inputs": [texts[index] for index in picked]})).json()
-        np.testing.assert_allclose(found[picked], alone, atol=1e-6)
+async def test_ten_thousand_texts_are_answered_in_order(both: httpx.AsyncClient) -> None:
+    texts = [f"dogs {' '.join(str(number))}" for number in range(10_000)]
+    near(await post(both, "/embed", inputs=texts, encoding_format="float"), units(raw(*texts)))
 
 
-async def test_more_texts_than_the_limit_are_refused(client: MakeClient, settings: Settings) -> None:
+async def test_more_texts_than_the_limit_are_refused(both: httpx.AsyncClient, settings: Settings) -> None:
     texts = ["a"] * (settings.max_inputs + 1)
-    async with client() as http:
-        words = (f"{len(texts)} texts", f"at most {settings.max_inputs}")
-        refused(await http.post("/embed", json={"inputs": texts}), 422, "Validation", *words)
-        pair = {"inputs": {"source_sentence": "a", "sentences": texts[1:]}}
-        refused(await http.post("/similarity", json=pair), 422, "Validation", *words)
+    words = (f"{len(texts)} texts", f"at most {settings.max_inputs}")
+    refused(await both.post("/embed", json={"inputs": texts}), 422, "Validation", *words)
+    pair = {"inputs": {"source_sentence": "a", "sentences": texts[1:]}}
+    refused(await both.post("/similarity", json=pair), 422, "Validation", *words)
+    refused(await both.post("/search", json={"query": "a", "texts": texts[1:]}), 422, "Validation", *words)
 
 
-async def test_a_text_that_breaks_the_model_hurts_no_neighbour(client: MakeClient) -> None:
-    async with client() as http:
-        bodies = [{"inputs": ["a", text]} for text in ("man", "poison", "dogs", "", "two")]
-        found = await asyncio.gather(*(http.post("/embed", json=body) for body in bodies))
-        assert [each.status_code for each in found] == [200, 424, 200, 200, 200]
-        refused(found[1], 424, "Backend", "not finite")
+async def test_unknown_paths_and_methods_answer_in_the_envelope(both: httpx.AsyncClient) -> None:
+    refused(await both.get("/nothing"), 404, "NotFound", "GET /nothing", "/docs")
+    response = await both.get("/embed")
+    refused(response, 405, "MethodNotAllowed", "GET /embed")
+    assert response.headers["allow"] == "POST"
 
 
-async def test_a_full_queue_refuses_whole_requests(client: MakeClient) -> None:
-    async with client(max_waiting_tokens=20, max_batch_tokens=32) as http:
-        found = await asyncio.gather(*(http.post("/embed", json={"inputs": ["a", "dogs"]}) for _ in range(30)))
-        full = [each for each in found if each.status_code != 200]
-        assert full
-        assert len(full) < 30
-        for each in full:
-            refused(each, 429, "Overloaded", "at most 20 may wait")
-            assert int(each.headers["retry-after"]) >= 1
-        assert (await http.post("/embed", json={"inputs": "a"})).status_code == 200
+# Under load, and under fault
 
 
-async def test_too_many_requests_at_once_are_refused_and_the_status_still_answers(client: MakeClient) -> None:
-    async with client(max_requests=3) as http:
-        posts = [http.post("/embed", json={"inputs": "a"}) for _ in range(10)]
-        health, *found = await asyncio.gather(http.get("/health"), *posts)
-        assert health.status_code == 200
-        assert sorted({each.status_code for each in found}) == [200, 429]
-        full = next(each for each in found if each.status_code == 429)
-        refused(full, 429, "Overloaded", "3 requests are at work")
-        assert "retry-after" in full.headers
+async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp, hold: Hold) -> None:
+    """Eight texts of four requests in one batch: it is halved three times, until the guilty one is alone."""
+    app = make_app()
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            await until(lambda: app.state.device.busy_for)
+            texts = ("man", "poison", "dogs", "two")
+            rest = [asyncio.create_task(http.post("/embed", json={"inputs": ["a", text]})) for text in texts]
+            await until(lambda: app.state.models.get(None).batcher.waiting_items == 8)
+        assert (await first).status_code == 200
+        found = await asyncio.gather(*rest)
+        refused(found.pop(1), 424, "Backend", "not finite")
+        for each, text in zip(found, ("man", "dogs", "two"), strict=True):
+            near(each.json(), units(raw("a", text)))
+        metrics = (await http.get("/metrics")).text
+        assert 'cloze_inference_failures_total{model="tiny"} 4.0' in metrics  # batches of 8, 4, 2 and 1
+        assert (await http.get("/health")).status_code == 200
 
 
-async def test_unknown_paths_and_methods_answer_in_the_envelope(client: MakeClient) -> None:
-    async with client() as http:
-        refused(await http.get("/nothing"), 404, "NotFound", "GET /nothing")
-        response = await http.get("/embed")
-        refused(response, 405, "MethodNotAllowed", "GET /embed")
-        assert response.headers["allow"] == "POST"
+@pytest.mark.parametrize("encoding_format", ["float", "base64", "int8", "ubinary"])
+async def test_nan_is_never_answered(both: httpx.AsyncClient, encoding_format: str) -> None:
+    body = {"inputs": ["a", "poison"], "encoding_format": encoding_format}
+    refused(await both.post("/embed", json=body), 424, "Backend", "not finite")
+    pair = {"inputs": {"pairs": [["a", "poison"]]}}
+    refused(await both.post("/similarity", json=pair), 424, "Backend", "not finite")
+    refused(await both.post("/search", json={"query": "a", "texts": ["poison"]}), 424, "Backend", "not finite")
+
+
+async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app(max_tokens_in_flight=100)
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post("/embed", json={"inputs": ["a"] * 8}))  # 88 tokens
+            await until(lambda: app.state.device.busy_for)
+            full = await http.post("/embed", json={"inputs": ["a", "dogs"]})
+            refused(full, 429, "Overloaded", "88 tokens are in flight and the request brings 22", "send it again in")
+            assert int(full.headers["retry-after"]) >= 1
+        assert (await first).status_code == 200
+        assert (await http.post("/embed", json={"inputs": ["a"] * 99})).status_code == 200  # alone it may be larger
+
+
+async def test_too_many_requests_at_once_are_refused_and_the_status_still_answers(
+    make_app: MakeApp, hold: Hold
+) -> None:
+    app = make_app(max_requests=3)
+    async with open_client(app) as http:
+        with hold():
+            work = [asyncio.create_task(http.post("/embed", json={"inputs": "a"})) for _ in range(3)]
+            await until(lambda: app.state.traffic.in_flight == 3)
+            full = await http.post("/embed", json={"inputs": "a"})
+            refused(full, 429, "Overloaded", "3 requests are at work")
+            assert int(full.headers["retry-after"]) >= 1
+            for path in ("/health", "/health/live", "/metrics", "/info", "/v1/models"):
+                assert (await http.get(path)).status_code == 200
+        assert [each.status_code for each in await asyncio.gather(*work)] == [200] * 3
 
 
 async def test_a_bug_answers_500_and_tells_only_the_log(
-    client: MakeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr("service.routes.native.to_json", broken)
-    async with client() as http:
-        response = await http.post("/embed", json={"inputs": "a"})
-        refused(response, 500, "Internal", "its log says more")
-        assert "secret" not in response.text
-        assert "secret detail" in caplog.text
-        assert (await http.get("/health")).status_code == 200
-
-
-async def test_no_text_is_logged(client: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG")
-    async with client() as http:
-        for text in ("guitar", "poison guitar", "guitar " * 100):
-            await http.post("/embed", json={"inputs": text, "truncate": False})
-        await http.post("/embed", json={"inputs": ["guitar", 1]})
-    assert "guitar" not in caplog.text
+    response = await both.post("/embed", json={"inputs": "a"})
+    refused(response, 500, "Internal", "its log says more")
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
+    assert (await both.get("/health")).status_code == 200

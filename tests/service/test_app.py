@@ -1,0 +1,341 @@
+"""What holds for every route: ids, deadlines, timings, keys, CORS, the switches, and what the log says of a request."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from harness import Hold, MakeApp, MakeClient, open_client, until
+from tiny_bundle import sequence
+
+from service.errors import BadSettings
+from service.logs import JSON, Text
+
+pytestmark = pytest.mark.anyio
+
+KEY, OTHER_KEY, ADMIN_KEY = "key-0123456789abcdef", "key-fedcba9876543210", "admin-0123456789abcdef"
+EMBEDDING = {
+    "/embed": {"inputs": "a man"},
+    "/": {"inputs": "a man"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["man"]}},
+    "/search": {"query": "a", "texts": ["man"]},
+    "/v1/embeddings": {"input": "a man"},
+    "/embeddings": {"input": "a man"},
+    "/models/other": {"inputs": "a man"},
+    "/models/other/embed": {"inputs": "a man"},
+}
+TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
+
+
+# Timings
+
+
+@pytest.mark.parametrize("path", EMBEDDING)
+async def test_the_headers_tell_what_the_work_was(both: httpx.AsyncClient, path: str) -> None:
+    headers = (await both.post(path, json=EMBEDDING[path])).headers
+    assert headers["x-compute-type"] == "cpu"
+    assert headers["x-compute-characters"] == ("4" if "similarity" in path or "search" in path else "5")
+    ms = {name: int(headers[name]) for name in TIMES}
+    assert ms["x-compute-time"] <= ms["x-total-time"]
+    parts = dict(part.strip().split(";dur=") for part in headers["server-timing"].split(","))
+    timing = {name: float(value) for name, value in parts.items()}
+    assert list(timing) == ["tokenize", "queue", "inference", "total"]
+    assert sum(list(timing.values())[:3]) <= timing["total"] + 0.02  # each is rounded to 0.01
+    for name, header in (("tokenize", "tokenization"), ("queue", "queue"), ("inference", "inference")):
+        assert abs(ms[f"x-{header}-time"] - timing[name]) <= 0.51
+    texts = ["a", "man"] if headers["x-compute-characters"] == "4" else ["a man"]
+    template = "[X]" if "other" in path else 'This sentence of "[X]" means [MASK].'
+    assert headers["x-compute-tokens"] == str(sum(len(sequence(text, template)) for text in texts))
+
+
+async def test_waiting_is_told_as_waiting(make_app: MakeApp, hold: Hold) -> None:
+    """Of two requests the second waits for as long as the first is in the graph."""
+    app = make_app()
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            await until(lambda: app.state.device.busy_for)
+            second = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            await until(lambda: app.state.models.get(None).batcher.waiting_items)
+            waited = app.state.device.busy_for
+            await until(lambda: app.state.device.busy_for > waited + 0.05)
+        one, two = (await first).headers, (await second).headers
+    assert int(one["x-inference-time"]) >= 50
+    assert int(two["x-queue-time"]) >= 50
+
+
+# Request ids
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/nothing"])
+async def test_a_visible_request_id_is_kept(both: httpx.AsyncClient, path: str) -> None:
+    for sent in ("abc-1", "!~" * 64):
+        response = await both.post(path, json=EMBEDDING.get(path), headers={"x-request-id": sent})
+        assert response.headers["x-request-id"] == sent
+
+
+@pytest.mark.parametrize("sent", [None, "", "two words", "x" * 129, "tab\there", "Zwölf".encode(), b"\xff"])
+async def test_any_other_is_made_anew(both: httpx.AsyncClient, sent: Any) -> None:
+    headers = {} if sent is None else {"x-request-id": sent}
+    found = [(await both.get("/health", headers=headers)).headers["x-request-id"] for _ in range(2)]
+    assert found[0] != found[1]
+    assert all(len(made) == 32 and made.isalnum() for made in found)
+
+
+# Deadlines
+
+
+async def test_a_request_has_the_time_that_its_client_gives_it(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app()
+    async with open_client(app) as http:
+        with hold():
+            for path, body in EMBEDDING.items():
+                if "other" not in path:
+                    late = await http.post(path, json=body, headers={"x-request-timeout": "0.01"})
+                    assert late.status_code == 504
+                    assert "not answered in 0.01 s" in late.text
+            native = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": "0.01"})
+            assert native.json()["error_type"] == "Timeout"
+            assert int(native.headers["retry-after"]) >= 1
+            embedder = app.state.models.get(None)
+            await until(lambda: not embedder.batcher.waiting_items)  # their texts left the queue with them
+        for generous in ("60", "1e9", "inf"):
+            found = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": generous})
+            assert found.status_code == 200
+
+
+async def test_the_setting_is_the_most(client: MakeClient, hold: Hold) -> None:
+    async with client(request_seconds=0.05) as http:
+        with hold():
+            late = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": "60"})
+        assert late.status_code == 504
+        assert "0.05 s" in late.json()["error"]
+
+
+@pytest.mark.parametrize("sent", ["", "soon", "0", "-1", "nan"])
+async def test_a_deadline_is_seconds(both: httpx.AsyncClient, sent: str) -> None:
+    for path in ("/embed", "/v1/embeddings"):
+        response = await both.post(path, json=EMBEDDING[path], headers={"x-request-timeout": sent})
+        assert response.status_code == 422
+        assert f"x-request-timeout is '{sent}'; write seconds" in response.text
+
+
+async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app()
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            await until(lambda: app.state.device.busy_for)
+            second = asyncio.create_task(http.post("/embed", json={"inputs": ["a"] * 100}))
+            batcher = app.state.models.get(None).batcher
+            await until(lambda: batcher.waiting_items == 100)
+            second.cancel()
+            await until(lambda: not batcher.waiting_items)
+        assert (await first).status_code == 200
+
+
+# Keys
+
+
+async def test_a_key_is_needed(client: MakeClient) -> None:
+    async with client(api_keys=f"{KEY},{OTHER_KEY}") as http:
+        for path, shape in (("/embed", "native"), ("/v1/embeddings", "openai"), ("/nothing", "native")):
+            for header in (None, "Bearer wrong-0123456789abc", "wrong", "", "Basic abc"):
+                headers = {} if header is None else {"authorization": header}
+                response = await http.post(path, json=EMBEDDING.get(path), headers=headers)
+                assert response.status_code == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert "x-request-id" in response.headers
+                error = response.json()["error"]
+                if shape == "native":
+                    assert response.json()["error_type"] == "Unauthorized"
+                    assert "API key" in error
+                else:
+                    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        for header in (f"Bearer {KEY}", f"bearer {OTHER_KEY}", KEY):
+            for path in ("/embed", "/v1/embeddings"):
+                response = await http.post(path, json=EMBEDDING[path], headers={"authorization": header})
+                assert response.status_code == 200
+        for path in ("/info", "/v1/models", "/models/tiny", "/models/tiny/health"):
+            assert (await http.get(path)).status_code == 401
+            assert (await http.get(path, headers={"authorization": KEY})).status_code == 200
+
+
+async def test_probes_scrapes_and_pages_need_none(client: MakeClient) -> None:
+    async with client(api_keys=KEY) as http:
+        for path in ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics", "/docs", "/"):
+            assert (await http.get(path)).status_code == 200
+        assert (await http.get("/openapi.json")).status_code == 200
+        assert (await http.get("/playground/playground.js")).status_code == 200
+        assert (await http.post("/", json={"inputs": "a"})).status_code == 401
+
+
+async def test_admin_is_closed_without_a_key_of_its_own(client: MakeClient) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    for keys in ("", KEY):
+        async with client(api_keys=keys) as http:
+            response = await http.post("/admin/reload", headers=headers)
+            assert response.status_code == 401
+            assert "CLOZE_ADMIN_KEYS" in response.json()["error"]
+    async with client(api_keys=KEY, admin_keys=ADMIN_KEY) as http:
+        assert (await http.post("/admin/reload")).status_code == 401
+        assert (await http.post("/admin/reload", headers=headers)).status_code == 401
+        admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+        response = await http.post("/admin/reload", headers=admin)
+        assert response.json() == {
+            "added": [], "changed": [], "removed": [], "unchanged": ["tiny"], "default": "tiny"
+        }  # fmt: skip
+        assert (await http.post("/embed", json={"inputs": "a"}, headers=admin)).status_code == 401
+
+
+def test_keys_that_cannot_be_used_are_told_and_not_shown(make_app: MakeApp) -> None:
+    for keys in ("short", f"{KEY},{KEY}", "key with a blank in it", ","):
+        for name in ("api_keys", "admin_keys"):
+            with pytest.raises(BadSettings) as caught:
+                make_app(**{name: keys})
+            assert keys == "," or not any(key in str(caught.value) for key in keys.split(","))
+
+
+# Switches
+
+
+PREFLIGHT = {
+    "origin": "https://page.example",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-request-id",
+}
+
+
+async def test_cors_is_off_by_default(both: httpx.AsyncClient) -> None:
+    response = await both.options("/embed", headers=PREFLIGHT)
+    assert response.status_code == 405
+    answer = await both.post("/embed", json={"inputs": "a"}, headers={"origin": "https://page.example"})
+    assert not any(name.startswith("access-control") for name in (*response.headers, *answer.headers))
+
+
+async def test_cors_is_on_for_an_origin_given(client: MakeClient) -> None:
+    async with client(cors_origins="https://page.example, https://other.example", api_keys=KEY) as http:
+        response = await http.options("/embed", headers=PREFLIGHT)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://page.example"
+        assert "authorization" in response.headers["access-control-allow-headers"]
+        origin = {"origin": "https://other.example"}
+        answer = await http.post("/embed", json={"inputs": "a"}, headers={**origin, "authorization": KEY})
+        refused = await http.post("/embed", json={"inputs": "a"}, headers=origin)
+        assert (answer.status_code, refused.status_code) == (200, 401)
+        for each in (answer, refused):  # a page could not read why otherwise
+            assert each.headers["access-control-allow-origin"] == "https://other.example"
+        foreign = await http.options("/embed", headers={**PREFLIGHT, "origin": "https://foreign.example"})
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+async def test_docs_and_playground_can_be_left_out(client: MakeClient) -> None:
+    async with client(docs=False, playground=False) as http:
+        for path in ("/docs", "/openapi.json", "/redoc", "/playground/playground.js"):
+            response = await http.get(path)
+            assert response.status_code == 404
+            assert "/docs lists" not in response.json()["error"]
+        page = await http.get("/")
+        assert (page.status_code, page.content) == (200, b"")
+        assert (await http.post("/", json={"inputs": "a"})).status_code == 200
+    async with client() as http:
+        assert "text/html" in (await http.get("/")).headers["content-type"]
+        assert (await http.get("/docs")).status_code == 200
+
+
+# The log
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level("DEBUG")
+    return caplog
+
+
+def told(log: pytest.LogCaptureFixture, path: str) -> dict[str, Any]:
+    """The one line about this path."""
+    [record] = [record for record in log.records if record.name == "service.middleware" and record.args[1] == path]
+    return {"level": record.levelname, **record.fields}
+
+
+async def test_each_post_is_one_line(client: MakeClient, log: pytest.LogCaptureFixture) -> None:
+    async with client(api_keys=KEY) as http:
+        http.headers["authorization"] = KEY
+        await http.post("/embed", json={"inputs": ["a", "dogs run"]})
+        await http.post("/v1/embeddings", json={"input": "poison"})
+        await http.post("/similarity", json={"inputs": "a"})
+        await http.post("/tokenize", json={"inputs": "a"})
+        await http.get("/info")
+    of_work = {"client": "key-1", "model": "tiny"}
+    found = {path: told(log, path) for path in ("/embed", "/v1/embeddings", "/similarity", "/tokenize", "/info")}
+    assert all(line.pop("ms") >= 0 for line in found.values())
+    tokens = len(sequence("a")) + len(sequence("dogs run"))
+    assert found == {
+        "/embed": {"level": "INFO", "status": 200, "texts": 2, "tokens": tokens, **of_work},
+        "/v1/embeddings": {"level": "INFO", "status": 500, "error_type": "Backend", "texts": 1, **of_work},
+        "/similarity": {"level": "INFO", "status": 422, "error_type": "Validation", "client": "key-1"},
+        "/tokenize": {"level": "INFO", "status": 200, **of_work},
+        "/info": {"level": "DEBUG", "status": 200, **of_work},
+    }
+
+
+async def test_a_refused_client_is_known_by_its_address_at_most(
+    client: MakeClient, log: pytest.LogCaptureFixture
+) -> None:
+    async with client() as http:
+        await http.post("/embed", json={"inputs": "a"})
+    assert told(log, "/embed")["client"] == "127.0.0.1"
+    log.clear()
+    async with client(api_keys=KEY) as http:
+        await http.post("/embed", json={"inputs": "a"})
+    assert told(log, "/embed")["client"] == "unknown"
+
+
+async def test_neither_texts_nor_keys_are_logged(
+    client: MakeClient, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    """Whatever becomes of the request, down to a bug's traceback, as text and as JSON."""
+    secret = "guitar"
+    bodies: list[tuple[str, Any]] = [
+        ("/embed", {"inputs": secret}),
+        ("/embed", {"inputs": f"poison {secret}"}),
+        ("/embed", {"inputs": f"{secret} " * 100, "truncate": False}),
+        ("/embed", {"inputs": [secret, 1]}),
+        ("/embed", {"inputs": {secret: secret}}),
+        ("/embed", {"inputs": "a", "normalize": secret}),
+        ("/embed", {"inputs": "a", "prompt_name": secret}),
+        ("/embed", {"inputs": "a", "model": secret}),
+        ("/similarity", {"inputs": {"source_sentence": secret, "sentences": [secret, None]}}),
+        ("/similarity", {"inputs": {"pairs": [[secret, "poison"]]}}),
+        ("/search", {"query": secret, "texts": [secret, f"poison {secret}"], "return_text": True}),
+        ("/tokenize", {"inputs": secret}),
+        ("/tokenize", {"inputs": [secret, 5]}),
+        ("/decode", {"ids": [secret]}),
+        ("/v1/embeddings", {"input": secret, "user": secret}),
+        ("/v1/embeddings", {"input": [f"poison {secret}"]}),
+        ("/v1/embeddings", {"input": secret, "encoding_format": secret}),
+    ]
+    async with client(api_keys=KEY, admin_keys=ADMIN_KEY, max_inputs=50) as http:
+        for header in (f"Bearer {KEY}", "Bearer wrong-key-of-guitar", ADMIN_KEY):
+            http.headers["authorization"] = header
+            for path, body in bodies:
+                await http.post(path, json=body)
+            await http.post("/embed", content=f'{{"inputs": "{secret}'.encode())
+            await http.post("/admin/reload")
+        http.headers["authorization"] = KEY
+        await http.post("/embed", json={"inputs": [secret] * 51})
+        with hold():
+            await http.post("/embed", json={"inputs": secret}, headers={"x-request-timeout": "0.01"})
+
+        def broken(*args: object, **options: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("service.routes.native.to_json", broken)
+        assert (await http.post("/embed", json={"inputs": secret})).status_code == 500
+    assert len(log.records) > 60
+    written = "\n".join(
+        form.format(record) for record in log.records if record.name != "httpx" for form in (Text(), JSON())
+    )
+    assert "ZeroDivisionError" in written
+    for unwanted in (secret, KEY, ADMIN_KEY, "wrong-key"):
+        assert unwanted not in written

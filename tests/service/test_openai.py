@@ -1,0 +1,207 @@
+"""OpenAI's routes over HTTP: what its clients send, what they read, and errors in their shape."""
+
+import asyncio
+import json
+from base64 import b64decode
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from harness import Hold, MakeApp, MakeClient, open_client, until
+from numpy.typing import NDArray
+from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, sequence, vector, vocabulary
+
+pytestmark = pytest.mark.anyio
+
+ROUTE = "/v1/embeddings"
+TEXTS = ["a man plays the guitar", "", "dogs", "two dogs run"]
+
+
+def units(*texts: str) -> NDArray[np.float64]:
+    """What the default model gives, computed by hand, at length 1."""
+    rows = np.stack([vector(sequence(text)) for text in texts]).astype(np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+async def ask(http: httpx.AsyncClient, **body: Any) -> Any:
+    response = await http.post(ROUTE, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(response: httpx.Response, status: int, kind: str, code: str | None, *words: str) -> None:
+    """The answer is this error in OpenAI's shape, and says these words."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    found = response.status_code, body["error"]["type"], body["error"]["code"]
+    assert found == (status, kind, code), response.text
+    assert all(word in body["error"]["message"] for word in words), body
+
+
+async def test_the_answer_is_openais(both: httpx.AsyncClient) -> None:
+    found = await ask(both, input=TEXTS, model="tiny", user="someone")
+    rows = found.pop("data")
+    tokens = sum(len(sequence(text)) for text in TEXTS)
+    assert found == {
+        "object": "list",
+        "model": "tiny",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    assert [(row["object"], row["index"]) for row in rows] == [("embedding", place) for place in range(4)]
+    np.testing.assert_allclose([row["embedding"] for row in rows], units(*TEXTS), atol=1e-6)
+    short = await both.post("/embeddings", json={"input": TEXTS, "model": "tiny"})
+    assert short.json()["data"] == rows
+
+
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}, {"encoding_format": None, "dimensions": None}])
+async def test_nulls_are_the_defaults(both: httpx.AsyncClient, given: dict[str, Any]) -> None:
+    found = await ask(both, input="a man", **given)
+    assert found["model"] == "tiny"
+    np.testing.assert_allclose([found["data"][0]["embedding"]], units("a man"), atol=1e-6)
+
+
+async def test_base64_is_the_float_rows(both: httpx.AsyncClient) -> None:
+    plain, packed = [await ask(both, input=TEXTS, encoding_format=name) for name in ("float", "base64")]
+    rows = np.array([row["embedding"] for row in plain["data"]], dtype=np.float32)
+    assert np.array_equal([np.frombuffer(b64decode(row["embedding"]), "<f4") for row in packed["data"]], rows)
+    assert packed["usage"] == plain["usage"]
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "binary", "ubinary"])
+async def test_the_other_formats_are_those_of_embed(both: httpx.AsyncClient, name: str) -> None:
+    found = await ask(both, input=TEXTS, encoding_format=name)
+    native = await both.post("/embed", json={"inputs": TEXTS, "encoding_format": name})
+    assert [row["embedding"] for row in found["data"]] == native.json()
+
+
+async def test_dimensions_are_cut_and_then_normalised(both: httpx.AsyncClient) -> None:
+    rows = [row["embedding"] for row in (await ask(both, input=TEXTS, dimensions=4))["data"]]
+    expected = units(*TEXTS)[:, :4]
+    np.testing.assert_allclose(rows, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+    more = await both.post(ROUTE, json={"input": "a", "dimensions": DIMENSION + 1})
+    refused(more, 422, "invalid_request_error", None, "dimensions is 17; the model has 16")
+
+
+async def test_three_thousand_inputs_are_one_request(both: httpx.AsyncClient) -> None:
+    texts = [f"dogs {' '.join(str(number))}" for number in range(3_000)]
+    found = await ask(both, input=texts, encoding_format="base64")
+    rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in found["data"]]
+    np.testing.assert_allclose(rows, units(*texts), atol=1e-6)
+    assert [row["index"] for row in found["data"]] == list(range(3_000))
+    assert found["usage"]["prompt_tokens"] == sum(len(sequence(text)) for text in texts)
+
+
+async def test_usage_is_what_was_run(both: httpx.AsyncClient) -> None:
+    response = await both.post(ROUTE, json={"input": ["a " * 500, "a"]})
+    tokens = MAX_TOKENS + len(sequence("a"))
+    assert response.json()["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert response.headers["x-compute-tokens"] == str(tokens)
+
+
+async def test_token_arrays_of_the_models_own_vocabulary(both: httpx.AsyncClient) -> None:
+    ids = [sequence(text, "[X]")[1:-1] for text in TEXTS]
+    assert await ask(both, input=ids) == await ask(both, input=TEXTS)
+    assert await ask(both, input=ids[0]) == await ask(both, input=TEXTS[0])
+    outside = await both.post(ROUTE, json={"input": [[5], [99_999]]})
+    refused(outside, 422, "invalid_request_error", None, "text 1, place 0: id 99999 is outside the vocabulary")
+    special = await both.post(ROUTE, json={"input": [vocabulary()["[SEP]"]]})
+    refused(special, 422, "invalid_request_error", None, "special token [SEP]")
+
+
+async def test_foreign_ids_name_the_clients_switch(client: MakeClient) -> None:
+    async with client() as http:
+        for given in ([5, 6], [[5], [6]]):
+            response = await http.post(ROUTE, json={"input": given})
+            refused(response, 422, "invalid_request_error", None, "OpenAIEmbeddings(check_embedding_ctx_length=False)")
+
+
+async def test_models_are_listed_and_chosen(both: httpx.AsyncClient) -> None:
+    for prefix in ("/v1", ""):
+        listed = (await both.get(f"{prefix}/models")).json()
+        assert listed["object"] == "list"
+        assert [card["id"] for card in listed["data"]] == ["other", "tiny"]
+        for card in listed["data"]:
+            assert card == {**card, "object": "model", "owned_by": "cloze"}
+            assert isinstance(card["created"], int)
+            assert (await both.get(f"{prefix}/models/{card['id']}")).json() == card
+        missing = await both.get(f"{prefix}/models/neither")
+        refused(missing, 404, "invalid_request_error", "model_not_found", "'neither'", "other, tiny")
+    found = await ask(both, input="dogs", model="other")
+    expected = vector(sequence("dogs", "[X]"), OTHER["dimension"], OTHER["seed"])
+    np.testing.assert_allclose(found["data"][0]["embedding"], expected / np.linalg.norm(expected), atol=1e-6)
+    assert (found["model"], found["usage"]["total_tokens"]) == ("other", 3)
+    unknown = await both.post(ROUTE, json={"input": "a", "model": "text-embedding-3-small"})
+    refused(unknown, 404, "invalid_request_error", "model_not_found", "'text-embedding-3-small'", "other, tiny")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"input": []}, 400, "the input is an empty list"),
+        ({}, 422, "input: Field required"),
+        ({"input": None}, 422, "input: should be a text or a list of texts (or of token ids), not null"),
+        ({"input": ["a", None]}, 422, "input: item 1 should be a text, not null"),
+        ({"input": ["a", [5]]}, 422, "input: item 1 should be a text, not a list"),
+        ({"input": [5, "a"]}, 422, "input: item 1 should be a token id, as the first is, not a text"),
+        ({"input": "a", "encoding_format": "hex"}, 422, "encoding_format: Input should be 'float', 'base64'"),
+        ({"input": "a", "dimensions": 0}, 422, "dimensions: Input should be greater"),
+        ({"input": "a", "model": 5}, 422, "model: Input should be a valid string"),
+        ([], 422, "body: should be a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("route", [ROUTE, "/embeddings"])
+async def test_a_wrong_value_is_named(both: httpx.AsyncClient, route: str, body: Any, status: int, words: str) -> None:
+    refused(await both.post(route, json=body), status, "invalid_request_error", None, words)
+
+
+async def test_what_is_no_request_of_this_route(both: httpx.AsyncClient) -> None:
+    wrong = "invalid_request_error"
+    json_type = {"content-type": "application/json"}
+    refused(await both.post(ROUTE, content=b"{", headers=json_type), 400, wrong, None, "no JSON")
+    refused(await both.post(ROUTE, content=b"{}"), 415, wrong, None, "content-type is not set")
+    refused(await both.get(ROUTE), 405, wrong, None, "GET /v1/embeddings")
+    refused(await both.post("/v1/chat/completions", json={}), 404, wrong, None, "POST /v1/chat/completions")
+
+
+async def test_too_much_is_refused(client: MakeClient) -> None:
+    async with client(max_body_bytes=100, max_inputs=2, truncate=False) as http:
+        large = json.dumps({"input": "a" * 100}).encode()
+        response = await http.post(ROUTE, content=large, headers={"content-type": "application/json"})
+        refused(response, 413, "invalid_request_error", None, "at most 100 are allowed")
+        many = await http.post(ROUTE, json={"input": ["a"] * 3})
+        refused(many, 422, "invalid_request_error", None, "3 texts in one request; at most 2")
+        long = await http.post(ROUTE, json={"input": "a " * 30})
+        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 30 tokens")
+
+
+async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> None:
+    """OpenAI's client repeats 408, 409, 429 and 5xx after Retry-After."""
+    app = make_app(max_tokens_in_flight=20)
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post(ROUTE, json={"input": "a"}))
+            await until(lambda: app.state.device.busy_for)
+            full = await http.post(ROUTE, json={"input": "a"})
+            refused(full, 429, "rate_limit_error", "rate_limit_exceeded", "11 tokens are in flight")
+            assert int(full.headers["retry-after"]) >= 1
+        assert (await first).status_code == 200
+        with hold():
+            late = await http.post(ROUTE, json={"input": "a"}, headers={"x-request-timeout": "0.01"})
+            refused(late, 504, "timeout_error", None, "not answered in 0.01 s")
+            assert int(late.headers["retry-after"]) >= 1
+
+
+async def test_a_model_that_fails_is_a_fault_of_the_server(both: httpx.AsyncClient) -> None:
+    refused(await both.post(ROUTE, json={"input": ["a", "poison"]}), 500, "server_error", None, "not finite")
+
+
+async def test_a_bug_is_a_fault_of_the_server(both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("service.routes.openai.finish", broken)
+    response = await both.post(ROUTE, json={"input": "a"})
+    refused(response, 500, "server_error", None, "its log says more")
+    assert "secret" not in response.text
