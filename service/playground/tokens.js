@@ -24,7 +24,8 @@ export async function tokens(form, model, ask, info) {
   const present = Object.keys(KINDS).filter((name) => kinds.includes(name));
   const said = summary(kinds, direction, info);
   const list = make("ol", { class: "sequence", "aria-label": "The tokens in their order" }, ...chips(sequence, kinds));
-  return { view: [meter(kinds, info), make("p", { class: "count" }, said), legend(present), list], said };
+  const names = { ...KINDS, mask: info?.template.read_out === "mask" ? "mask, where the vector is read" : "mask" };
+  return { view: [meter(kinds, info), make("p", { class: "count" }, said), legend(present, names), list], said };
 }
 
 /** A sequence begins and ends with a special token; one between them, of the template, is the mask. */
@@ -59,9 +60,9 @@ function meter(kinds, info) {
   return make("div", { class: "meter", "aria-hidden": "true" }, ...bars);
 }
 
-function legend(present) {
+function legend(present, names) {
   const items = present.map((name) =>
-    make("li", {}, make("span", { class: `token ${name}`, "aria-hidden": "true" }, "abc"), KINDS[name]),
+    make("li", {}, make("span", { class: `token ${name}`, "aria-hidden": "true" }, "abc"), names[name]),
   );
   return make("ul", { class: "kinds", "aria-label": "Kinds of token" }, ...items);
 }

@@ -1,0 +1,627 @@
+"""The playground in Chromium, before a real server: what it shows, how it is worked, and what it never does."""
+
+import base64
+import csv
+import re
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from conftest import KEY
+from playwright.sync_api import Browser, Page, Route, expect
+from tiny_bundle import MAX_TOKENS
+from visitor import Visitor
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+TOOLS = ("compare", "search", "map", "tokens")
+TEXTS = ["a man plays the guitar", "the man plays", "two dogs run", "run dogs two"]
+MARKUP = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>"
+TRICKY = [
+    MARKUP,
+    "שלום עולם",
+    "مرحبا",
+    "👩‍👩‍👧‍👦 🎸",
+    "word " * 3000,
+    "x" * 5000,
+    '"quoted", and, commas',
+    "&amp; \\ ' `${1}`",
+]
+
+
+def matrix(service: httpx.Client, texts: list[str], model: str = "alpha") -> list[list[float]]:
+    answer = service.post(
+        "/similarity", json={"inputs": {"source_sentences": texts, "sentences": texts}, "model": model}
+    )
+    rows: list[list[float]] = answer.raise_for_status().json()
+    return rows
+
+
+def written(value: float) -> str:
+    digits = f"{abs(value):.2f}"
+    return f"−{digits}" if value < 0 and float(digits) else digits
+
+
+def cells(visitor: Visitor, figure: int = 0) -> list[list[str]]:
+    rows = visitor.result("compare").locator("figure").nth(figure).locator("tbody tr").all()
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+# What is shown is what the service answers
+
+
+def test_the_header_tells_the_model(visitor: Visitor, service: httpx.Client) -> None:
+    info = service.get("/models/alpha/info").json()
+    page = visitor.page
+    expect(page.get_by_label("Model", exact=True)).to_have_value("alpha")
+    expect(page.locator("#template")).to_have_text('This sentence of "your text" means [MASK].')
+    facts = page.get_by_role("list", name="What the model is")
+    expect(facts).to_contain_text(f"dimensions {info['dimension']}")
+    expect(facts).to_contain_text(f"limit {info['max_input_length']} tokens")
+    expect(facts).to_contain_text(f"template {info['template']['template_tokens']} tokens")
+    expect(facts).to_contain_text(info["provider"])
+
+
+def test_the_header_tells_the_time_that_the_service_took(visitor: Visitor) -> None:
+    with visitor.page.expect_response("**/similarity") as caught:
+        visitor.page.get_by_role("button", name="Compare").click()
+    told = dict(re.findall(r"(\w+);dur=([\d.]+)", caught.value.headers["server-timing"]))
+    assert {"tokenize", "queue", "inference", "total"} <= set(told)
+    shown = visitor.page.locator("#timing")
+    for stage in ("tokenize", "queue", "inference", "total"):
+        value = float(told[stage])
+        expect(shown.locator(f".{stage} dd")).to_have_text(f"{value:.1f} ms" if value < 10 else re.compile(r"^\d+ ms$"))
+    expect(shown.locator(".trip dd")).to_have_text(re.compile(r"^[\d.,]+ ms$"))
+
+
+def test_compare_shows_every_cosine(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.run("compare", lines="\n".join(TEXTS))
+    assert cells(visitor) == [[written(value) for value in row] for row in matrix(service, TEXTS)]
+    table = visitor.page.get_by_role("table", name="Cosine by alpha")
+    assert table.get_by_role("rowheader").all_inner_texts() == [f"{i + 1} {text}" for i, text in enumerate(TEXTS)]
+    assert table.get_by_role("columnheader").count() == len(TEXTS)
+
+
+def test_a_cell_under_the_pointer_is_read_in_words(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.run("compare", lines="\n".join(TEXTS))
+    visitor.result("compare").locator("tbody tr").nth(0).locator("td").nth(2).hover()
+    readout = visitor.result("compare").locator(".readout")
+    expect(readout).to_contain_text(written(matrix(service, TEXTS)[0][2]))
+    expect(readout).to_contain_text(TEXTS[0])
+    expect(readout).to_contain_text(TEXTS[2])
+
+
+def test_the_matrix_is_copied_as_csv(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    texts = [*TEXTS, 'commas, and "quotes"']
+    visitor.run("compare", lines="\n".join(texts))
+    visitor.page.get_by_role("button", name="Copy as CSV").click()
+    expect(visitor.page.get_by_role("status")).to_have_text("Copied")
+    copied = visitor.page.evaluate("() => navigator.clipboard.readText()")
+    head, *rows = csv.reader(copied.splitlines())
+    assert head == ["", *texts]
+    assert [row[0] for row in rows] == texts
+    np.testing.assert_array_equal([[float(value) for value in row[1:]] for row in rows], matrix(service, texts))
+
+
+def test_two_models_stand_side_by_side(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.page.get_by_label("Compare with the model").select_option("beta")
+    visitor.run("compare", lines="\n".join(TEXTS))
+    expect(visitor.result("compare").locator("figcaption")).to_have_text(
+        ["Cosine by alpha", "Cosine by beta", "Difference: beta − alpha"]
+    )
+    alpha, beta = matrix(service, TEXTS), matrix(service, TEXTS, "beta")
+    assert alpha != beta
+    assert cells(visitor, 0) == [[written(value) for value in row] for row in alpha]
+    assert cells(visitor, 1) == [[written(value) for value in row] for row in beta]
+    shown = [[float(cell.replace("−", "-")) for cell in row] for row in cells(visitor, 2)]
+    np.testing.assert_allclose(shown, np.array(beta) - np.array(alpha), atol=0.006)
+
+
+def test_a_change_of_model_changes_what_is_shown(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.run("compare", lines="\n".join(TEXTS))
+    visitor.page.get_by_label("Model", exact=True).select_option("beta")
+    expect(visitor.page.get_by_role("table", name="Cosine by beta")).to_be_visible()
+    assert cells(visitor) == [[written(value) for value in row] for row in matrix(service, TEXTS, "beta")]
+
+
+def test_search_ranks_as_the_service_does(visitor: Visitor, service: httpx.Client) -> None:
+    texts = [
+        f"the {word} plays a guitar"
+        for word in ("man", "dog", "two", "run", "of", "this", "a", "b", "c", "d", "e", "f")
+    ]
+    visitor.turn_to("search")
+    hits = service.post("/search", json={"query": "dogs run", "texts": texts, "model": "alpha"}).json()
+    for top, count in (("10", 10), ("all", len(texts))):
+        visitor.page.get_by_label("Show the best").select_option(top)
+        visitor.run("search", query="dogs run", lines="\n".join(texts))
+        rows = visitor.result("search").locator("tbody tr")
+        expect(rows).to_have_count(count)
+        assert rows.get_by_role("rowheader").all_inner_texts() == [texts[hit["index"]] for hit in hits[:count]]
+        scores = [float(text.replace("−", "-")) for text in rows.locator(".score").all_inner_texts()]
+        np.testing.assert_allclose(scores, [hit["score"] for hit in hits[:count]], atol=6e-4)
+
+
+def test_the_map_is_the_principal_plane(visitor: Visitor, service: httpx.Client) -> None:
+    """Against numpy's decomposition: the table's coordinates, the shares said, and the points' places."""
+    texts = [*TEXTS, "this sentence of a guitar", "man of the two", "guitar guitar guitar"]
+    visitor.turn_to("map")
+    visitor.run("map", lines="\n".join(texts))
+    rows = service.post("/embed", json={"inputs": texts, "encoding_format": "base64", "model": "alpha"}).json()
+    vectors = np.array([np.frombuffer(base64.b64decode(row), "<f4") for row in rows], dtype=np.float64)
+    left, sizes, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+    plane = left[:, :2] * sizes[:2]
+    plane *= np.sign(plane[np.abs(plane).argmax(0), [0, 1]])
+    visitor.page.get_by_text("The points as a table").click()
+    table = visitor.result("map").get_by_role("table").get_by_role("row").all()[1:]
+    shown = [[float(cell.replace("−", "-")) for cell in row.get_by_role("cell").all_inner_texts()] for row in table]
+    np.testing.assert_allclose(np.array(shown)[:, 1:], plane, atol=1.5e-3)
+    shares = sizes**2 / (sizes**2).sum()
+    expect(visitor.result("map")).to_contain_text(f"hold {round(100 * (shares[0] + shares[1]))} % of their variance")
+    dots = visitor.result("map").get_by_role("option")
+    places = np.array([[float(dot.get_attribute(axis) or "nan") for axis in ("cx", "cy")] for dot in dots.all()])
+    scale = np.ptp(places[:, 0]) / np.ptp(plane[:, 0])
+    np.testing.assert_allclose(np.ptp(places[:, 1]) / np.ptp(plane[:, 1]), scale, rtol=0.01)
+    np.testing.assert_array_equal(np.argsort(places[:, 0]), np.argsort(plane[:, 0]))
+    np.testing.assert_array_equal(np.argsort(-places[:, 1]), np.argsort(plane[:, 1]))
+
+
+@pytest.mark.parametrize(("direction", "side"), [("right", "end"), ("left", "start")])
+def test_tokens_show_the_template_and_the_cut(
+    visitor: Visitor, service: httpx.Client, direction: str, side: str
+) -> None:
+    text = "two dogs run " * 12
+    visitor.turn_to("tokens")
+    visitor.page.get_by_label(f"({direction})").check()
+    visitor.run("tokens", text=text)
+    body = {"inputs": text, "truncation_direction": direction, "model": "alpha"}
+    [tokens] = service.post("/tokenize", json=body).json()
+    chips = visitor.page.get_by_role("list", name="The tokens in their order").get_by_role("listitem")
+    assert chips.locator(".word").all_inner_texts() == [token["text"] for token in tokens]
+    cut = [i for i, token in enumerate(tokens) if token["cut"]]
+    assert cut
+    assert [i for i, chip in enumerate(chips.all()) if chip.locator("s").count()] == cut
+    assert "line-through" in chips.nth(cut[0]).locator("s").evaluate(
+        "(chip) => getComputedStyle(chip).textDecorationLine"
+    )
+    assert [i for i, chip in enumerate(chips.all()) if ", mask" in (chip.text_content() or "")] == [
+        i for i, token in enumerate(tokens) if token["text"] == "[MASK]"
+    ]
+    summary = visitor.result("tokens").locator(".count")
+    expect(summary).to_contain_text(f"{MAX_TOKENS} of {MAX_TOKENS} tokens used")
+    expect(summary).to_contain_text(f"{len(cut)} tokens of the text are cut at its {side} ({direction}).")
+
+
+def test_kinds_of_token_differ_by_more_than_colour(visitor: Visitor) -> None:
+    visitor.turn_to("tokens")
+    visitor.run("tokens", text="two dogs run " * 12)
+    looks = set()
+    for kind in ("text", "template", "special", "mask", "cut"):
+        look = (
+            "(chip) => { const s = getComputedStyle(chip); return s.borderTopStyle + s.borderTopWidth + s.fontWeight }"
+        )
+        looks.add(visitor.page.locator(f".sequence .token.{kind}").first.evaluate(look))
+    assert len(looks) == 5
+
+
+def test_a_mask_in_the_text_is_text(visitor: Visitor) -> None:
+    visitor.turn_to("tokens")
+    visitor.run("tokens", text="[MASK]")
+    expect(visitor.page.locator(".sequence .token.mask")).to_have_count(1)
+    expect(visitor.page.locator(".sequence .token.text .word")).to_have_text(["[", "m", "##a", "##s", "##k", "]"])
+
+
+def test_a_very_long_text_shows_both_ends_of_what_is_cut(visitor: Visitor, service: httpx.Client) -> None:
+    cut = 30_000 - service.get("/info").json()["template"]["text_tokens"]
+    visitor.turn_to("tokens")
+    visitor.run("tokens", text="two dogs run " * 10_000)
+    expect(visitor.result("tokens").locator(".count")).to_contain_text(f"{cut:,} tokens of the text are cut")
+    shown = visitor.page.locator(".sequence .token.cut").count()
+    assert 50 < shown < 100
+    expect(visitor.page.locator(".sequence .more")).to_have_text(f"… {cut - shown:,} more are cut …")
+
+
+# Odd texts and limits
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_any_text_is_shown_as_it_was_typed(visitor: Visitor, tool: str) -> None:
+    visitor.turn_to(tool)
+    if tool == "tokens":
+        visitor.run(tool, text="\n".join(TRICKY))
+    else:
+        visitor.run(tool, lines="\n".join(TRICKY))
+        shown = visitor.result(tool).get_by_role("rowheader", include_hidden=True).all_text_contents()
+        assert len(shown) == len(TRICKY)
+        assert any(MARKUP in text for text in shown)
+    expect(visitor.alert()).to_be_empty()
+    expect(visitor.page).to_have_title("Cloze playground")
+    assert visitor.page.locator("main img, main b:not(.readout b)").count() == 0
+    assert visitor.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("tool", ["compare", "search", "map"])
+def test_no_text_is_said_and_asks_for_nothing(visitor: Visitor, tool: str) -> None:
+    visitor.turn_to(tool)
+    asked = len(visitor.requests)
+    visitor.page.locator(f"#{tool}-lines").fill("  \n\n \t ")
+    visitor.page.locator(f"#{tool} button.primary").click()
+    expect(visitor.alert()).to_contain_text("There is no text yet")
+    assert len(visitor.requests) == asked
+
+
+def test_no_text_has_tokens_all_the_same(visitor: Visitor) -> None:
+    visitor.turn_to("tokens")
+    visitor.run("tokens", text="")
+    expect(visitor.page.locator(".sequence .token.mask")).to_have_count(1)
+    expect(visitor.page.locator(".sequence .token.text")).to_have_count(0)
+
+
+@pytest.mark.parametrize("tool", ["compare", "search", "map"])
+def test_one_line_is_enough(visitor: Visitor, tool: str) -> None:
+    visitor.turn_to(tool)
+    visitor.run(tool, lines="a man")
+    expect(visitor.result(tool).get_by_role("rowheader", include_hidden=True)).to_have_count(1)
+    expect(visitor.alert()).to_be_empty()
+
+
+@pytest.mark.parametrize(("tool", "limit"), [("compare", 64), ("search", 2000), ("map", 2000)])
+def test_the_limit_works_and_one_more_is_said(visitor: Visitor, tool: str, limit: int) -> None:
+    visitor.turn_to(tool)
+    lines = [f"two dogs run {i}" for i in range(limit + 1)]
+    area = visitor.page.locator(f"#{tool}-lines")
+    visitor.put(area, "\n".join(lines))
+    visitor.page.locator(f"#{tool} button.primary").click()
+    expect(visitor.alert()).to_contain_text(f"{limit + 1:,} lines are too many")
+    expect(visitor.alert()).to_contain_text(f"it takes {limit:,}. Remove 1.")
+    if tool == "search":
+        visitor.page.get_by_label("Show the best").select_option("all")
+    visitor.run(tool, lines="\n".join(lines[:limit]))
+    expect(visitor.result(tool).get_by_role("rowheader", include_hidden=True)).to_have_count(limit)
+    expect(visitor.alert()).to_be_empty()
+
+
+def test_alike_lines_have_a_map(visitor: Visitor) -> None:
+    visitor.turn_to("map")
+    visitor.run("map", lines="a man\na man\na man")
+    expect(visitor.result("map").get_by_role("option")).to_have_count(3)
+    expect(visitor.result("map")).to_contain_text("hold 0 %")
+
+
+def test_an_error_of_the_service_is_shown_in_its_words(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.refusals.add(424)
+    visitor.turn_to("search")
+    visitor.run("search", query="poison", lines="a man")
+    said = service.post("/search", json={"query": "poison", "texts": ["a man"]})
+    assert said.status_code == 424
+    expect(visitor.alert()).to_have_text(said.json()["error"])
+    expect(visitor.result("search")).to_be_empty()
+    visitor.run("search", query="man", lines="a man")
+    expect(visitor.alert()).to_be_empty()
+
+
+def test_a_service_that_is_gone_is_said(visitor: Visitor) -> None:
+    visitor.page.route("**/similarity", lambda route: route.abort("connectionrefused"))
+    visitor.page.get_by_role("button", name="Compare").click()
+    expect(visitor.alert()).to_contain_text("The service cannot be reached")
+    visitor.complaints.remove("Failed to load resource: net::ERR_CONNECTION_REFUSED")
+
+
+def test_a_result_is_busy_until_the_answer_is_there(visitor: Visitor) -> None:
+    held: list[Route] = []
+    visitor.page.route("**/similarity", lambda route: held.append(route))
+    with visitor.page.expect_request("**/similarity"):
+        visitor.page.get_by_role("button", name="Compare").click()
+    expect(visitor.result("compare")).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    visitor.settle("compare")
+    expect(visitor.page.get_by_role("status")).to_have_text("6 texts compared.")
+
+
+def test_the_last_run_wins(visitor: Visitor) -> None:
+    """An answer that comes after a later question is not shown."""
+    held: list[Route] = []
+    visitor.page.route("**/similarity", lambda route: held.append(route))
+    for lines in ("a man\nthe man", "two\ndogs\nrun"):
+        visitor.page.locator("#compare-lines").fill(lines)
+        with visitor.page.expect_request("**/similarity"):
+            visitor.page.get_by_role("button", name="Compare").click()
+    held[1].continue_()
+    visitor.settle("compare")
+    expect(visitor.page.get_by_role("status")).to_have_text("3 texts compared.")
+    expect(visitor.result("compare").locator("tbody tr")).to_have_count(3)
+
+
+# The key
+
+
+def test_a_key_is_asked_for_and_kept_in_memory(locked_out: Visitor) -> None:
+    page = locked_out.page
+    field = page.get_by_label("API key")
+    expect(field).to_be_focused()
+    expect(locked_out.alert()).not_to_be_empty()
+    field.fill("wrong")
+    page.keyboard.press("Enter")
+    expect(field).to_have_value("")
+    expect(field).to_be_focused()
+    expect(locked_out.alert()).not_to_be_empty()
+    field.fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("table", name="Cosine by alpha")).to_be_visible()
+    expect(field).to_be_hidden()
+    expect(locked_out.alert()).to_be_empty()
+    assert page.evaluate("() => [sessionStorage.length, localStorage.length, document.cookie]") == [0, 0, ""]
+    page.reload()
+    expect(field).to_be_visible()
+
+
+def test_a_key_is_kept_for_the_tab_where_that_is_asked_for(locked_out: Visitor) -> None:
+    page = locked_out.page
+    page.get_by_label("Keep it until this tab is closed").check()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Use this key").click()
+    table = page.get_by_role("table", name="Cosine by alpha")
+    expect(table).to_be_visible()
+    page.reload()
+    expect(table).to_be_visible()
+    assert page.evaluate("() => Object.values(sessionStorage)") == [KEY]
+    page.get_by_role("button", name="Forget it").click()
+    assert page.evaluate("() => sessionStorage.length") == 0
+    expect(page.get_by_label("API key")).to_be_focused()
+
+
+def test_no_text_is_stored(visitor: Visitor) -> None:
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        visitor.run(tool, **{"text" if tool == "tokens" else "lines": "the guitar"})
+    stored = "() => [sessionStorage.length, localStorage.length, document.cookie, location.search + location.hash]"
+    assert visitor.page.evaluate(stored) == [0, 0, "", ""]
+    assert visitor.page.context.cookies() == []
+    visitor.page.reload()
+    expect(visitor.page.locator("#compare-lines")).not_to_have_value("the guitar")
+
+
+# Keyboard and screen reader
+
+
+def test_the_keyboard_alone_is_enough(visitor: Visitor) -> None:
+    page, keys = visitor.page, visitor.page.keyboard
+    keys.press("Tab")
+    expect(page.get_by_text("Skip to the tools")).to_be_focused()
+    keys.press("Enter")
+    keys.press("Tab")
+    expect(page.get_by_role("tab", name="Compare")).to_be_focused()
+    keys.press("Tab")
+    expect(page.get_by_label("Texts, one a line").first).to_be_focused()
+    keys.press("Control+a")
+    keys.type("two dogs")
+    keys.press("Enter")
+    keys.type("a man")
+    keys.press("Control+Enter")
+    expect(page.get_by_role("status")).to_have_text("2 texts compared.")
+    keys.press("Shift+Tab")
+    keys.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Search")).to_be_focused()
+    keys.press("Tab")
+    expect(page.get_by_label("Query")).to_be_focused()
+    keys.press("Control+a")
+    keys.type("dogs run")
+    keys.press("Enter")
+    expect(page.get_by_role("status")).to_have_text("8 texts of 8, best first.")
+
+
+def test_tabs_are_a_tablist(visitor: Visitor) -> None:
+    page = visitor.page
+    page.get_by_role("tab", name="Compare").focus()
+    for key, name in [
+        ("ArrowRight", "Search"),
+        ("End", "Tokens"),
+        ("ArrowRight", "Compare"),
+        ("ArrowLeft", "Tokens"),
+        ("Home", "Compare"),
+    ]:
+        page.keyboard.press(key)
+        tab = page.get_by_role("tab", name=name)
+        expect(tab).to_be_focused()
+        expect(tab).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_role("tab", selected=True)).to_have_count(1)
+        expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+        expect(page.get_by_role("tabpanel")).to_have_count(1)
+        assert page.locator("[role=tab][tabindex='0'], [role=tab]:not([tabindex])").all_inner_texts() == [name]
+
+
+def test_every_point_can_be_reached_and_read(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.turn_to("map")
+    visitor.run("map", lines="\n".join(TEXTS))
+    points = visitor.result("map").get_by_role("option")
+    page.locator("#map button.primary").focus()
+    page.keyboard.press("Tab")
+    for onward, back in (("ArrowRight", "ArrowLeft"), ("ArrowDown", "ArrowUp")):
+        seen = set()
+        for _ in TEXTS:
+            page.keyboard.press(back)
+        for _ in TEXTS:
+            focused = visitor.result("map").locator("circle:focus")
+            label = focused.get_attribute("aria-label")
+            expect(visitor.result("map").locator(".tip")).to_have_text(label or "no label")
+            seen.add(label)
+            page.keyboard.press(onward)
+        assert seen == set(TEXTS)
+    page.keyboard.press("Tab")
+    assert visitor.result("map").locator("circle:focus").count() == 0  # one stop in the tab order
+    points.first.hover()
+    expect(visitor.result("map").locator(".tip")).to_be_visible()
+
+
+def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
+    visitor.run("compare", lines="a man\ntwo dogs")
+    page = visitor.page
+    expect(page.get_by_role("banner")).to_match_aria_snapshot("""
+      - heading "Cloze playground" [level=1]
+      - text: Model
+      - combobox "Model"
+    """)
+    expect(page.get_by_role("main")).to_match_aria_snapshot("""
+      - main:
+        - tablist "Tools":
+          - tab "Compare" [selected]
+          - tab "Search"
+          - tab "Map"
+          - tab "Tokens"
+        - alert
+        - status: 2 texts compared.
+        - tabpanel "Compare":
+          - text: Texts, one a line
+          - textbox "Texts, one a line": a man two dogs
+          - combobox "Compare with the model"
+          - button "Compare"
+          - figure "Cosine by alpha":
+            - region "Cosine by alpha, table":
+              - table "Cosine by alpha":
+                - rowgroup:
+                  - 'row "1 : a man 2 : two dogs"':
+                    - cell
+                    - 'columnheader "1 : a man"'
+                    - 'columnheader "2 : two dogs"'
+                - rowgroup:
+                  - row /1 a man/:
+                    - rowheader "1 a man"
+                    - cell "1.00"
+                    - cell
+                  - row /2 two dogs/:
+                    - rowheader "2 two dogs"
+                    - cell
+                    - cell "1.00"
+            - paragraph:
+              - button "Copy as CSV"
+    """)
+    expect(page.get_by_role("contentinfo")).to_be_visible()
+
+
+def test_every_control_has_a_name(visitor: Visitor) -> None:
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        for control in visitor.page.locator("button, input, select, textarea, [tabindex='0']").all():
+            if control.is_visible():
+                expect(control).to_have_accessible_name(re.compile(r"\w"))
+
+
+def test_focus_is_seen(visitor: Visitor) -> None:
+    ring = "(element) => { const s = getComputedStyle(element); return [s.outlineStyle, s.outlineWidth] }"
+    rings = []
+    for _ in range(20):
+        visitor.page.keyboard.press("Tab")
+        focused = visitor.page.locator(":focus:not(body)")
+        if not focused.count():  # past the last one
+            break
+        rings.append(focused.evaluate(ring))
+    assert len(rings) >= 8
+    assert rings == [["solid", "3px"]] * len(rings)
+
+
+# Looks
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_stands_out(browser: Browser, url: str, scheme: str) -> None:
+    """WCAG AA, on the colours that Chromium computed; cells of the heat map and tokens of each kind included."""
+    context = browser.new_context(color_scheme="dark" if scheme == "dark" else "light")
+    visitor = Visitor(context.new_page(), url, refusals={424})
+    visitor.open()
+    seen = 0
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        if tool == "compare":
+            visitor.page.get_by_label("Compare with the model").select_option("beta")
+            visitor.run("compare", lines="\n".join(TEXTS))
+        if tool == "tokens":
+            visitor.run("tokens", text="two dogs run " * 12)
+        measured = visitor.page.evaluate(CONTRAST)
+        seen += len(measured)
+        assert [text for text in measured if text["ratio"] < text["least"]] == []
+    visitor.turn_to("search")
+    visitor.run("search", query="poison")
+    measured = visitor.page.evaluate(CONTRAST)
+    assert [text for text in measured if text["ratio"] < text["least"]] == []
+    assert seen > 100
+    paper = visitor.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", paper))) < 384) == (scheme == "dark")
+    visitor.leave()
+    context.close()
+
+
+def test_the_heat_map_follows_the_scheme(visitor: Visitor) -> None:
+    cell = visitor.result("compare").locator("td[data-row]").first
+    light = cell.evaluate("(cell) => cell.style.backgroundColor")
+    visitor.page.emulate_media(color_scheme="dark")
+    expect(cell).not_to_have_css("background-color", light)
+    assert [text for text in visitor.page.evaluate(CONTRAST) if text["ratio"] < text["least"]] == []
+
+
+@pytest.mark.parametrize("width", [320, 360])
+def test_a_phone_never_scrolls_sideways(visitor: Visitor, width: int) -> None:
+    visitor.page.set_viewport_size({"width": width, "height": 740})
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        visitor.run(tool, **{"text" if tool == "tokens" else "lines": "\n".join([*TRICKY, *TEXTS])})
+        assert visitor.page.evaluate("() => document.documentElement.scrollWidth") == width
+        for control in visitor.page.locator("button, input, textarea, select").all():
+            box = control.bounding_box()
+            assert box is None or (box["x"] >= 0 and box["x"] + box["width"] <= width)
+    visitor.turn_to("compare")
+    region = visitor.result("compare").get_by_role("region")
+    assert region.evaluate("(region) => region.scrollWidth > region.clientWidth")
+    region.focus()
+    visitor.page.keyboard.press("ArrowRight")
+    expect(region).not_to_have_js_property("scrollLeft", 0)
+
+
+def test_less_motion_is_none(visitor: Visitor) -> None:
+    durations = """() => [...document.querySelectorAll("*")].map((element) => {
+      const style = getComputedStyle(element);
+      return style.transitionProperty === "none" ? "0s" : style.transitionDuration;
+    })"""
+    visitor.result("compare").evaluate("(result) => result.setAttribute('aria-busy', 'true')")
+    assert set(visitor.page.evaluate(durations)) == {"0s", "0.2s"}
+    visitor.page.emulate_media(reduced_motion="reduce")
+    assert set(visitor.page.evaluate(durations)) == {"0s"}
+
+
+# What the policy forbids
+
+
+def test_no_other_script_runs_and_no_other_place_is_asked(visitor: Visitor) -> None:
+    page: Page = visitor.page
+    inline = """() => {
+      const script = document.createElement("script");
+      script.textContent = "window.ran = true";
+      document.head.append(script);
+      const image = document.createElement("div");
+      image.innerHTML = '<img src="playground/none" onerror="window.ran = true">';
+      document.body.append(image);
+      return window.ran ?? false;
+    }"""
+    visitor.refusals.add(404)
+    with page.expect_response("**/playground/none"):
+        assert page.evaluate(inline) is False
+    assert page.evaluate("() => fetch('http://127.0.0.1:9/').then(() => 'sent', (error) => error.name)") == "TypeError"
+    assert page.evaluate("() => window.ran ?? false") is False
+    blocked = [text for text in visitor.complaints if "Content Security Policy" in text]
+    assert len(blocked) >= 3
+    visitor.complaints = [text for text in visitor.complaints if text not in blocked]
+
+
+def test_another_site_cannot_frame_it(page: Page, url: str) -> None:
+    page.set_content(f'<iframe src="{url}/"></iframe>')
+    frame = page.frame_locator("iframe")
+    expect(frame.get_by_role("tablist")).to_have_count(0)
+    assert any("frame-ancestors" in text for text in _complaints(page, url))
+
+
+def _complaints(page: Page, url: str) -> list[str]:
+    with page.expect_console_message(lambda message: message.type == "error") as caught:
+        page.set_content(f'<iframe src="{url}/?again"></iframe>')
+    return [caught.value.text]
