@@ -250,10 +250,6 @@ class Protocol(HttpToolsProtocol):
         super().pause_writing()
         self._await_output()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._await_output()
-
     def _await_output(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
