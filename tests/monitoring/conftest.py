@@ -1,0 +1,96 @@
+"""A real Prometheus that scrapes a real service. Only where there is no binary are these tests skipped, and aloud."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness import Process
+from prometheus_server import FOLDER, Prometheus, until
+from tiny_bundle import write_bundle
+
+not_tested: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A skip is one letter among hundreds; this is a section of its own."""
+    for reason in not_tested:
+        terminalreporter.section("MONITORING NOT TESTED", red=True, bold=True)
+        terminalreporter.write_line(reason)
+
+
+def binary(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        reason = f"There is no {name} on the path; Debian's package `prometheus` has it"
+        if reason not in not_tested:
+            not_tested.append(reason)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    return binary("promtool")
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models side by side."""
+    folder = tmp_path_factory.mktemp("bundles")
+    write_bundle(folder / "one")
+    write_bundle(folder / "two")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def services(bundles: Path) -> Iterator[list[Process]]:
+    """Two services with two models each; the second is there to be killed."""
+    running = [Process("--bundle", str(bundles), "--model", "one", "--threads", "1") for _ in range(2)]
+    yield running
+    for process in running:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """The shipped files, but for the addresses and the steps in time; traffic of every kind has been scraped."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    targets = ", ".join(process.url.removeprefix("http://") for process in services)
+    for name in ("prometheus.yml", "rules.yml", "alerts.yml"):
+        shipped = (FOLDER / name).read_text()
+        changed = shipped.replace("service:8080", targets).replace("15s", "1s").replace("[1h:5m]", "[1h:1s]")
+        (folder / name).write_text(changed)
+    server = Prometheus(binary("prometheus"), folder)
+    try:
+        until(lambda: len(server.query('up{job="cloze"} == 1')) == len(services))
+        _traffic(services[0])
+        until(lambda: server.query("status:cloze_requests:rate5m{status='424'} > 0"))
+        until(lambda: server.query("model:cloze_space_mean_cosine:avg1h{model='two'}"))
+        until(lambda: server.query("increase(cloze_reloads_total[1m]) > 0"))
+        yield server
+    finally:
+        server.close()
+
+
+def _traffic(service: Process) -> None:
+    """Every kind of answer, short and long texts for both models, and a reload."""
+    words = [chr(ord("a") + index) for index in range(26)]
+    with httpx.Client(base_url=service.url, timeout=60) as http:
+        for first in words:
+            texts = [f"{first} {second}" * length for length, second in enumerate(words[:8], start=1)]
+            for model in ("one", "two"):
+                assert http.post(f"/models/{model}/embed", json={"inputs": texts}).status_code == 200
+        assert http.post("/embed", json={"inputs": "a " * 100}).status_code == 200  # cut
+        assert http.post("/v1/embeddings", json={"input": ["a"], "model": "one"}).status_code == 200
+        assert (
+            http.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["b"]}}).status_code == 200
+        )
+        assert http.post("/embed", json={"inputs": []}).status_code == 400
+        for model in ("one", "two"):
+            assert http.post(f"/models/{model}/embed", json={"inputs": "poison"}).status_code == 424
+    os.kill(service.process.pid, signal.SIGHUP)

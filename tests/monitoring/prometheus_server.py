@@ -1,0 +1,69 @@
+"""A Prometheus in a process of its own."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
+PATIENCE = 60  # seconds; only a hang runs out of it
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what must come true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+class Prometheus:
+    """Runs `folder`/prometheus.yml on a port that it chooses."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    binary,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                stderr=log,
+                stdout=log,
+            )
+        until(lambda: self._process.poll() is not None or self._address())
+        assert self._process.poll() is None, self._log.read_text()
+        self.http = httpx.Client(base_url=f"http://{self._address()}", timeout=60)
+        until(lambda: self.http.get("/-/ready").status_code == 200)
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an instant vector, or a scalar as one; an expression that cannot be evaluated is an error."""
+        answer = self.http.get("/api/v1/query", params={"query": expression}).json()
+        assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+        assert not answer.get("warnings"), f"{expression}: {answer['warnings']}"
+        data = answer["data"]
+        return data["result"] if data["resultType"] == "vector" else [{"metric": {}, "value": data["result"]}]
+
+    def names(self) -> set[str]:
+        """Every series that was scraped or made by a rule."""
+        return set(self.http.get("/api/v1/label/__name__/values").json()["data"])
+
+    def rules(self, kind: str) -> list[dict[str, Any]]:
+        """`record` or `alert`."""
+        groups = self.http.get("/api/v1/rules", params={"type": kind}).json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    def close(self) -> None:
+        self.http.close()
+        self._process.terminate()
+        self._process.wait(60)
+
+    def _address(self) -> str | None:
+        found = re.search(r'"Listening on" address=(\S+)', self._log.read_text())
+        return found and found[1]
