@@ -1,0 +1,144 @@
+"""Health: ready or why not, and the end of a process that will not be ready again."""
+
+import asyncio
+import logging
+
+import pytest
+from harness import until
+
+from service.errors import Unavailable
+from service.health import HUNG, LOST, Health
+
+pytestmark = pytest.mark.anyio
+
+
+class Model:
+    """One that fails for as long as a test says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failing_for = 0.0
+        self.recovers = False
+        self.checks = 0
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def check(self) -> None:
+        self.checks += 1
+        await self.free.wait()
+        if self.recovers:
+            self.failing_for = 0.0
+        if self.failing_for:
+            raise Unavailable(f"model {self.name} fails")
+
+
+class World:
+    """Two models, a device, and the statuses that the process would have ended with."""
+
+    def __init__(self) -> None:
+        self.models = [Model("one"), Model("two")]
+        self.busy_for = 0.0
+        self.ends: list[int] = []
+        self.health = Health(lambda: self.models, lambda: self.busy_for, 30, 60, self.ends.append)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_ready(world: World) -> None:
+    assert world.health.ready
+    await world.health.check()
+
+
+async def test_busy_is_ready(world: World) -> None:
+    world.busy_for = 29
+    assert world.health.ready
+    await world.health.check()
+    world.health.look()
+    assert world.ends == []
+
+
+async def test_stopping_is_not_ready(world: World) -> None:
+    world.health.stopping = True
+    assert not world.health.ready
+    with pytest.raises(Unavailable, match="stopping"):
+        await world.health.check()
+
+
+async def test_a_batch_that_hangs_is_not_ready_and_then_the_end(world: World) -> None:
+    world.busy_for = 31
+    assert not world.health.ready
+    with pytest.raises(Unavailable, match="a batch has run for 31 s, the limit is 30 s"):
+        await world.health.check()
+    world.health.look()
+    assert world.ends == []
+    world.busy_for = 91
+    world.health.look()
+    assert world.ends == [HUNG]
+
+
+async def test_a_batch_that_ends_late_is_forgiven(world: World) -> None:
+    world.busy_for = 89
+    world.health.look()
+    world.busy_for = 0
+    world.health.look()
+    assert world.health.ready
+    assert world.ends == []
+
+
+async def test_a_model_that_fails_is_not_ready_and_is_tried_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.models[1].failing_for = 5
+    assert not world.health.ready
+    with pytest.raises(Unavailable, match="model two fails"):
+        await world.health.check()
+    with caplog.at_level(logging.WARNING):
+        world.health.look()
+        await until(lambda: "model two: model two fails" in caplog.text)
+    world.models[1].recovers = True
+    world.health.look()
+    await until(lambda: world.health.ready)
+    assert world.ends == []
+
+
+async def test_a_trial_under_way_is_not_begun_again(world: World) -> None:
+    world.models[0].failing_for = 5
+    world.models[0].free.clear()
+    for _ in range(10):
+        world.health.look()
+        await asyncio.sleep(0)
+    assert world.models[0].checks == 1
+    world.models[0].free.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    world.health.look()
+    await until(lambda: world.models[0].checks == 2)
+
+
+async def test_a_model_that_fails_for_too_long_is_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.models[0].failing_for = 61
+    world.health.look()
+    assert world.ends == [LOST]
+    assert "model one has failed for 61 s" in caplog.text
+
+
+async def test_nothing_is_tried_while_a_batch_hangs(world: World) -> None:
+    """The trial would only wait behind it."""
+    world.busy_for = 31
+    world.models[0].failing_for = 5
+    world.health.look()
+    await asyncio.sleep(0)
+    assert world.models[0].checks == 0
+
+
+async def test_the_watch_looks_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.health.PERIOD", 0.001)
+    watch = asyncio.create_task(world.health.watch())
+    world.busy_for = 91
+    await until(lambda: len(world.ends) > 2)
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watch

@@ -1,0 +1,361 @@
+"""Several models by name, and their change for others while requests go on: all of it or nothing."""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import shutil
+import signal
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from harness import Process, Serve, open_client, until
+from live import PATIENCE, Background, Gate, embed, metrics, served, statuses, unit, wait_until
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from tiny_bundle import OTHER, graph, sequence, vector, vocabulary, write_bundle
+
+from encoding.bundle import Bundle
+from service.app import create_app
+from service.embedder import Embedder
+from service.errors import ModelNotFound
+from service.settings import Settings
+
+ADMIN = "an-admin-key-of-a-test"
+HEADERS = {"authorization": f"Bearer {ADMIN}"}
+TEXTS = ["a man", "two dogs run", "the guitar"]
+
+
+def expected(seed: int = 0) -> NDArray[np.float32]:
+    """What the tiny bundle of that seed gives for TEXTS."""
+    return unit(np.stack([vector(sequence(text), seed=seed) for text in TEXTS]))
+
+
+def assert_is(found: NDArray[np.float32], seed: int) -> None:
+    np.testing.assert_allclose(found, expected(seed), atol=1e-5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of `tiny`, the default, and of `other`."""
+    write_bundle(tmp_path / "bundles" / "tiny")
+    write_bundle(tmp_path / "bundles" / "other", **OTHER)
+    return tmp_path / "bundles"
+
+
+@pytest.fixture
+def settings(folder: Path) -> Settings:
+    return Settings(bundle=folder, model="tiny", threads=1, max_batch_tokens=64, admin_keys=ADMIN)
+
+
+def reload(url: str) -> tuple[int, dict[str, Any]]:
+    response = httpx.post(f"{url}/admin/reload", headers=HEADERS, timeout=PATIENCE)
+    return response.status_code, response.json()
+
+
+def test_each_answers_by_its_name(settings: Settings) -> None:
+    models = create_app(settings).state.models
+    assert models.names == ["other", "tiny"]
+    assert models.get(None) is models.get("") is models.get("tiny")
+    assert models.get("other") is not models.get("tiny")
+    with pytest.raises(ModelNotFound, match="no model 'x' is served; there are other, tiny"):
+        models.get("x")
+
+
+def test_one_alone_is_the_default(folder: Path, settings: Settings) -> None:
+    models = create_app(settings.model_copy(update={"bundle": folder / "other", "model": ""})).state.models
+    assert (models.names, models.default) == (["other"], "other")
+
+
+def test_what_is_no_bundle_is_passed_over(folder: Path, settings: Settings) -> None:
+    write_bundle(folder / ".hidden")
+    (folder / "notes").mkdir()
+    (folder / "README.md").write_text("two models")
+    assert create_app(settings).state.models.names == ["other", "tiny"]
+
+
+def test_a_reload_of_what_is_the_same_does_nothing(settings: Settings) -> None:
+    app = create_app(settings)
+    before = list(app.state.models)
+    with served(app) as url:
+        found = {"added": [], "changed": [], "removed": [], "unchanged": ["other", "tiny"], "default": "tiny"}
+        assert reload(url) == (200, found)
+        assert list(app.state.models) == before
+        assert metrics(url)["cloze_reloads_total{outcome=unchanged}"] == 1
+
+
+def test_a_reload_adds_changes_and_removes(folder: Path, settings: Settings) -> None:
+    with served(create_app(settings)) as url:
+        assert_is(embed(url, TEXTS), seed=0)
+        write_bundle(folder / "tiny", seed=5)
+        write_bundle(folder / "new", seed=6)
+        shutil.rmtree(folder / "other")
+        assert_is(embed(url, TEXTS), seed=0)  # not before it is asked for
+        found = {"added": ["new"], "changed": ["tiny"], "removed": ["other"], "unchanged": [], "default": "tiny"}
+        assert reload(url) == (200, found)
+        assert_is(embed(url, TEXTS), seed=5)
+        assert_is(embed(url, TEXTS, "/models/new/embed"), seed=6)
+        assert httpx.post(f"{url}/models/other/embed", json={"inputs": "a"}).status_code == 404
+        assert httpx.get(f"{url}/info").json()["models"] == ["new", "tiny"]
+        found = metrics(url)
+        assert found["cloze_reloads_total{outcome=swapped}"] == 1
+        assert found["cloze_model_loaded{model=new}"] == found["cloze_model_loaded{model=tiny}"] == 1
+        assert not [name for name in found if "model=other" in name]
+        assert len([name for name in found if name.startswith("cloze_model_info") and "model=tiny" in name]) == 1
+
+
+def test_a_link_is_flipped(tmp_path: Path, settings: Settings) -> None:
+    for version in (1, 2):
+        write_bundle(tmp_path / "versions" / str(version), seed=version)
+    link = tmp_path / "links" / "tiny"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "versions" / "1")
+    with served(create_app(settings.model_copy(update={"bundle": link.parent}))) as url:
+        assert_is(embed(url, TEXTS), seed=1)
+        new = link.with_name(".next")
+        new.symlink_to(tmp_path / "versions" / "2")
+        os.replace(new, link)
+        assert reload(url)[1]["changed"] == ["tiny"]
+        assert_is(embed(url, TEXTS), seed=2)
+
+
+def test_two_reloads_at_once_are_one_after_the_other(folder: Path, settings: Settings) -> None:
+    with served(create_app(settings)) as url:
+        write_bundle(folder / "tiny", seed=5)
+        both = [Background(lambda: reload(url)) for _ in range(2)]
+        assert sorted(each.result[1]["changed"] for each in both) == [[], ["tiny"]]
+        assert_is(embed(url, TEXTS), seed=5)
+
+
+def alter_graph(bundle: Path) -> None:
+    with (bundle / "onnx" / "model.onnx").open("ab") as file:
+        file.write(b"x")
+
+
+def alter_spec(bundle: Path) -> None:
+    spec = json.loads((bundle / "embedding.json").read_text())
+    (bundle / "embedding.json").write_text(json.dumps(spec | {"max_tokens": 1}))
+
+
+def cut_spec(bundle: Path) -> None:
+    (bundle / "embedding.json").write_text('{"format_version": 1, "templ')
+
+
+def not_finite() -> onnx.ModelProto:
+    """Every batch fails, for [CLS] is NaN."""
+    model = graph()
+    (rows,) = (each for each in model.graph.initializer if each.name == "rows")
+    values = numpy_helper.to_array(rows).copy()
+    values[vocabulary()["[CLS]"]] = np.nan
+    rows.CopyFrom(numpy_helper.from_array(values, "rows"))
+    return model
+
+
+def no_operator() -> onnx.ModelProto:
+    model = graph()
+    model.graph.node[-1].op_type = "Nothing"
+    return model
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file is missing": (lambda bundle: (bundle / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+    "the graph is altered": (alter_graph, "model.onnx is not the file that was exported"),
+    "the contract is altered": (alter_spec, "embedding.json, max_tokens"),
+    "the contract is cut short": (cut_spec, "embedding.json cannot be read"),
+    "the graph fails": (lambda bundle: write_bundle(bundle, not_finite()), "the graph fails on 2 texts of 32 tokens"),
+    "the graph is none": (lambda bundle: write_bundle(bundle, no_operator()), "model.onnx cannot be loaded"),
+    "the graph is too narrow": (lambda bundle: write_bundle(bundle, graph(dimension=8)), "not sentence_embedding as"),
+    "the default is gone": (shutil.rmtree, "model is 'tiny', and"),
+}
+
+
+@pytest.mark.parametrize("fault", list(BREAKS))
+def test_a_bundle_that_cannot_be_served_changes_nothing(
+    folder: Path, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even what could be: a bundle that is new and good waits with the others."""
+    break_it, words = BREAKS[fault]
+    app = create_app(settings)
+    before = list(app.state.models)
+    with served(app) as url:
+        info = httpx.get(f"{url}/info").json()
+        write_bundle(folder / "new", seed=6)
+        break_it(folder / "tiny")
+        with caplog.at_level(logging.ERROR):
+            status, body = reload(url)
+        assert (status, body["error_type"]) == (409, "ReloadFailed")
+        assert body["error"].startswith("nothing has changed: ")
+        assert words in body["error"]
+        assert words in caplog.text
+        assert list(app.state.models) == before
+        assert_is(embed(url, TEXTS), seed=0)
+        assert httpx.get(f"{url}/info").json() == info
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert metrics(url)["cloze_reloads_total{outcome=failed}"] == 1
+        shutil.rmtree(folder / "tiny", ignore_errors=True)
+        write_bundle(folder / "tiny", seed=5)  # mended
+        assert reload(url)[0] == 200
+        assert_is(embed(url, TEXTS), seed=5)
+
+
+def test_a_folder_that_cannot_be_read_is_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(path: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with served(create_app(settings)) as url:
+        monkeypatch.setattr("service.models.Bundle.load", denied)
+        assert reload(url)[0] == 500
+        assert "the reload failed, nothing has changed: [Errno 13]" in caplog.text
+        assert metrics(url)["cloze_reloads_total{outcome=failed}"] == 1
+        assert_is(embed(url, TEXTS), seed=0)
+
+
+def test_a_bundle_exchanged_while_it_is_loaded(
+    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its template would be the one's, its graph the other's."""
+    load = Embedder.load
+
+    def exchanged(bundle: Bundle, *arguments: Any) -> Embedder:
+        write_bundle(bundle.path, seed=7)
+        return load(bundle, *arguments)
+
+    with served(create_app(settings)) as url:
+        write_bundle(folder / "tiny", seed=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(Embedder, "load", exchanged)
+            status, body = reload(url)
+        assert (status, body["error_type"]) == (409, "ReloadFailed")
+        assert "tiny was exchanged while it was loaded" in body["error"]
+        assert_is(embed(url, TEXTS), seed=0)
+        assert reload(url)[0] == 200
+        assert_is(embed(url, TEXTS), seed=7)
+
+
+def test_what_is_served_does_not_need_its_folder(folder: Path, settings: Settings) -> None:
+    with served(create_app(settings)) as url:
+        info = httpx.get(f"{url}/info").json()
+        (folder / "tiny" / "onnx" / "model.onnx").write_bytes(b"overwritten")
+        assert_is(embed(url, TEXTS), seed=0)
+        shutil.rmtree(folder)
+        assert_is(embed(url, TEXTS), seed=0)
+        assert httpx.get(f"{url}/info").json() == info
+        assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == ["other", "tiny"]
+        assert reload(url)[0] == 409
+        assert_is(embed(url, TEXTS), seed=0)
+
+
+def test_a_request_that_has_begun_ends_on_the_model_that_it_began_with(folder: Path, settings: Settings) -> None:
+    app = create_app(settings)
+    former = app.state.models.get(None)
+    with served(app) as url:
+        gate = Gate(former)
+        begun = Background(lambda: embed(url, TEXTS * 4))
+        wait_until(lambda: gate.batches)
+        write_bundle(folder / "tiny", seed=5)
+        reloading = Background(lambda: reload(url))
+        wait_until(lambda: gate.let(1) or app.state.models.get(None) is not former)
+        later = Background(lambda: embed(url, TEXTS))
+        gate.let()
+        assert_is(begun.result[-3:], seed=0)
+        np.testing.assert_array_equal(begun.result, np.tile(begun.result[:3], (4, 1)))
+        assert_is(later.result, seed=5)
+        assert reloading.result[0] == 200
+
+
+@pytest.mark.anyio
+async def test_the_former_model_leaves_no_memory_behind(folder: Path, settings: Settings) -> None:
+    app = create_app(settings)
+    async with open_client(app) as http:
+        await http.post("/embed", json={"inputs": TEXTS})
+        await http.post("/models/other/embed", json={"inputs": TEXTS})
+        former = [weakref.ref(each) for model in app.state.models for each in (model, model.session, model.bundle)]
+        write_bundle(folder / "tiny", seed=5)
+        shutil.rmtree(folder / "other")
+        assert (await http.post("/admin/reload", headers=HEADERS)).status_code == 200
+        await http.get("/metrics")
+        await until(lambda: gc.collect() is not None and not any(each() for each in former))
+
+
+class Load:
+    """Clients that send until told to stop. Each answer is wholly of one model, and of none before one seen already."""
+
+    def __init__(self, url: str, allowed: dict[int, NDArray[np.float32]]) -> None:
+        self.url = url
+        self.allowed = {seed: np.tile(rows, (5, 1)) for seed, rows in allowed.items()}
+        self.served = 0  # the seed that every request sent from now on meets, or a later one
+        self.sent = 0
+        self.answered: Counter[int] = Counter()
+        self.stop = asyncio.Event()
+
+    async def client(self) -> None:
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
+            while not self.stop.is_set():
+                self.sent += 1
+                least = self.served
+                response = await http.post(f"{self.url}/embed", json={"inputs": TEXTS * 5})
+                assert response.status_code == 200, response.text
+                found = np.array(response.json(), dtype=np.float32)
+                (seed,) = (seed for seed, rows in self.allowed.items() if np.allclose(found, rows, atol=1e-5))
+                assert seed >= least
+                self.answered[seed] += 1
+                self.served = max(self.served, seed)
+
+
+async def change(process: Process, folder: Path, load: Load, by_signal: bool) -> None:
+    """A new model each time."""
+    async with httpx.AsyncClient(timeout=PATIENCE) as http:
+        for seed in (1, 2, 3, 4):
+            await asyncio.to_thread(write_bundle, folder / "tiny", seed=seed)
+            if by_signal:
+                process.process.send_signal(signal.SIGHUP)
+            else:
+                response = await http.post(f"{process.url}/admin/reload", headers=HEADERS)
+                assert response.json()["changed"] == ["tiny"], response.text
+                load.served = seed
+            await until(lambda seed=seed: load.answered[seed] > 10)
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_reloads_under_load_lose_and_mix_nothing(serve: Serve, folder: Path, by_signal: bool) -> None:
+    process = serve("--bundle", str(folder), "--model", "tiny", "--threads", "1", "--admin-keys", ADMIN)
+
+    async def run() -> Load:
+        load = Load(process.url, {seed: expected(seed) for seed in range(5)})
+        clients = [asyncio.create_task(load.client()) for _ in range(8)]
+        await until(lambda: load.answered[0] > 10)
+        await change(process, folder, load, by_signal)
+        load.stop.set()
+        await asyncio.gather(*clients)
+        return load
+
+    load = asyncio.run(run())
+    assert load.sent == load.answered.total()
+    assert statuses(process.url) == {200: load.sent}  # none refused, none lost
+    found = metrics(process.url)
+    assert found["cloze_reloads_total{outcome=swapped}"] == 4
+    assert found["cloze_texts_total{model=tiny}"] == 15 * load.sent
+    assert process.end(signal.SIGTERM) == 0
+    assert process.log.count("reloaded in") == 4
+    assert "Traceback" not in process.log
+
+
+def test_a_signal_whose_reload_fails_changes_nothing(serve: Serve, folder: Path) -> None:
+    process = serve("--bundle", str(folder), "--model", "tiny", "--threads", "1")
+    alter_graph(folder / "tiny")
+    process.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: metrics(process.url)["cloze_reloads_total{outcome=failed}"] == 1)
+    assert_is(embed(process.url, TEXTS), seed=0)
+    assert process.end(signal.SIGTERM) == 0
+    assert "the reload failed, nothing has changed" in process.log
+    assert "Traceback" not in process.log
