@@ -46,6 +46,7 @@ class Settings(BaseSettings):
         cli_show_env_vars=True,
         cli_avoid_json=True,
         cli_exit_on_error=False,
+        hide_input_in_errors=True,  # it may be a key
     )
 
     bundle: Path = Field(description="folder of one bundle, or of several, each then served under its folder's name")
@@ -104,10 +105,10 @@ class Settings(BaseSettings):
         try:
             return cls(_cli_parse_args=list(arguments))
         except ValidationError as error:
-            raise BadSettings("; ".join(_explain(detail) for detail in error.errors())) from error
+            raise BadSettings("; ".join(map(_explain, error.errors()))) from None  # the error holds every value
         except SettingsError as error:
             reason = str(error).removeprefix("error parsing CLI: ")
-            raise BadSettings(reason) from error
+            raise BadSettings(_without_keys(reason, arguments)) from None
 
 
 def variable(name: str) -> str:
@@ -156,6 +157,15 @@ def _explain(detail: ErrorDetails) -> str:
     if words := _words(Settings.model_fields[name]):
         message = f"should be one of {', '.join(words)}"
     return f"{flag(name)} ({variable(name)}) is {detail['input']!r}: {message}"
+
+
+def _without_keys(reason: str, arguments: Sequence[str]) -> str:
+    """What was not recognised, without values where one may be a key: `--api-key KEY` for `--api-keys KEY`."""
+    kind, _, found = reason.partition(": ")
+    if kind != "unrecognized arguments" or not any("key" in argument.lower() for argument in arguments):
+        return reason
+    shown = (word.partition("=")[0] if word.startswith("--") else "***" for word in found.split())
+    return f"{kind}: {' '.join(shown)}"
 
 
 def _refuse_unknown(environ: Mapping[str, str], known: Sequence[str]) -> None:

@@ -61,6 +61,9 @@ def test_precisions_are_those_of_a_bundle() -> None:
         ("--bundle b extra", {}, "unrecognized arguments: extra"),
         ("--bundle b", {"CLOZE_PROT": "1"}, "CLOZE_PROT is no setting; the nearest is CLOZE_PORT"),
         ("--bundle b", {"CLOZE_THREAD": "1"}, "the nearest is CLOZE_THREADS"),
+        ("--bundle b --queue-seconds 0", {}, "--queue-seconds (CLOZE_QUEUE_SECONDS) is '0': input should be greater"),
+        ("--bundle b", {"CLOZE_LOG_FORMAT": "xml"}, "(CLOZE_LOG_FORMAT) is 'xml': should be one of text, json"),
+        ("--bundle b", {"CLOZE_API_KEY": "secret"}, "CLOZE_API_KEY is no setting; the nearest is CLOZE_API_KEYS"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named(arguments: str, environ: dict[str, str], message: str) -> None:
@@ -69,14 +72,55 @@ def test_a_bad_value_is_named(arguments: str, environ: dict[str, str], message: 
     assert "\n" not in str(caught.value)
 
 
+SECRET = "secret-0123456789abcdef"
+
+
+def test_keys_are_taken_and_never_shown() -> None:
+    settings = read(f"--bundle b --api-keys {SECRET}", CLOZE_ADMIN_KEYS=SECRET)
+    assert settings.api_keys.get_secret_value() == settings.admin_keys.get_secret_value() == SECRET
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (f"--bundle b --api-keys {SECRET} --port x", {}),
+        (f"--bundle b --api-keys {SECRET} --prt 1", {}),
+        (f"--bundle b --api-key {SECRET}", {}),
+        (f"--bundle b --api-key={SECRET}", {}),
+        (f"--bundle b --admin-key={SECRET}", {}),
+        (f"--bundle b --apikeys {SECRET}", {}),
+        (f"--bundle b --API_KEYS={SECRET}", {}),
+        (f"--bundle b --api-keys {SECRET} {SECRET}", {}),
+        (f"--bundle b --api-key-file {SECRET} --keys {SECRET} --port 1", {}),
+        (f"--api-keys {SECRET}", {}),
+        ("--bundle b", {"CLOZE_API_KEY": SECRET}),
+        ("--bundle b --port x", {"CLOZE_API_KEYS": SECRET}),
+    ],
+)
+def test_no_error_shows_a_key(arguments: str, environ: dict[str, str]) -> None:
+    with pytest.raises(BadSettings) as caught:
+        read(arguments, **environ)
+    assert SECRET not in str(caught.value)
+
+
 def test_the_documented_table_is_the_code() -> None:
-    page = Path(__file__).parents[2] / "docs" / "service.md"
+    page = Path(__file__).parents[2] / "docs" / "operators.md"
     found = re.search(
         r"<!-- settings -->\n(.*?)\n<!-- end of settings -->", page.read_text(encoding="utf-8"), re.DOTALL
     )
-    assert found, "docs/service.md has lost its settings markers"
+    assert found, "docs/operators.md has lost its settings markers"
     assert found[1] == table(), "paste the output of `python -m service.settings` between the markers"
 
 
 def test_the_table_has_every_setting() -> None:
-    assert all(f"`{variable(name)}`" in table() for name in Settings.model_fields)
+    rows = {row.split(" | ")[0]: row for row in table().splitlines()[2:]}
+    assert list(rows) == [f"| `{variable(name)}`" for name in Settings.model_fields]
+    assert all(
+        row.count(" | ") == 4 and "PydanticUndefined" not in row and "Secret" not in row for row in rows.values()
+    )
+    assert rows["| `CLOZE_API_KEYS`"].split(" | ")[1:4] == ["`--api-keys`", "text", "none"]
+    assert rows["| `CLOZE_BUNDLE`"].split(" | ")[1:4] == ["`--bundle`", "path", "required"]
+    assert rows["| `CLOZE_QUEUE_SECONDS`"].split(" | ")[2:4] == ["number > 0", "`30`"]
+    assert rows["| `CLOZE_TRUNCATE`"].split(" | ")[2:4] == ["true, false", "`true`"]

@@ -1,15 +1,22 @@
 """What operators ask: /health, /info, /metrics, and the pages about them."""
 
+import asyncio
 import re
+from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
-from harness import ROOT, MakeClient
+from harness import ROOT, Hold, MakeApp, MakeClient, open_client, until
+from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
-from tiny_bundle import DIMENSION, MAX_TOKENS, TEMPLATE
+from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vocabulary
 
 from encoding.bundle import Bundle
-from service.errors import ERROR_TYPES, Unavailable
-from service.metrics import DROPPED
+from encoding.text import Batch
+from service.errors import ERROR_TYPES, BackendFailed
+from service.metrics import MODEL_ROUTES, REASONS, ROUTES, table
+from service.session import Session
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -26,21 +33,57 @@ def samples(text: str) -> dict[str, float]:
     return found
 
 
-async def test_health_is_empty(client: MakeClient) -> None:
-    async with client() as http:
-        response = await http.get("/health")
-        assert (response.status_code, response.content) == (200, b"")
+PROBES = ("/health", "/health/ready", "/health/live", "/health/startup")
 
 
-async def test_health_says_why_it_is_not(client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lost(self: object) -> None:
-        raise Unavailable("device lost")
+@pytest.mark.parametrize("path", PROBES)
+async def test_health_is_empty(both: httpx.AsyncClient, path: str) -> None:
+    response = await both.get(path)
+    assert (response.status_code, response.content) == (200, b"")
 
-    monkeypatch.setattr("service.embedder.Embedder.check", lost)
-    async with client() as http:
-        response = await http.get("/health")
-        assert response.status_code == 503
-        assert response.json() == {"error": "device lost", "error_type": "Unhealthy"}
+
+async def test_ready_says_why_it_is_not_and_is_again(
+    client: MakeClient, two_bundles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that fails on everything is not ready; the process lives, and the other model answers."""
+    run = Session.run
+
+    def lost(self: Session, batch: Batch) -> NDArray[np.float32]:
+        if self.dimension == DIMENSION:
+            raise BackendFailed("device lost")
+        return run(self, batch)
+
+    async with client(bundle=two_bundles, model="tiny") as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "run", lost)
+            assert (await http.get("/health/ready")).status_code == 200  # nothing has failed yet
+            assert (await http.post("/embed", json={"inputs": "a"})).status_code == 424
+            for path in ("/health", "/health/ready", "/models/tiny/health"):
+                response = await http.get(path)
+                assert response.status_code == 503
+                assert response.json()["error_type"] == "Unhealthy"
+                assert re.search("model tiny: .* failed.* device lost", response.json()["error"])
+                assert int(response.headers["retry-after"]) >= 1
+            for path in ("/health/live", "/health/startup", "/models/other/health"):
+                assert (await http.get(path)).status_code == 200
+            assert (await http.post("/models/other/embed", json={"inputs": "a"})).status_code == 200
+            assert samples((await http.get("/metrics")).text)["cloze_ready{}"] == 0
+        assert (await http.get("/health/ready")).status_code == 200
+        assert samples((await http.get("/metrics")).text)["cloze_ready{}"] == 1
+
+
+async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> None:
+    for app, status in ((make_app(stall_seconds=60), 200), (make_app(stall_seconds=0.01, fault_seconds=60), 503)):
+        async with open_client(app) as http:
+            with hold():
+                work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+                await until(lambda app=app: app.state.device.busy_for > 0.02)
+                response = await http.get("/health/ready")
+                assert response.status_code == status
+                assert "a batch has run for" in response.text or status == 200
+                assert (await http.get("/health/live")).status_code == 200
+            assert (await work).status_code == 200
+            assert (await http.get("/health/ready")).status_code == 200
 
 
 async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
@@ -66,84 +109,169 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "dimension": DIMENSION,
         "provider": "cpu",
         "threads": 1,
+        "token_ids": False,
+        "vocabulary_size": len(vocabulary()),
+        "max_tokens_in_flight": settings.max_tokens_in_flight,
+        "models": ["tiny"],
+        "default_model": "tiny",
         "template": {
             "text": TEMPLATE,
             "read_out": "mask",
-            "template_tokens": loaded.text_encoder.template_tokens,
-            "text_tokens": MAX_TOKENS - loaded.text_encoder.template_tokens,
+            "template_tokens": len(sequence("")),
+            "text_tokens": MAX_TOKENS - len(sequence("")),
             "final_period": False,
             "denoising": False,
         },
     }
 
 
-async def test_every_reason_is_there_before_the_first_failure(client: MakeClient) -> None:
-    async with client() as http:
-        found = samples((await http.get("/metrics")).text)
-    assert all(found[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in (*ERROR_TYPES, DROPPED))
-    assert found["cloze_requests_total{route=/embed,status=200}"] == 0
-    assert found["cloze_queue_texts{}"] == found["cloze_queue_tokens{}"] == 0
-    assert found["cloze_requests_in_flight{}"] == 1
-    assert any(name.startswith("cloze_model_info{bundle=tiny,precision=fp32,provider=cpu") for name in found)
+async def test_every_model_has_its_own_info(both: httpx.AsyncClient) -> None:
+    tiny, other = [(await both.get(f"/models/{name}/info")).json() for name in ("tiny", "other")]
+    assert tiny == (await both.get("/info")).json()
+    assert {key: other[key] for key in ("model_id", "dimension", "max_input_length", "model_type")} == {
+        "model_id": "other",
+        "dimension": OTHER["dimension"],
+        "max_input_length": OTHER["max_tokens"],
+        "model_type": {"embedding": {"pooling": "cls"}},
+    }
+    assert other["template"] == {
+        "text": "[X]",
+        "read_out": "cls",
+        "template_tokens": 2,
+        "text_tokens": OTHER["max_tokens"] - 2,
+        "final_period": False,
+        "denoising": False,
+    }
+    for info in (tiny, other):
+        assert (info["models"], info["default_model"]) == (["other", "tiny"], "tiny")
+    for path in ("/models/neither/info", "/models/neither/health"):
+        missing = await both.get(path)
+        assert missing.status_code == 404
+        assert missing.json() == {
+            "error": "no model 'neither' is served; there are other, tiny", "error_type": "ModelNotFound"
+        }  # fmt: skip
+
+
+async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_bundles: Path) -> None:
+    async with client(bundle=two_bundles, model="tiny") as http:
+        before = samples((await http.get("/metrics")).text)
+        bodies = {
+            "/embed": {"inputs": ["a", "dogs", "a " * 100]},
+            "/similarity": {"inputs": {"pairs": [["a", "dogs"]]}},
+            "/search": {"query": "a", "texts": ["dogs", "man"]},
+        }
+        for path, body in bodies.items():
+            assert (await http.post(path, json=body)).status_code == 200
+            assert (await http.post(f"/models/other{path}", json=body)).status_code == 200
+        for path in ("/embed", "/v1/embeddings", "/models/other"):
+            field = "input" if "v1" in path else "inputs"
+            assert (await http.post(path, json={field: "poison"})).status_code in (424, 500)
+            assert (await http.post(path, json={field: []})).status_code == 400
+            assert (await http.post(path, content="a")).status_code == 415
+        for path in ("/info", "/health", "/v1/models", "/v1/models/tiny", "/models", "/models/other/info", "/nothing"):
+            await http.get(path)
+        after = samples((await http.get("/metrics")).text)
+    assert all(before[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in ROUTES)
+    assert all(before[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
+    assert all(before[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
+    shapes = ("cloze_space_mean_cosine", "cloze_space_mean_norm", "cloze_space_truncated_ratio")  # of no text is none
+    assert {name for name in after if not name.startswith(shapes)} == set(before)
 
 
 async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None:
     async with client() as http:
-        template = (await http.get("/info")).json()["template"]["template_tokens"]
         await http.post("/embed", json={"inputs": ["a", "a man plays", "a " * 100]})
-        await http.post("/embed", json={"inputs": []})
-        await http.post("/embed", json={"inputs": ["poison"]})
+        await http.post("/models/tiny/embed", json={"inputs": []})
+        await http.post("/v1/embeddings", json={"input": ["poison"]})
         await http.get("/no/such/path")
         found = samples((await http.get("/metrics")).text)
+    tokens = len(sequence("a")) + len(sequence("a man plays")) + MAX_TOKENS
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
-    assert found["cloze_requests_total{route=/embed,status=400}"] == 1
-    assert found["cloze_requests_total{route=/embed,status=424}"] == 1
+    assert found["cloze_requests_total{route=/models/{model}/embed,status=400}"] == 1
+    assert found["cloze_requests_total{route=/v1/embeddings,status=500}"] == 1
     assert found["cloze_requests_total{route=other,status=404}"] == 1
-    assert found["cloze_failures_total{reason=Empty}"] == 1
-    assert found["cloze_failures_total{reason=Backend}"] == 1
-    assert found["cloze_texts_total{}"] == 3
-    assert found["cloze_tokens_total{}"] == template + 1 + template + 3 + MAX_TOKENS
-    assert found["cloze_truncations_total{}"] == 1
-    assert found["cloze_batch_texts_count{}"] == 1
-    assert found["cloze_batch_texts_sum{}"] == found["cloze_queue_seconds_count{}"] == 3
-    assert found["cloze_batch_tokens_sum{}"] == 3 * MAX_TOKENS
-    assert found["cloze_padding_tokens_total{}"] == 3 * MAX_TOKENS - found["cloze_tokens_total{}"]
-    assert found["cloze_inference_seconds_count{}"] == 1
-    assert found["cloze_tokenize_seconds_count{}"] == 2
+    assert found["cloze_failures_total{reason=Empty}"] == found["cloze_failures_total{reason=Backend}"] == 1
+    assert found["cloze_texts_total{model=tiny}"] == 3
+    assert found["cloze_tokens_total{model=tiny}"] == tokens
+    assert found["cloze_truncations_total{model=tiny}"] == 1
+    assert found["cloze_batch_texts_count{model=tiny}"] == 1
+    assert found["cloze_batch_texts_sum{model=tiny}"] == found["cloze_queue_seconds_count{model=tiny}"] == 3
+    assert found["cloze_batch_tokens_sum{model=tiny}"] == 3 * MAX_TOKENS
+    assert found["cloze_padding_tokens_total{model=tiny}"] == 3 * MAX_TOKENS - tokens
+    assert found["cloze_inference_seconds_count{model=tiny}"] == found["cloze_tokenize_seconds_count{model=tiny}"] == 1
+    assert found["cloze_inference_failures_total{model=tiny}"] == 1
+    assert found["cloze_requests_in_flight{}"] == 1  # the scrape
+
+
+async def test_what_is_at_work_is_seen(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app(max_tokens_in_flight=500, max_requests=7)
+    async with open_client(app) as http:
+        with hold():
+            first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            await until(lambda: app.state.device.busy_for)
+            second = asyncio.create_task(http.post("/embed", json={"inputs": ["a", "a man"]}))
+            await until(lambda: app.state.models.get(None).batcher.waiting_items)
+            found = samples((await http.get("/metrics")).text)
+        await asyncio.gather(first, second)
+        after = samples((await http.get("/metrics")).text)
+    waiting = len(sequence("a")) + len(sequence("a man"))
+    assert found["cloze_queue_texts{model=tiny}"] == 2
+    assert found["cloze_queue_tokens{model=tiny}"] == waiting
+    assert found["cloze_queue_age_seconds{model=tiny}"] > 0
+    assert found["cloze_tokens_in_flight{}"] == waiting + len(sequence("a"))
+    assert (found["cloze_tokens_in_flight_limit{}"], found["cloze_requests_in_flight_limit{}"]) == (500, 7)
+    assert found["cloze_requests_in_flight{}"] == 3
+    empty = ("cloze_queue_texts", "cloze_queue_tokens", "cloze_queue_age_seconds")
+    assert all(after[f"{name}{{model=tiny}}"] == 0 for name in empty)
+    assert after["cloze_tokens_in_flight{}"] == 0
 
 
 async def test_two_apps_count_for_themselves(client: MakeClient) -> None:
     async with client() as one, client() as other:
         await one.post("/embed", json={"inputs": "a"})
-        assert samples((await one.get("/metrics")).text)["cloze_texts_total{}"] == 1
-        assert samples((await other.get("/metrics")).text)["cloze_texts_total{}"] == 0
+        assert samples((await one.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 1
+        assert samples((await other.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 0
 
 
-async def test_the_document_has_the_shapes_of_requests_answers_and_errors(client: MakeClient) -> None:
-    async with client() as http:
-        document = (await http.get("/openapi.json")).json()
-        page = await http.get("/docs")
+async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: httpx.AsyncClient) -> None:
+    document = (await both.get("/openapi.json")).json()
+    page = await both.get("/docs")
     assert page.status_code == 200
     assert "swagger" in page.text
-    post = document["paths"]["/embed"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/EmbedRequest"}
-    numbers = post["responses"]["200"]["content"]["application/json"]["schema"]
-    assert (numbers["items"]["type"], numbers["items"]["items"]["type"]) == ("array", "number")
-    for status in ("400", "413", "415", "422", "424", "429", "503"):
-        assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+    for path, error in (
+        ("/embed", "/ErrorBody"),
+        ("/models/{model}/embed", "/ErrorBody"),
+        ("/embeddings", "/FaultBody"),
+    ):
+        post = document["paths"][path]["post"]
+        name = "EmbeddingsRequest" if path == "/embeddings" else "EmbedRequest"
+        body = post["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}"}
+        failed = "500" if path == "/embeddings" else "424"
+        for status in ("400", "401", "404", "408", "413", "415", "422", failed, "429", "503", "504"):
+            assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["anyOf"][0]["type"] == "string"
-    assert set(document["paths"]) == {"/embed", "/similarity", "/", "/health", "/info", "/metrics"}
+    native = ("/embed", "/similarity", "/search", "/tokenize", "/decode")
+    assert set(document["paths"]) == {
+        *native,
+        *(f"/models/{{model}}{path}" for path in native),
+        *("/", "/models/{model}", "/info", "/models/{model}/info", "/models/{model}/health"),
+        *("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/{model}", "/models"),
+        *("/health", "/health/ready", "/health/live", "/health/startup", "/metrics", "/admin/reload"),
+    }
 
 
-async def test_every_metric_is_documented(client: MakeClient) -> None:
-    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
-    async with client() as http:
-        text = (await http.get("/metrics")).text
-    names = re.findall(r"^# TYPE (cloze_\w+)", text, re.MULTILINE)
-    assert len(names) > 10
-    assert [name for name in names if f"`{name}`" not in page] == []
+def documented(name: str) -> str | None:
+    """What stands between the page's markers."""
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    found = re.search(f"<!-- {name} -->\n(.*?)\n<!-- end of {name} -->", page, re.DOTALL)
+    return found and found[1]
+
+
+def test_the_documented_metrics_are_the_code() -> None:
+    assert documented("metrics") == table(), "paste the output of `python -m service.metrics` between the markers"
 
 
 def test_every_error_type_is_documented() -> None:
-    page = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
-    assert [name for name in ERROR_TYPES if f"`{name}`" not in page] == []
+    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("clients.md", "operators.md"))
+    assert [name for name in ERROR_TYPES if f"`{name}`" not in pages] == []
