@@ -81,6 +81,7 @@ function plot(texts, points, shares) {
     const order = [0, 1].map((axis) => [...texts.keys()].sort((a, b) => place[a][axis] - place[b][axis] || a - b));
     const found = new Map(dots.map((element, i) => [element, i]));
     svg.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") tip.hidden = true;
       const next = neighbour(event.key, active, order);
       if (next === undefined) return;
       event.preventDefault();

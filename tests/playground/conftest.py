@@ -11,10 +11,9 @@ from harness import Process
 from onnx import numpy_helper
 from playwright.sync_api import Browser, Page, sync_playwright
 from tiny_bundle import graph, write_bundle
-from visitor import Visitor
+from visitor import KEY, Visitor
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
-KEY = "a-key-of-some-length"
 
 not_tested: list[str] = []
 

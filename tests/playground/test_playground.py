@@ -8,10 +8,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from conftest import KEY
 from playwright.sync_api import Browser, Page, Route, expect
 from tiny_bundle import MAX_TOKENS
-from visitor import Visitor
+from visitor import KEY, Visitor
 
 pytestmark = pytest.mark.browser
 
@@ -454,6 +453,9 @@ def test_every_point_can_be_reached_and_read(visitor: Visitor) -> None:
     assert visitor.result("map").locator("circle:focus").count() == 0  # one stop in the tab order
     points.first.hover()
     expect(visitor.result("map").locator(".tip")).to_be_visible()
+    points.first.focus()
+    page.keyboard.press("Escape")
+    expect(visitor.result("map").locator(".tip")).to_be_hidden()
 
 
 def test_what_a_screen_reader_meets(visitor: Visitor) -> None:

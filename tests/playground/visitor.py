@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
+KEY = "a-key-of-some-length"
+
 
 class Visitor:
     """A visit to `url`; answers of the statuses in `refusals` are expected."""
