@@ -22,7 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from service.errors import ERROR_TYPES
+from service.errors import ANSWERS, ERROR_TYPES
 from service.space import Space
 
 __all__ = ["DROPPED", "REASONS", "ROUTES", "Metrics", "ModelMetrics", "Outcome", "Queue", "table"]
@@ -49,8 +49,10 @@ STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, G
 STATUS_STATUSES: Final = (200, 401, 404, 405, 500, 503)  # of routes that take no texts
 
 DROPPED: Final = "Dropped"  # the client went before its answer
-PROTOCOL: Final = ("BadRequest", "HeadersTooLarge", "Http", "Slow")  # refused before there was a route
-REASONS: Final = (*dict.fromkeys((*ERROR_TYPES, *PROTOCOL, DROPPED)),)
+BAD_REQUEST: Final = "BadRequest"  # no HTTP
+HTTP: Final = "Http"  # any other status of Starlette's own
+REASONS: Final = (*ERROR_TYPES, BAD_REQUEST, HTTP, DROPPED)
+REFUSALS: Final = {BAD_REQUEST: 400, **{known.error_type: known.status for known in ANSWERS.values()}}
 
 SECONDS: Final = tuple(0.0005 * 2**power for power in range(18))  # 0.5 ms to 66 s
 TEXTS: Final = tuple(float(2**power) for power in range(13))  # 1 to 4096
@@ -105,9 +107,9 @@ class Metrics:
         if reason is not None:
             self._failures.labels(reason).inc()
 
-    def refused(self, status: int, reason: str) -> None:
+    def refused(self, reason: str) -> None:
         """Count one request that was refused before it had a route: too slow, too large a head, no HTTP."""
-        self._requests.labels(OTHER, str(status)).inc()
+        self._requests.labels(OTHER, str(REFUSALS[reason])).inc()
         self._failures.labels(reason).inc()
 
     def dropped(self) -> None:

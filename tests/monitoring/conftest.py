@@ -23,6 +23,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(reason)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"prometheus", "promtool"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("prometheus")
+
+
 def binary(name: str) -> str:
     found = shutil.which(name)
     if found is None:

@@ -49,6 +49,7 @@ def test_every_label_set_is_there_from_the_start() -> None:
     assert all(found[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
     assert all(found[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
     assert set(ERROR_TYPES) < set(REASONS)
+    assert len(set(REASONS)) == len(REASONS)
     assert all(found[f"cloze_reloads_total{{outcome={word}}}"] == 0 for word in ("swapped", "unchanged", "failed"))
     assert found["cloze_ready{}"] == 0
 
@@ -116,7 +117,7 @@ def test_only_vectors_count_as_latency() -> None:
 def test_what_was_refused_before_a_route_is_counted(status: int, reason: str) -> None:
     metrics = Metrics()
     before = series(metrics)
-    metrics.refused(status, reason)
+    metrics.refused(reason)
     found = samples(metrics)
     assert found[f"cloze_requests_total{{route=other,status={status}}}"] == 1
     assert found[f"cloze_failures_total{{reason={reason}}}"] == 1
