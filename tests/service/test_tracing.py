@@ -1,0 +1,223 @@
+"""Spans as a collector gets them over OTLP/HTTP: their names, parents and counts, and no text among them."""
+
+import gzip
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Body, FastAPI
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from service.errors import BadSettings
+from service.logs import request_id
+from service.tracing import Tracing, configure
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SECRET = "a text that nobody else may read"
+
+
+class Collector(ThreadingHTTPServer):
+    """Keeps what is sent to it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receiver)
+        self.paths: list[str] = []
+        self.bodies: list[bytes] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def spans(self) -> dict[str, Span]:
+        """By name; all that a test has made."""
+        sent = [ExportTraceServiceRequest.FromString(body) for body in self.bodies]
+        found = [
+            span
+            for each in sent
+            for group in each.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
+        assert len({span.name for span in found}) == len(found)
+        return {span.name: span for span in found}
+
+    def resource(self) -> dict[str, Any]:
+        return attributes(ExportTraceServiceRequest.FromString(self.bodies[0]).resource_spans[0].resource)
+
+
+class Receiver(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.paths.append(self.path)
+        self.server.bodies.append(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def make(tracing: Tracing) -> FastAPI:
+    """Routes that say how long each stage took."""
+    app = FastAPI(telemetry=tracing.telemetry)
+
+    @app.post("/models/{model}/embed")
+    async def embed(model: str, inputs: str = Body(embed=True)) -> int:
+        token = request_id.set("the-id")
+        stages = {"tokenize": 0.001, "queue": 0.002, "inference": 0.25}
+        tracing.stages(1_700_000_000_000_000_000, stages, model=model, texts=1, tokens=7)
+        request_id.reset(token)
+        return len(inputs)
+
+    @app.get("/health/live")
+    async def live() -> str:
+        return "ok"
+
+    @app.get("/fails")
+    async def fails() -> None:
+        raise ValueError(SECRET)
+
+    return app
+
+
+async def ask(app: FastAPI, method: str, path: str, **more: Any) -> int:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return (await client.request(method, path, **more)).status_code
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in holder.attributes}
+
+
+@pytest.mark.anyio
+async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collector) -> None:
+    tracing = configure(collector.url, "cloze", "1.2.3")
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "authorization": f"Bearer {SECRET}"}
+    path = f"/models/tiny/embed?text={SECRET}"
+    assert await ask(make(tracing), "POST", path, json={"inputs": SECRET}, headers=headers) == 200
+    tracing.close()
+
+    spans = collector.spans()
+    server = spans.pop("POST /models/{model}/embed")
+    assert server.kind == Span.SPAN_KIND_SERVER
+    assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
+    told = attributes(server)
+    assert told["http.route"] == "/models/{model}/embed"
+    assert told["http.response.status_code"] == 200
+    assert told["cloze.request_id"] == "the-id"
+
+    assert list(spans) == ["tokenize", "queue", "inference"]
+    assert {span.parent_span_id for span in spans.values()} == {server.span_id}
+    assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
+    assert all(
+        attributes(span) == {"cloze.model": "tiny", "cloze.texts": 1, "cloze.tokens": 7} for span in spans.values()
+    )
+    times = [
+        (span.start_time_unix_nano - 1_700_000_000_000_000_000, span.end_time_unix_nano) for span in spans.values()
+    ]
+    assert [start for start, _ in times] == [0, 1_000_000, 3_000_000]
+    assert times[2][1] == 1_700_000_000_253_000_000
+
+    resource = collector.resource()
+    assert (resource["service.name"], resource["service.version"]) == ("cloze", "1.2.3")
+    assert set(collector.paths) == {"/v1/traces"}
+    sent = b"".join(collector.bodies)
+    assert b"nobody" not in sent
+    assert b"POST" in sent
+
+
+@pytest.mark.anyio
+async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collector) -> None:
+    tracing = configure(f"{collector.url}/own/path", "cloze", "1")
+    app = make(tracing)
+    assert await ask(app, "GET", "/health/live") == 200
+    assert await ask(app, "GET", "/fails") == 500
+    tracing.close()
+    (failed,) = collector.spans().values()
+    assert failed.name == "GET /fails"
+    assert attributes(failed)["error.type"] == "ValueError"
+    assert set(collector.paths) == {"/own/path"}
+    assert b"nobody" not in b"".join(collector.bodies)
+
+
+@pytest.mark.anyio
+async def test_a_trace_that_its_caller_does_not_sample_is_not_sent(collector: Collector) -> None:
+    tracing = configure(collector.url, "cloze", "1")
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}, headers=headers) == 200
+    tracing.close()
+    assert collector.bodies == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("listening", [True, False])
+async def test_a_collector_that_does_not_answer_holds_up_nothing(
+    listening: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("service.tracing.FLUSH_SECONDS", 0.01)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        if not listening:
+            taken.close()
+        tracing = configure(url, "cloze", "1")
+        assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": SECRET}) == 200
+        tracing.close()
+        (last,) = (thread for thread in threading.enumerate() if thread.name == "last spans")  # it waits, nobody else
+        last.join(60)
+    assert "Failed to export" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_without_an_endpoint_nothing_is_sent() -> None:
+    tracing = configure("", "cloze", "1")
+    assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}) == 200
+    tracing.close()
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces"])
+def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
+    with pytest.raises(BadSettings, match="no HTTP URL; write it as http://collector:4318"):
+        configure(endpoint, "cloze", "1")
+
+
+def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(BadSettings, match=r"install cloze\[otel\]"):
+        configure("http://collector:4318", "cloze", "1")
+
+
+def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
+    program = (
+        "import sys; from service.tracing import configure; configure('', 'cloze', '1');"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
