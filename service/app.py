@@ -25,6 +25,7 @@ from service.models import Models
 from service.routes import admin, docs, native, openai, page, status
 from service.routes.common import of_model
 from service.settings import Settings
+from service.tracing import configure
 
 __all__ = ["create_app"]
 
@@ -46,6 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     metrics, traffic, admission = Metrics(), Traffic(), Admission(settings.max_tokens_in_flight)
     device = Device(settings.tokenizer_threads or min(4, max(2, available_cpus() // 2)))
+    tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     models = Models.load(settings, metrics, device, admission)
     health = Health(lambda: models, lambda: device.busy_for, settings.stall_seconds, settings.fault_seconds)
     app = FastAPI(
@@ -57,10 +59,10 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # the framework's own would load its page from a CDN
         redoc_url=None,
         redirect_slashes=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        telemetry=tracing.telemetry,
     )
     app.state.settings, app.state.models, app.state.device = settings, models, device
-    app.state.metrics, app.state.traffic, app.state.health = metrics, traffic, health
+    app.state.metrics, app.state.traffic, app.state.health, app.state.tracing = metrics, traffic, health, tracing
     for error in (ClozeError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, _respond)
     _route(app, settings, guard)
@@ -108,6 +110,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     health.stopping = True
     await models.stop()
+    await asyncio.to_thread(app.state.tracing.close)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
     if not await app.state.device.close(app.state.settings.stall_seconds):

@@ -117,7 +117,7 @@ class Metrics:
         self._failures.labels(DROPPED).inc()
 
     def reloaded(self, outcome: Outcome) -> None:
-        """Count one model of a reload."""
+        """Count one reload."""
         self._reloads.labels(outcome).inc()
 
     def watch(
@@ -199,7 +199,7 @@ class Metrics:
         self._tokens_in_flight = self._gauge("cloze_tokens_in_flight", "tokens of the requests at work")
         self._tokens_limit = self._gauge("cloze_tokens_in_flight_limit", "how many may be; `max_tokens_in_flight`")
         self._reloads = self._counter(
-            "cloze_reloads", "models that a reload was asked for; one that failed changed nothing", "outcome"
+            "cloze_reloads", "reloads; one that failed changed nothing", "outcome"
         )
         for outcome in get_args(Outcome):
             self._reloads.labels(outcome)

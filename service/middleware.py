@@ -93,14 +93,10 @@ class Door:
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         """Count the answer, and log it: each POST at info, the probes and scrapes at debug."""
         state = scope["state"]
-        self.metrics.answered(_route(scope), status, seconds, state.get("error_type"))
+        self.metrics.answered(scope["path"], status, seconds, state.get("error_type"))
         fields = {"status": status, "ms": round(1000 * seconds, 1), "client": state.get("client", "unknown")}
         for name in ("error_type", "model", "texts", "tokens"):
             if name in state:
                 fields[name] = state[name]
         level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
         logger.log(level, "%s %s", scope["method"], scope["path"], extra={"fields": fields})
-
-
-def _route(scope: Scope) -> str:
-    return str(getattr(scope.get("route"), "path", scope["path"]))

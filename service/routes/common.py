@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Coroutine
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
@@ -79,8 +79,12 @@ async def embed(
     state = request.scope["state"]
     state["texts"] = len(inputs)
     truncate = settings.truncate if truncate is None else truncate
+    begun = time_ns()
     found = await embedder.embed(inputs, truncate=truncate, direction=direction, client=state["client"])
     state["tokens"] = sum(found.tokens)
+    request.app.state.tracing.stages(
+        begun, found.timing._asdict(), model=embedder.name, texts=len(inputs), tokens=state["tokens"]
+    )
     return found
 
 
