@@ -5,25 +5,20 @@ import contextlib
 import logging
 import signal
 import socket
-from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
 
-from service.errors import ANSWERS, BadSettings
+from service.errors import BadSettings
 from service.health import Health
-from service.metrics import Metrics
 from service.middleware import Traffic
 from service.models import Models
 from service.protocol import protocol
 from service.settings import Settings
 
 __all__ = ["bind", "configure", "serve"]
-
-STATUSES: Final = {answer.error_type: answer.status for answer in ANSWERS.values()}
 
 logger = logging.getLogger(__name__)
 
@@ -102,16 +97,12 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        http=protocol(settings, partial(_refused, app.state.metrics)),
+        http=protocol(settings, app.state.metrics.refused),
         ws="none",
         lifespan="on",
         timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,
     )
-
-
-def _refused(metrics: Metrics, error_type: str) -> None:
-    metrics.refused(STATUSES.get(error_type, 400), error_type)
 
 
 def bind(host: str, port: int) -> socket.socket:
