@@ -5,7 +5,8 @@
 - `max_header_bytes`: of the request line and headers, and of any other run of bytes that is no body: 431.
 - `header_seconds`: from the connection, or the next request's first byte, to the end of its headers: 408. Where not a
   byte of a request has come, the connection is closed without an answer.
-- `body_seconds`: from the end of the headers to the end of the body: 408; the application sees a client that left.
+- `body_seconds`: from the end of the headers to the end of the body: 408; the application sees a client that left, and
+  why in its scope's state, `error_type`.
 - `send_seconds`: time in which a client must have taken its answer, or 64 KiB more of it: else it is cut off.
 - What is no HTTP/1.1, or could be read in two ways: 400.
 
@@ -203,6 +204,7 @@ class Protocol(HttpToolsProtocol):
         if self._in_body and self.pipeline:
             self.pipeline.popleft()  # not begun, and not to begin
         elif self._in_body:
+            self.scope["state"]["error_type"] = found.error_type  # why the application finds the client gone
             self._abandon(self._refused)
         elif not self._is_answering():
             self._close(self._refused)

@@ -351,7 +351,8 @@ def test_a_body_that_does_not_end(start: Start, sent: bytes) -> None:
     message = refusal(running.ask(sent), 408, "Slow")
     assert message == "the request's body did not come within 0.3 seconds, the limit"
     assert running.counted == ["Slow"]
-    assert running.app.seen == ["disconnect"]
+    wait_until(lambda: running.app.seen == ["disconnect"])
+    assert running.app.scopes[0]["state"] == {"error_type": "Slow"}
 
 
 def test_an_openai_path_is_answered_in_its_shape(start: Start) -> None:
