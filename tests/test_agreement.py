@@ -1,19 +1,22 @@
 """Same text, same bundle, same vector: in torch, in ONNX Runtime and over HTTP.
 
-Tiny random encoders walk the whole road: train two steps, export, serve. Vectors are compared normalised, so that
-1e-4 means the same for each.
+Tiny random encoders walk the whole road: train two steps, export, serve beside another model. Vectors are compared
+normalised, so that 1e-4 means the same for each.
 """
 
+from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import pytest
 from harness import Process
 from numpy.typing import NDArray
+from tiny_bundle import OTHER, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
 from training.encoder import SentenceEncoder
@@ -74,10 +77,25 @@ class Road:
     graph: GraphEncoder
     server: Process
 
-    def http(self, texts: list[str]) -> NDArray[np.float64]:
-        answer = httpx.post(f"{self.server.url}/embed", json={"inputs": texts, "normalize": False}, timeout=60)
+    def post(self, path: str, **body: Any) -> Any:
+        answer = httpx.post(self.server.url + path, json=body, timeout=60)
         assert answer.status_code == 200, answer.text
-        return np.array(answer.json())
+        return answer.json()
+
+    def http(self, texts: list[str] | list[list[int]], path: str = "/embed") -> NDArray[np.float64]:
+        return np.array(self.post(path, inputs=texts, normalize=False))
+
+    def base64(self, texts: list[str]) -> NDArray[np.float32]:
+        rows = self.post("/embed", inputs=texts, normalize=False, encoding_format="base64")
+        return np.stack([np.frombuffer(b64decode(row), "<f4") for row in rows])
+
+    def openai(self, texts: list[str] | list[list[int]], **fields: str) -> NDArray[np.float64]:
+        rows = [row["embedding"] for row in self.post("/v1/embeddings", input=texts, **fields)["data"]]
+        return np.array([np.frombuffer(b64decode(row), "<f4") if isinstance(row, str) else row for row in rows])
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Each text's own tokens, those that will be cut among them."""
+        return [[t["id"] for t in own] for own in self.post("/tokenize", inputs=texts, add_special_tokens=False)]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -89,9 +107,10 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
     words = [word for key, value in keys.items() for word in (f"--{key}", value.replace("{parent}", parent))]
     fit([case.recipe, "--out", str(folder / "run"), *words])
-    export([str(folder / "run"), str(folder / "bundle"), *case.flags])
-    bundle = Bundle.load(folder / "bundle")
-    server = Process("--bundle", str(folder / "bundle"), "--threads", "1")
+    export([str(folder / "run"), str(folder / "models" / "road"), *case.flags])
+    bundle = Bundle.load(folder / "models" / "road")
+    write_bundle(folder / "models" / "beside", **OTHER)
+    server = Process("--bundle", str(folder / "models"), "--model", "road", "--threads", "1", "--token-ids")
     torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=bundle.spec.denoising)
     yield Road(torch, GraphEncoder.of(bundle, "fp32"), server)
     server.close()
@@ -125,9 +144,21 @@ def test_texts_have_one_vector_wherever_they_are_embedded(road: Road) -> None:
         "HTTP, one by one": np.concatenate([road.http([text]) for text in TEXTS]),
         "HTTP, batched": road.http(TEXTS),
         "HTTP, batched in another order": road.http(TEXTS[::-1])[::-1],
+        "HTTP, by the model's path": road.http(TEXTS, "/models/road/embed"),
+        "HTTP, base64": road.base64(TEXTS),
+        "HTTP, token ids": road.http(road.ids(TEXTS)),
     }
     for place, vectors in found.items():
         np.testing.assert_allclose(units(vectors), expected, atol=TOLERANCE, rtol=0, err_msg=place)
+    pointed = np.linalg.norm(expected, axis=1) > 0.5  # OpenAI's are of length 1, whatever denoising left of a row
+    assert pointed.sum() >= len(TEXTS) - 2
+    found = {
+        "OpenAI's route": road.openai(TEXTS),
+        "OpenAI's route, base64": road.openai(TEXTS, encoding_format="base64"),
+        "OpenAI's route, token ids": road.openai(road.ids(TEXTS), model="road"),
+    }
+    for place, vectors in found.items():
+        np.testing.assert_allclose(vectors[pointed], expected[pointed], atol=TOLERANCE, rtol=0, err_msg=place)
 
 
 def test_similarity_is_the_cosine_of_these_vectors(road: Road) -> None:
@@ -135,3 +166,16 @@ def test_similarity_is_the_cosine_of_these_vectors(road: Road) -> None:
     answer = httpx.post(f"{road.server.url}/similarity", json=body, timeout=60)
     vectors = units(road.torch.embed([TEXTS[0], *TEXTS[4:8]]))
     np.testing.assert_allclose(answer.json(), vectors[1:] @ vectors[0], atol=TOLERANCE)
+
+
+def test_two_models_at_work_at_once_keep_their_own_vectors(road: Road) -> None:
+    words = ["a man", "two dogs run", "the guitar"]
+    beside = [vector(sequence(text, OTHER["template"]), OTHER["dimension"], OTHER["seed"]) for text in words]
+    expected = units(road.torch.embed(TEXTS[:8]))
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(road.http, words, "/models/beside/embed") for _ in range(8)]
+        found = [pool.submit(road.http, TEXTS[:8]) for _ in range(8)]
+    for each in others:
+        np.testing.assert_allclose(each.result(), beside, atol=1e-6)
+    for each in found:
+        np.testing.assert_allclose(units(each.result()), expected, atol=TOLERANCE)

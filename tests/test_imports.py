@@ -54,6 +54,7 @@ sys.meta_path.insert(0, Absent())
 ANSWER = """
 import asyncio, httpx
 from pathlib import Path
+import service.__main__, service.server
 from service.app import create_app
 from service.settings import Settings
 
