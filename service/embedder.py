@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter
@@ -88,6 +88,7 @@ class Embedder:
         )
         self.load_seconds = 0.0  # warming up included
         self._max_inputs = settings.max_inputs
+        self._max_characters = settings.max_text_characters
         self._admission = admission
         self._metrics: ModelMetrics
         self._failed_at: float | None = None
@@ -164,7 +165,7 @@ class Embedder:
 
         Raises Invalid, TextError, Overloaded, Unavailable, Late or BackendFailed; then none of the texts is embedded.
         """
-        self.check_count(len(inputs))
+        self.check_inputs(inputs)
         self._admission.check(client)
         self._requests += 1
         self._idle.clear()
@@ -175,10 +176,15 @@ class Embedder:
             if not self._requests:
                 self._idle.set()
 
-    def check_count(self, texts: int) -> None:
-        """Raise Invalid where one request has too many."""
-        if texts > self._max_inputs:
-            raise Invalid(f"{texts} texts in one request; at most {self._max_inputs} are allowed: split it")
+    def check_inputs(self, inputs: Sequence[Sized]) -> None:
+        """Raise Invalid where one request has too many, or one that would keep a tokenizer's thread for seconds."""
+        if len(inputs) > self._max_inputs:
+            raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
+        for place, each in enumerate(inputs):
+            if len(each) > self._max_characters:
+                raise Invalid(
+                    f"text {place} has {len(each)} characters; at most {self._max_characters} are allowed: cut it"
+                )
 
     @property
     def failing_for(self) -> float:

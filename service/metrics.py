@@ -198,9 +198,7 @@ class Metrics:
         self._in_flight_limit = self._gauge("cloze_requests_in_flight_limit", "how many may be; `max_requests`")
         self._tokens_in_flight = self._gauge("cloze_tokens_in_flight", "tokens of the requests at work")
         self._tokens_limit = self._gauge("cloze_tokens_in_flight_limit", "how many may be; `max_tokens_in_flight`")
-        self._reloads = self._counter(
-            "cloze_reloads", "reloads; one that failed changed nothing", "outcome"
-        )
+        self._reloads = self._counter("cloze_reloads", "reloads; one that failed changed nothing", "outcome")
         for outcome in get_args(Outcome):
             self._reloads.labels(outcome)
 

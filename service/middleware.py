@@ -74,8 +74,9 @@ class Door:
             if self._posts > self.limit:
                 raise Overloaded(f"{self.limit} requests are at work, the limit; send it again later")
             await self.app(scope, receive, watched)
-        except ClientDisconnect:  # while its body was read
-            self.metrics.dropped()
+        except ClientDisconnect:  # while its body was read; where the protocol gave it up, that is counted already
+            if "error_type" not in scope["state"]:
+                self.metrics.dropped()
             return
         except Exception as error:
             if not isinstance(error, ClozeError):

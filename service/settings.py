@@ -67,6 +67,9 @@ class Settings(BaseSettings):
     )
     max_requests: int = Field(1024, ge=1, description="requests at work at once; one beyond is refused with 429")
     max_inputs: int = Field(16_384, ge=1, description="texts in one request; more are refused with 422")
+    max_text_characters: int = Field(
+        1_000_000, ge=1, description="characters of one text; a longer one is refused with 422"
+    )
     max_body_bytes: int = Field(16_777_216, ge=1, description="bytes of one request's body; more are refused with 413")
     max_header_bytes: int = Field(16_384, ge=512, description="bytes of one request's head; more are refused with 431")
     token_ids: bool = Field(False, description="take token ids of the model's own vocabulary for a text")

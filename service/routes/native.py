@@ -135,7 +135,7 @@ async def _tokenize(body: TokenizeRequest, request: Request) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts:
         raise Empty("inputs is an empty list; send at least one text")
-    embedder.check_count(len(texts))
+    embedder.check_inputs(texts)
     if (characters := sum(map(len, texts))) > CHARACTERS:
         raise Invalid(f"{characters} characters in one request; at most {CHARACTERS} are shown as tokens: split it")
     whole = body.add_special_tokens
@@ -152,7 +152,7 @@ async def _decode(body: DecodeRequest, request: Request) -> Response:
     if not body.ids:
         raise Empty("ids is an empty list; send at least one id")
     sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
-    embedder.check_count(len(sequences))
+    embedder.check_inputs(sequences)
 
     def read() -> bytes:
         encoder = embedder.bundle.text_encoder
