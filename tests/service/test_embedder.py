@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
@@ -27,10 +27,10 @@ EXPECTED = np.stack([vector(sequence(text)) for text in ("a " * KEPT if len(text
 
 
 @pytest.fixture
-def device() -> Iterator[Device]:
+async def device() -> AsyncIterator[Device]:
     made = Device(2)
     yield made
-    assert made.close()
+    assert await made.close(60)
 
 
 @pytest.fixture
@@ -108,6 +108,8 @@ async def test_a_text_too_long_is_refused_where_cutting_is(embedder: Embedder) -
 async def test_too_many_texts_are_refused(cold: Callable[..., Embedder]) -> None:
     with pytest.raises(Invalid, match="3 texts in one request; at most 2 are allowed"):
         await embed(cold(max_inputs=2), ["a"] * 3)
+    with pytest.raises(Invalid, match="text 1 has 1001 characters; at most 1000 are allowed"):
+        await embed(cold(max_text_characters=1000), ["a", "b" * 1001])
 
 
 async def test_what_is_admitted_is_let_go(cold: Callable[..., Embedder]) -> None:
@@ -167,7 +169,9 @@ async def test_the_session_runs_in_one_thread_that_is_not_the_loops(
     assert threads.pop().startswith("graphs")
 
 
-def test_warm_up_runs_the_largest_shape_first(cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warm_up_runs_the_largest_shape_first(
+    cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedder = cold(max_batch_tokens=100)
     shapes: list[tuple[int, ...]] = []
     run: Callable[[Batch], NDArray[np.float32]] = embedder.session.run
@@ -176,7 +180,9 @@ def test_warm_up_runs_the_largest_shape_first(cold: Callable[..., Embedder], mon
     assert shapes == [(3, MAX_TOKENS), (1, embedder.bundle.text_encoder.template_tokens)]
 
 
-def test_a_warm_up_that_fails_says_what_to_do(cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_warm_up_that_fails_says_what_to_do(
+    cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedder = cold()
 
     def broken(batch: Batch) -> NDArray[np.float32]:
