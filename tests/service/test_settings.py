@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from encoding.bundle import PRECISIONS
 from service.errors import BadSettings
@@ -80,6 +81,9 @@ def test_keys_are_taken_and_never_shown() -> None:
     assert settings.api_keys.get_secret_value() == settings.admin_keys.get_secret_value() == SECRET
     for shown in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
         assert SECRET not in shown
+    with pytest.raises(ValidationError) as caught:
+        Settings(api_keys=SECRET)
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(
