@@ -68,7 +68,9 @@ def create_app(settings: Settings) -> FastAPI:
     _route(app, settings, guard)
     app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, limit=settings.max_requests)
     if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     metrics.watch(
         requests=lambda: traffic.in_flight,
         requests_limit=settings.max_requests,
