@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 class _Item(NamedTuple):
     """One text on its way to a batch."""
 
+    place: int  # in its request
     ids: list[int]
     since: float
 
@@ -215,7 +216,9 @@ class Embedder:
         now = perf_counter()
         lengths, cut = [len(each.ids) for each in tokens], [each.cut for each in tokens]
         with self._admission.admit(sum(lengths), client):
-            rows = await self.batcher.submit([_Item(each.ids, now) for each in tokens], client=client)
+            rows = await self.batcher.submit(
+                [_Item(place, each.ids, now) for place, each in enumerate(tokens)], client=client
+            )
         vectors = await self.device.work(lambda: np.stack([row.vector for row in rows]))
         self._metrics.tokenized(now - started)
         self._metrics.embedded(len(tokens), sum(lengths), sum(lost > 0 for lost in cut))
@@ -251,7 +254,12 @@ class Embedder:
 
     async def _run(self, items: list[_Item]) -> list[_Row]:
         started = perf_counter()
-        vectors = await self._forward_or_note([item.ids for item in items])
+        try:
+            vectors = await self._forward_or_note([item.ids for item in items])
+        except BackendFailed as error:
+            if len(items) > 1:
+                raise
+            raise BackendFailed(f"text {items[0].place}: {error}") from error.__cause__
         ran = perf_counter() - started
         waits, lengths = [started - item.since for item in items], [len(item.ids) for item in items]
         self._metrics.batch(waits, sum(lengths), max(lengths) * len(items), ran)

@@ -501,7 +501,7 @@ async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp
 @pytest.mark.parametrize("encoding_format", ["float", "base64", "int8", "ubinary"])
 async def test_nan_is_never_answered(both: httpx.AsyncClient, encoding_format: str) -> None:
     body = {"inputs": ["a", "poison"], "encoding_format": encoding_format}
-    refused(await both.post("/embed", json=body), 424, "Backend", "not finite")
+    refused(await both.post("/embed", json=body), 424, "Backend", "text 1: the model gave a vector that is not finite")
     pair = {"inputs": {"pairs": [["a", "poison"]]}}
     refused(await both.post("/similarity", json=pair), 424, "Backend", "not finite")
     refused(await both.post("/search", json={"query": "a", "texts": ["poison"]}), 424, "Backend", "not finite")
