@@ -88,7 +88,8 @@ def _route(app: FastAPI, settings: Settings, guard: Guard) -> None:
     app.include_router(native.router, dependencies=keys)
     app.include_router(native.router, prefix="/models/{model}", dependencies=[*keys, Depends(of_model)])
     app.include_router(native.roots, dependencies=keys)
-    app.include_router(status.router)
+    app.include_router(status.probes)
+    app.include_router(status.router, dependencies=keys)
     app.include_router(admin.router, dependencies=[Security(BEARER)])
     if settings.docs:
         app.include_router(docs.router)

@@ -94,7 +94,7 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 }
 Name = Annotated[str, Path(description="Name of a model, as /v1/models lists it")]
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], responses={401: FAULTS[401]})
 posts = APIRouter(route_class=JSONRoute, responses=FAULTS)
 
 
@@ -111,8 +111,8 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(data=[_card(embedder) for embedder in models])
 
 
-@router.get("/v1/models/{model}", responses={404: {"model": FaultBody}}, summary="One of these")
-@router.get("/models/{model}", responses={404: {"model": FaultBody}}, summary="One of these")
+@router.get("/v1/models/{model}", responses={404: FAULTS[404]}, summary="One of these")
+@router.get("/models/{model}", responses={404: FAULTS[404]}, summary="One of these")
 async def one_model(model: Name, request: Request) -> ModelCard:
     return _card(pick(request, model))
 

@@ -14,29 +14,34 @@ from service.routes.common import of_model, pick
 from service.routes.schemas import Info, TemplateInfo
 from service.settings import Settings
 
-__all__ = ["router"]
+__all__ = ["probes", "router"]
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not ready; the text says why"}}
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No model of that name is served"}}
 
-router = APIRouter(tags=["status"])
+UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "A key is needed, and none that is known was sent"}
+}
+
+probes = APIRouter(tags=["status"], default_response_class=Response)  # for these no key is needed
+router = APIRouter(tags=["status"], responses=UNAUTHORIZED)
 
 
-@router.get("/health", responses=NOT_READY, summary="Whether every model answers")
-@router.get("/health/ready", responses=NOT_READY, summary="The same")
+@probes.get("/health", responses=NOT_READY, summary="Whether every model answers")
+@probes.get("/health/ready", responses=NOT_READY, summary="The same")
 async def ready(request: Request) -> Response:
     """Empty where every model answers; after a failed batch the model is tried first. Busy is ready."""
     await request.app.state.health.check()
     return Response()
 
 
-@router.get("/health/live", summary="Whether the process answers")
+@probes.get("/health/live", summary="Whether the process answers")
 async def live() -> Response:
     return Response()
 
 
-@router.get("/health/startup", summary="Whether every model is loaded and warmed up")
+@probes.get("/health/startup", summary="Whether every model is loaded and warmed up")
 async def startup() -> Response:
     """The port opens only then, so the answer is 200 or none."""
     return Response()
@@ -52,14 +57,19 @@ async def info_of_model(request: Request) -> Info:
     return describe(pick(request), request.app.state.models, request.app.state.settings)
 
 
-@router.get("/models/{model}/health", responses={**NOT_READY, **UNKNOWN}, dependencies=[Depends(of_model)])
+@router.get(
+    "/models/{model}/health",
+    response_class=Response,
+    responses={**NOT_READY, **UNKNOWN},
+    dependencies=[Depends(of_model)],
+)
 async def health_of_model(request: Request) -> Response:
     """Whether one model answers, for a client that takes only that model's URL."""
     await pick(request).check()
     return Response()
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import httpx
 from fastapi import FastAPI
@@ -47,16 +48,23 @@ class Process:
             env=environ,
             cwd=ROOT,
         )
-        self.log = ""
-        self.url = self._ready()
+        self.log, self.url = "", ""
+        self._served = Event()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._served.wait()
+        assert self.url, f"the server ended before it served:\n{self.log}"
 
-    def _ready(self) -> str:
+    def _read(self) -> None:
+        """Take the log until the end: each POST is a line of it, and a full pipe would hold the server up."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
-            if found := re.search(r"serving (http://[\w.:\[\]]+)", line):
-                return found[1]
-        raise AssertionError(f"the server ended before it served:\n{self.log}")
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log += line
+                if found := re.search(r"serving (http://[\w.:\[\]]+)", line):
+                    self.url = found[1]
+                    self._served.set()
+        self._served.set()
 
     def end(self, number: int) -> int:
         """Send a signal, and wait for the status."""
@@ -64,9 +72,7 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        assert self.process.stderr is not None
-        self.log += self.process.stderr.read()
-        self.process.stderr.close()
+        self._reader.join(60)
         return self.process.wait(60)
 
     def close(self) -> None:
