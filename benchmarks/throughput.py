@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ def served(bundle: str, texts_a_request: int, clients: int) -> Iterator[Contende
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(line.rpartition("serving ")[2].strip() for line in process.stderr if "serving http" in line)
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # each request is a line; a full pipe blocks
 
         async def send(texts: Sequence[str]) -> None:
             requests = iter(range(0, len(texts), texts_a_request))

@@ -26,9 +26,9 @@ HEADERS = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def stack(project: str, bundle: Path) -> Iterator[Stack]:
-    """The tiny bundle, in small batches on one thread, so that requests wait; debug logs each request."""
+    """The tiny bundle, in small batches on one thread, so that requests wait."""
     settings = {"BUNDLES": str(bundle.parent), "BUNDLE": bundle.name}
-    service = {"CLOZE_THREADS": "1", "CLOZE_MAX_BATCH_TOKENS": "64", "CLOZE_LOG_LEVEL": "debug"}
+    service = {"CLOZE_THREADS": "1", "CLOZE_MAX_BATCH_TOKENS": "64", "CLOZE_LOG_FORMAT": "text"}
     made = Stack(project, settings | service)
     yield made
     made.down()
