@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import ClassVar
 
 import httpx
 from fastapi import FastAPI
@@ -39,10 +40,12 @@ async def until(condition: Callable[[], object]) -> None:
 class Process:
     """A server in a process of its own; `log` is all it wrote once it has ended."""
 
+    program: ClassVar[tuple[str, ...]] = ("-m", "service")
+
     def __init__(self, *arguments: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--port", "0", *arguments],
+            [sys.executable, *self.program, "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environ,

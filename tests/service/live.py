@@ -1,11 +1,8 @@
 """A service over real sockets, its graphs held still or let go by the test, and clients that misbehave on them."""
 
 import json
-import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +14,7 @@ import numpy as np
 import onnx
 import uvicorn
 from fastapi import FastAPI
-from harness import ROOT, Process
+from harness import Process
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client.parser import text_string_to_metric_families
@@ -197,10 +194,7 @@ def hanging() -> onnx.ModelProto:
     return model
 
 
-class Breakable(Process):
-    """A server whose graphs fail from SIGUSR1 on, as after the loss of a GPU."""
-
-    PROGRAM = """
+BREAKABLE = """
 import signal, sys
 from service.__main__ import main
 from service.session import Session
@@ -215,17 +209,11 @@ signal.signal(signal.SIGUSR1, lose)
 sys.exit(main(sys.argv[1:]))
 """
 
-    def __init__(self, *arguments: str) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM, "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environ,
-            cwd=ROOT,
-        )
-        self.log = ""
-        self.url = self._ready()
+
+class Breakable(Process):
+    """A server whose graphs fail from SIGUSR1 on, as after the loss of a GPU."""
+
+    program = ("-c", BREAKABLE)
 
 
 def files(process: Process) -> int:
