@@ -13,7 +13,7 @@ from service.body import JSONRoute
 from service.embedder import Embedder
 from service.models import Models
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
-from service.routes.schemas import Inputs
+from service.routes.schemas import Inputs, Options
 from service.vectors import Format, finish, rows
 
 __all__ = ["router"]
@@ -34,15 +34,12 @@ class FaultBody(BaseModel):
     error: Fault
 
 
-class EmbeddingsRequest(BaseModel):
-    """One text or many, each to a vector of length 1."""
+class EmbeddingsRequest(Options):
+    """One text or many, each to a vector of length 1; what is not OpenAI's goes by the client's `extra_body`."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, json_schema_extra={"example": {"input": ["A man plays a guitar."]}}
-    )
+    model_config = ConfigDict(json_schema_extra={"example": {"input": ["A man plays a guitar."]}})
 
     input: Inputs = Field(description="A text or a list of them; token ids only where the service allows them")
-    model: str | None = Field(None, description="As /v1/models lists it; null or empty: the default")
     encoding_format: Format | None = Field(
         None, description="null or float; base64, as OpenAI's clients ask for; the others as in /embed"
     )
@@ -120,7 +117,7 @@ async def one_model(model: Name, request: Request) -> ModelCard:
 async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
     embedder = pick(request, body.model)
     check_dimensions(body.dimensions, embedder)
-    found = await embed(listed(body.input, request), request, embedder)
+    found = await embed(listed(body.input, request), request, embedder, body.truncate, body.direction)
     tokens = sum(found.tokens)
 
     def write() -> bytes:

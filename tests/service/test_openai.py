@@ -93,6 +93,15 @@ async def test_three_thousand_inputs_are_one_request(both: httpx.AsyncClient) ->
     assert found["usage"]["prompt_tokens"] == sum(len(sequence(text)) for text in texts)
 
 
+async def test_truncation_goes_by_the_extra_body(both: httpx.AsyncClient) -> None:
+    long = "man " + "a " * MAX_TOKENS
+    body = {"input": long, "truncate": False}
+    refused(await both.post(ROUTE, json=body), 422, "invalid_request_error", "context_length_exceeded", "text 0 has")
+    found = await ask(both, input=long, truncation_direction="left")
+    kept = "a " * (MAX_TOKENS - len(sequence("")))
+    np.testing.assert_allclose(found["data"][0]["embedding"], units(kept)[0], atol=1e-6)
+
+
 async def test_usage_is_what_was_run(both: httpx.AsyncClient) -> None:
     response = await both.post(ROUTE, json={"input": ["a " * 500, "a"]})
     tokens = MAX_TOKENS + len(sequence("a"))
