@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +34,18 @@ class Stack:
     def up(self) -> str:
         """Start the service, wait until it is healthy, and tell its address."""
         self.compose("up", "--detach", "--no-build", "--wait")
+        return self.address()
+
+    def address(self) -> str:
+        """Where it is published; another place after each start."""
         return self.compose("port", "service", "8080").strip()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Only a hang runs out of patience."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.2)
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "5")
@@ -47,8 +60,15 @@ class Stack:
 
     def state(self, field: str) -> str:
         """One field of the container's state, as the engine tells it."""
+        return self._inspect(f"State.{field}")
+
+    def restarts(self) -> int:
+        """How often the restart policy has started it."""
+        return int(self._inspect("RestartCount"))
+
+    def _inspect(self, field: str) -> str:
         container = self.compose("ps", "--all", "--quiet", "service").strip()
-        return run("docker", "inspect", "--format", f"{{{{.State.{field}}}}}", container).strip()
+        return run("docker", "inspect", "--format", f"{{{{.{field}}}}}", container).strip()
 
     def log(self) -> str:
         return self.compose("logs", "--no-color", "--no-log-prefix", "service")

@@ -181,6 +181,31 @@ def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack:
     assert "Traceback" not in log
 
 
+KILL = """
+import os, pathlib, signal
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    if (folder / "cmdline").read_bytes().split(b"\\0")[1:3] == [b"-m", b"service"]:
+        os.kill(int(folder.name), signal.SIGKILL)
+"""
+
+
+def test_killed_under_load_it_is_started_again(stack: Stack, bundle: Path) -> None:
+    """What was at work is lost, and its clients know; the restart policy brings the service back."""
+    texts = TEXTS[:4]
+    address, restarts = stack.up(), stack.restarts()
+    clients = Clients(address, library(bundle, texts), texts)
+    clients.wait_for(answered=5 * CLIENTS)
+    stack.python(KILL)  # from inside: what the engine itself kills it does not start again
+    clients.join()
+    stack.wait_for(lambda: stack.restarts() == restarts + 1 and stack.state("Health.Status") == "healthy")
+    print(dict(clients.counts))
+    assert all(isinstance(error, http.client.IncompleteRead) for error in clients.wrong)  # died while it wrote
+    assert clients.counts["sent"] == clients.counts["answered"] + clients.counts["refused"] + len(clients.wrong)
+    client = http.client.HTTPConnection(stack.address(), timeout=PATIENCE)
+    assert_agree(post(client, texts), library(bundle, texts))
+    client.close()
+
+
 def test_without_any_setting_it_serves_the_shipped_model(project: str) -> None:
     stack = Stack(project)
     try:
