@@ -41,6 +41,7 @@ __all__ = [
     "seal",
     "sha256",
     "staging",
+    "unreadable",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -130,15 +131,17 @@ class Bundle:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read and check all of a bundle.
 
-        Raises BundleError, which names the missing or altered file and the command that makes a bundle.
+        Raises BundleError, which names the missing, altered or unreadable file and what to do.
         """
         folder = Path(path)
-        spec = _read_spec(folder)
-        _check_files(folder, spec)
         try:
+            spec = _read_spec(folder)
+            _check_files(folder, spec)
             encoder = spec.text_encoder(folder)
         except TemplateError as error:
             raise BundleError(f"{folder / SPEC_FILE}: {error}") from error
+        except OSError as error:
+            raise unreadable(folder, error) from error
         return cls(folder, spec, encoder)
 
     @property
@@ -209,6 +212,12 @@ def seal(folder: Path, reading: Reading, dimension: int, provenance: Provenance)
     return spec
 
 
+def unreadable(path: Path, error: OSError) -> BundleError:
+    """What to say where a bundle, or a folder of them, is there and may not be read."""
+    found = error.filename or path
+    return BundleError(f"{found} cannot be read ({error.strerror}); let the user of this process read it")
+
+
 def sha256(path: Path) -> str:
     """The hexadecimal digest of a file's bytes."""
     with path.open("rb") as file:
@@ -223,7 +232,7 @@ def _read_spec(folder: Path) -> Spec:
         raise BundleError(f"{folder} has no {SPEC_FILE}, so it is no finished bundle; make one with `{EXPORT_COMMAND}`")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read ({error}); {RESTORE}") from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:

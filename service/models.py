@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, Self
 
-from encoding.bundle import SPEC_FILE, Bundle
+from encoding.bundle import SPEC_FILE, Bundle, unreadable
 from encoding.errors import BundleError, ClozeError
 from service.admission import Admission
 from service.device import Device
@@ -147,9 +147,12 @@ class Models:
 
 def _folders(path: Path) -> list[Path]:
     """The bundle itself, or the bundles in it by name."""
-    if (path / SPEC_FILE).exists() or not path.is_dir():
-        return [path]
-    found = sorted(folder for folder in path.iterdir() if (folder / SPEC_FILE).is_file() and folder.name[0] != ".")
+    try:
+        if (path / SPEC_FILE).exists() or not path.is_dir():
+            return [path]
+        found = sorted(folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file())
+    except OSError as error:
+        raise unreadable(path, error) from error
     if not found:
         raise BundleError(
             f"{path} is no bundle and holds none: there is no {SPEC_FILE} in it or in a folder of it; make a bundle "

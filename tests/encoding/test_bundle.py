@@ -109,6 +109,26 @@ def test_another_version_is_refused(bundle: Path, version: object) -> None:
         Bundle.load(bundle)
 
 
+def test_a_contract_nested_too_deep_is_named(bundle: Path) -> None:
+    (bundle / SPEC_FILE).write_text("[" * 100_000)
+    with pytest.raises(BundleError, match=r"embedding\.json cannot be read .*training\.export"):
+        Bundle.load(bundle)
+
+
+def test_a_file_that_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("encoding.bundle.sha256", denied)
+    with pytest.raises(BundleError, match=r"config\.json cannot be read \(Permission denied\); let the user"):
+        Bundle.load(bundle)
+
+
+def test_a_path_that_the_system_refuses_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="xxx"):
+        Bundle.load(tmp_path / ("x" * 300))
+
+
 def test_a_list_is_no_contract(bundle: Path) -> None:
     (bundle / SPEC_FILE).write_text("[]")
     with pytest.raises(BundleError, match="format_version None"):

@@ -206,16 +206,21 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
         assert_is(embed(url, TEXTS), seed=5)
 
 
+@pytest.mark.parametrize("where", ["encoding.bundle.sha256", "service.models.Path.iterdir"])
 def test_a_folder_that_cannot_be_read_is_told(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def denied(path: object) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", str(path))
 
     with served(create_app(settings)) as url:
-        monkeypatch.setattr("service.models.Bundle.load", denied)
-        assert reload(url)[0] == 500
-        assert "the reload failed, nothing has changed: [Errno 13]" in caplog.text
+        with monkeypatch.context() as patch:
+            patch.setattr(where, denied)
+            status, body = reload(url)
+        assert (status, body["error_type"]) == (409, "ReloadFailed")
+        assert "cannot be read (Permission denied)" in body["error"]
+        assert "the reload failed, nothing has changed: " in caplog.text
+        assert "Traceback" not in caplog.text
         assert metrics(url)["cloze_reloads_total{outcome=failed}"] == 1
         assert_is(embed(url, TEXTS), seed=0)
 
