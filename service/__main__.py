@@ -12,6 +12,7 @@ from pydantic import Field
 from encoding.errors import ClozeError
 from service.errors import BadSettings
 from service.logs import configure
+from service.memory import give_back
 from service.settings import Settings
 
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = Command.read(arguments)
         configure(settings.log_level, settings.log_format)
+        give_back()
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service's own threads are enough
         if settings.check:
             _check(settings)

@@ -1,0 +1,25 @@
+"""The process's memory: what is no longer needed goes back to the system."""
+
+import ctypes
+from typing import Final
+
+__all__ = ["give_back"]
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+LARGE: Final = 1_048_576  # bytes
+
+
+def give_back() -> None:
+    """Have glibc return freed blocks of a mebibyte or more at once; nothing with another C library.
+
+    Else that limit rises by itself to 32 MiB, and each thread keeps the room of the largest bodies and answers that
+    it has ever held.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl and macOS have none, Windows no such library
+        return
+    for parameter, value in ((M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 2)):
+        mallopt(parameter, value)

@@ -1,0 +1,35 @@
+"""Memory goes back to the system."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from harness import ROOT
+
+MEBIBYTE = 2**20
+CODE = """
+import sys
+from pathlib import Path
+from service.memory import give_back
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "given back":
+    give_back()
+for size in (8, 16, 30):  # each of them freed makes glibc keep blocks of its size
+    bytearray(size * 2**20)
+blocks = [bytearray(b"x" * (2 * 2**20)) for _ in range(60)]
+full = resident()
+blocks = blocks[-1:]
+print(full - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("way", ["given back", "kept"])
+def test_large_blocks_are_given_back(way: str) -> None:
+    """Among them is one that is still needed, as there is in a service; without us glibc keeps the rest."""
+    found = subprocess.run([sys.executable, "-c", CODE, way], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (int(found.stdout) > 100 * MEBIBYTE) == (way == "given back")
