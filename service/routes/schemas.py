@@ -1,8 +1,13 @@
-"""What the native routes take and give: text-embeddings-inference's wire format and more. Other fields are ignored."""
+"""What the native routes take and give: text-embeddings-inference's wire format and more. Other fields are ignored.
 
+A body may hold millions of items and is checked on the event loop: so no union is tried branch by branch, which notes
+an error for each item, and a list ends at its first error.
+"""
+
+from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, PlainValidator, Tag
 from pydantic_core import PydanticCustomError
 
 from encoding.text import Direction
@@ -38,15 +43,15 @@ def _inputs(value: Any) -> Any:
         raise PydanticCustomError(
             "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
         )
-    wanted = _shape_of(value[0]) if value else "text"
-    for index, item in enumerate(value):
-        if _shape_of(item) != wanted or wanted == "other":
-            raise PydanticCustomError(
-                "inputs",
-                "item {index} should be {wanted}, not {kind}",
-                {"index": index, "wanted": WANTED[wanted], "kind": _kind(item)},
-            )
-    return value
+    if _are_texts(value) or _are_ids(value) or _are_lists_of_ids(value):
+        return value
+    wanted = _shape_of(value[0])
+    index = next(place for place, item in enumerate(value) if _shape_of(item) != wanted or wanted == "other")
+    raise PydanticCustomError(
+        "inputs",
+        "item {index} should be {wanted}, not {kind}",
+        {"index": index, "wanted": WANTED[wanted], "kind": _kind(value[index])},
+    )
 
 
 WANTED = {"text": "a text", "id": "a token id, as the first is", "ids": "a list of token ids", "other": "a text"}
@@ -55,13 +60,21 @@ WANTED = {"text": "a text", "id": "a token id, as the first is", "ids": "a list 
 def _shape_of(item: Any) -> str:
     if isinstance(item, str):
         return "text"
-    if _is_id(item):
+    if _are_ids([item]):
         return "id"
-    return "ids" if isinstance(item, list) and all(map(_is_id, item)) else "other"
+    return "ids" if isinstance(item, list) and _are_ids(item) else "other"
 
 
-def _is_id(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < TOKEN_LIMIT
+def _are_texts(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {str}
+
+
+def _are_ids(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {int} and min(items, default=0) >= 0 and max(items, default=0) < TOKEN_LIMIT
+
+
+def _are_lists_of_ids(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {list} and _are_ids(list(chain.from_iterable(items)))
 
 
 def _kind(value: Any) -> str:
@@ -78,16 +91,15 @@ def _kind(value: Any) -> str:
 
 
 def _texts(value: Any) -> Any:
-    if not isinstance(value, str | list) or (isinstance(value, list) and any(not isinstance(i, str) for i in value)):
-        raise PydanticCustomError("texts", "should be a text or a list of texts")
-    return value
+    if isinstance(value, str) or (isinstance(value, list) and _are_texts(value)):
+        return value
+    raise PydanticCustomError("texts", "should be a text or a list of texts")
 
 
 def _ids(value: Any) -> Any:
-    shapes = {_shape_of(item) for item in value} if isinstance(value, list) else {"other"}
-    if not (shapes <= {"id"} or shapes <= {"ids"}):
-        raise PydanticCustomError("ids", "should be a list of token ids, or a list of such lists")
-    return value
+    if isinstance(value, list) and (_are_ids(value) or _are_lists_of_ids(value)):
+        return value
+    raise PydanticCustomError("ids", "should be a list of token ids, or a list of such lists")
 
 
 def _no_prompts(value: Any) -> None:
@@ -97,8 +109,14 @@ def _no_prompts(value: Any) -> None:
         )
 
 
-Inputs = Annotated[str | list[str] | list[int] | list[list[int]], BeforeValidator(_inputs)]
-Texts = Annotated[str | list[str], BeforeValidator(_texts)]
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_LIMIT)]
+AnyInputs = str | list[str] | list[int] | list[list[int]]
+OneOrMany = str | list[str]
+AnyIds = list[TokenId] | list[list[TokenId]]
+Inputs = Annotated[AnyInputs, PlainValidator(_inputs, json_schema_input_type=AnyInputs)]
+Texts = Annotated[OneOrMany, PlainValidator(_texts, json_schema_input_type=OneOrMany)]
+Ids = Annotated[AnyIds, PlainValidator(_ids, json_schema_input_type=AnyIds)]
+TextList = Annotated[list[str], FailFast()]
 ModelName = Annotated[str | None, Field(description="Which model, where several are served; null: the default")]
 Rows = list[list[float]] | list[list[int]] | list[str]
 
@@ -144,20 +162,20 @@ class Sentences(_Body):
     """One text, and those it is compared with."""
 
     source_sentence: str
-    sentences: list[str]
+    sentences: TextList
 
 
 class Pairs(_Body):
     """Two texts at a time."""
 
-    pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+    pairs: Annotated[list[Annotated[TextList, Field(min_length=2, max_length=2)]], FailFast()]
 
 
 class Lists(_Body):
     """Every text of the first list with every one of the second."""
 
-    source_sentences: list[str]
-    sentences: list[str]
+    source_sentences: TextList
+    sentences: TextList
 
 
 def _comparison(value: Any) -> str:
@@ -197,7 +215,7 @@ class SearchRequest(Options):
     """Texts, ranked by their cosine with a query."""
 
     query: str
-    texts: list[str]
+    texts: TextList
     top_k: int | None = Field(None, ge=1, description="How many to give; null: all")
     return_text: bool = Field(False, description="Give each text beside its place")
 
@@ -237,13 +255,10 @@ class TokenInfo(BaseModel):
     cut: bool = Field(description="left out, for the text is too long")
 
 
-TokenId = Annotated[int, Field(ge=0, lt=TOKEN_LIMIT)]
-
-
 class DecodeRequest(_Body):
     """Token ids of the model's own vocabulary, to be read as text."""
 
-    ids: Annotated[list[TokenId] | list[list[TokenId]], BeforeValidator(_ids)]
+    ids: Ids
     skip_special_tokens: bool = True
     model: ModelName = None
 

@@ -459,6 +459,30 @@ async def test_ten_thousand_texts_are_answered_in_order(both: httpx.AsyncClient)
     near(await post(both, "/embed", inputs=texts, encoding_format="float"), units(raw(*texts)))
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/search", {"query": "a", "texts": [1] * 9}, "texts[0]"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [1] * 9}}, "inputs.sentences[0]"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentences": ["a", 1, 1], "sentences": ["a"]}},
+            "inputs.source_sentences[1]",
+        ),
+        ("/similarity", {"inputs": {"pairs": [["a"]] * 9}}, "inputs.pairs[0]"),
+        ("/embed", {"inputs": [*["a"] * 9, 1, 1]}, "item 9"),
+        ("/embed", {"inputs": [[1], [1, "a"], ["a"]]}, "item 1"),
+    ],
+)
+async def test_of_many_wrong_items_the_first_is_told(
+    both: httpx.AsyncClient, path: str, body: dict[str, Any], field: str
+) -> None:
+    """An error for each of a million items would hold the event loop for a minute."""
+    response = await both.post(path, json=body)
+    refused(response, 422, "Validation", field)
+    assert "; " not in response.json()["error"]
+
+
 async def test_more_texts_than_the_limit_are_refused(both: httpx.AsyncClient, settings: Settings) -> None:
     texts = ["a"] * (settings.max_inputs + 1)
     words = (f"{len(texts)} texts", f"at most {settings.max_inputs}")
