@@ -4,11 +4,12 @@ ClozeError
 ├── BadSettings               at start: a setting that cannot be used
 ├── SessionError              at start: a graph that cannot be run as asked
 └── ServiceError              a request that gets no vectors
+    ├── BadRequest            400  no HTTP/1.1
     ├── Malformed             400  the body is no JSON
     ├── Empty                 400  no text at all
     ├── Unauthorized          401  a key is needed, and none that is known was sent
     ├── ModelNotFound         404  no model of that name is served
-    ├── Slow                  408  the body did not come in time
+    ├── Slow                  408  head or body did not come in time
     ├── ReloadFailed          409  a bundle cannot be served; the former ones are
     ├── BodyTooLarge          413
     ├── UnsupportedMedia      415
@@ -44,6 +45,7 @@ __all__ = [
     "INTERNAL",
     "Answer",
     "BackendFailed",
+    "BadRequest",
     "BadSettings",
     "BodyTooLarge",
     "Empty",
@@ -77,6 +79,10 @@ class SessionError(ClozeError):
 
 class ServiceError(ClozeError):
     """The request gets no vectors."""
+
+
+class BadRequest(ServiceError):
+    """The request is no HTTP/1.1, or not only one."""
 
 
 class Malformed(ServiceError):
@@ -170,6 +176,7 @@ class Answer:
 
 
 ANSWERS: Final[dict[type[Exception], Answer]] = {
+    BadRequest: Answer(400, "BadRequest"),
     Malformed: Answer(400, "Malformed"),
     Empty: Answer(400, "Empty"),
     Unauthorized: Answer(401, "Unauthorized", "authentication_error", "invalid_api_key"),

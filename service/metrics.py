@@ -49,10 +49,9 @@ STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, G
 STATUS_STATUSES: Final = (200, 401, 404, 405, 500, 503)  # of routes that take no texts
 
 DROPPED: Final = "Dropped"  # the client went before its answer
-BAD_REQUEST: Final = "BadRequest"  # no HTTP
 HTTP: Final = "Http"  # any other status of Starlette's own
-REASONS: Final = (*ERROR_TYPES, BAD_REQUEST, HTTP, DROPPED)
-REFUSALS: Final = {BAD_REQUEST: 400, **{known.error_type: known.status for known in ANSWERS.values()}}
+REASONS: Final = (*ERROR_TYPES, HTTP, DROPPED)
+REFUSALS: Final = {known.error_type: known.status for known in ANSWERS.values()}
 
 SECONDS: Final = tuple(0.0005 * 2**power for power in range(18))  # 0.5 ms to 66 s
 TEXTS: Final = tuple(float(2**power) for power in range(13))  # 1 to 4096

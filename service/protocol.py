@@ -27,7 +27,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service import errors
-from service.errors import ANSWERS, Answer, HeadersTooLarge, ServiceError, Slow, answer
+from service.errors import ANSWERS, Answer, BadRequest, HeadersTooLarge, ServiceError, Slow, answer
 from service.logs import accept_id
 from service.settings import Settings
 
@@ -35,7 +35,6 @@ __all__ = ["Protocol", "protocol"]
 
 logger = logging.getLogger(__name__)
 
-BAD: Final = Answer(400, "BadRequest")
 LINGER: Final = 2.0  # seconds that a refused client has to read why, before what it still sends resets the connection
 PROGRESS: Final = 65_536  # bytes
 
@@ -48,10 +47,6 @@ def protocol(settings: Settings, count: Callable[[str], None]) -> type[HttpTools
             super().__init__(settings, count, **options)
 
     return Limited
-
-
-class BadRequest(ServiceError):
-    """The request is no HTTP/1.1, or not only one."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -196,7 +191,7 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that is being read, after those before it; then close."""
-        found = BAD if isinstance(error, BadRequest) else answer(error)
+        found = answer(error)
         self.count(found.error_type)
         logger.debug("refused", extra={"fields": {"status": found.status, "error_type": found.error_type}})
         self._await_nothing()
