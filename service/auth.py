@@ -95,7 +95,10 @@ class Guard:
         scope.setdefault("state", {})["client"] = self._client(scope)
 
     def _client(self, scope: Scope) -> str:
-        header = Headers(scope=scope).get("authorization")
+        sent = Headers(scope=scope).getlist("authorization")
+        if len(sent) > 1:
+            raise Unauthorized(f"{len(sent)} authorization headers were sent; send one")  # a proxy may read the other
+        header = sent[0] if sent else None
         if scope["path"].startswith(ADMIN):
             if not self.admin:
                 raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS or CLOZE_ADMIN_KEY_FILE")

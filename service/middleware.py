@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
+from urllib.parse import quote
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,6 +23,8 @@ __all__ = ["Door", "Traffic"]
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 200  # characters of a path in the log
+
 
 class Traffic:
     """How many requests are at work, answered to the last byte, and given up because the process had to end."""
@@ -31,7 +37,7 @@ class Traffic:
 
 
 class Door:
-    """Pure ASGI. Only POSTs count against `limit`: a full service still says how it is."""
+    """Pure ASGI. Only POSTs that may count against `limit`: a full service still says how it is."""
 
     def __init__(self, app: ASGIApp, *, traffic: Traffic, metrics: Metrics, guard: Guard, limit: int) -> None:
         self.app = app
@@ -39,21 +45,18 @@ class Door:
         self.metrics = metrics
         self.guard = guard
         self.limit = limit
-        self._posts = 0
+        self._posts = Counter[str]()  # at work, by client; no client without any
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        post = scope["method"] == "POST"
         token = request_id.set(accept_id(Headers(scope=scope).get("x-request-id")))
         self.traffic.in_flight += 1
-        self._posts += post
         try:
             await self._serve(scope, receive, send)
         finally:
             self.traffic.in_flight -= 1
-            self._posts -= post
             request_id.reset(token)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,23 +67,24 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id.get()
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id.get()
+                headers["x-content-type-options"] = "nosniff"  # an error may quote what was sent
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 self.traffic.answered += 1
 
         try:
             self.guard.admit(scope)
-            if self._posts > self.limit:
-                raise Overloaded(f"{self.limit} requests are at work, the limit; send it again later")
-            await self.app(scope, receive, watched)
+            with self._place(scope):
+                await self.app(scope, receive, watched)
         except ClientDisconnect:  # while its body was read; where the protocol gave it up, that is counted already
             if "error_type" not in scope["state"]:
                 self.metrics.dropped()
             return
         except Exception as error:
             if not isinstance(error, ClozeError):
-                logger.exception("%s %s failed", scope["method"], scope["path"])
+                logger.exception("%s %s failed", scope["method"], quote(scope["path"])[:SHOWN])
             if not status:
                 await respond(Request(scope), error)(scope, receive, watched)
         except asyncio.CancelledError:
@@ -91,6 +95,25 @@ class Door:
             await respond(Request(scope), stopped)(scope, receive, watched)
         self._tell(scope, status, perf_counter() - started)
 
+    @contextmanager
+    def _place(self, scope: Scope) -> Iterator[None]:
+        """A place for a POST. A tenth of them is kept for clients that hold none, so that no one client takes all."""
+        if scope["method"] != "POST":
+            yield
+            return
+        client: str = scope["state"]["client"]
+        places = self.limit - self.limit // 10 if client in self._posts else self.limit
+        if (taken := self._posts.total()) >= places:
+            known = " for a client that has some at work" if places < self.limit else ""
+            raise Overloaded(f"{taken} requests are at work, at most {places} may be{known}; send it again later")
+        self._posts[client] += 1
+        try:
+            yield
+        finally:
+            self._posts[client] -= 1
+            if not self._posts[client]:
+                del self._posts[client]
+
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         """Count the answer, and log it: each POST at info, the probes and scrapes at debug."""
         state = scope["state"]
@@ -100,4 +123,5 @@ class Door:
             if name in state:
                 fields[name] = state[name]
         level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
-        logger.log(level, "%s %s", scope["method"], scope["path"], extra={"fields": fields})
+        path = quote(scope["path"])[:SHOWN]  # a blank in it could forge a field
+        logger.log(level, "%s %s", scope["method"], path, extra={"fields": fields})

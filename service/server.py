@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from time import monotonic
@@ -99,6 +100,7 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
         server_header=False,
         http=protocol(settings, app.state.metrics.refused),
         ws="none",
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # uvicorn would believe all of this machine; a client lies
         lifespan="on",
         timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,

@@ -229,6 +229,33 @@ async def test_cors_is_on_for_an_origin_given(client: MakeClient) -> None:
         assert "access-control-allow-origin" not in foreign.headers
 
 
+@pytest.mark.parametrize("path", ["/info", "/%3Cscript%3E", "/docs", "/metrics"])
+async def test_no_answer_is_taken_for_another_type(client: MakeClient, path: str) -> None:
+    async with client() as http:
+        assert (await http.get(path)).headers["x-content-type-options"] == "nosniff"
+
+
+async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app(max_requests=10, api_keys=f"{KEY},{OTHER_KEY}")
+
+    async with open_client(app) as http:
+
+        def post(key: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(http.post("/embed", json={"inputs": "a"}, headers={"authorization": key}))
+
+        with hold():
+            taken = [post(KEY) for _ in range(9)]
+            await until(lambda: app.state.traffic.in_flight == 9)
+            refused = await post(KEY)
+            assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
+            assert "9 requests are at work, at most 9 may be for a client" in refused.json()["error"]
+            other = post(OTHER_KEY)
+            await until(lambda: app.state.traffic.in_flight == 10)
+            assert (await post(OTHER_KEY)).status_code == 429
+        assert [(await each).status_code for each in [*taken, other]] == [200] * 10
+        assert (await post(KEY)).status_code == 200  # every place was given back
+
+
 async def test_docs_and_playground_can_be_left_out(client: MakeClient) -> None:
     async with client(docs=False, playground=False) as http:
         for path in ("/docs", "/openapi.json", "/redoc", "/playground/playground.js"):
@@ -289,6 +316,15 @@ async def test_a_refused_client_is_known_by_its_address_at_most(
     async with client(api_keys=KEY) as http:
         await http.post("/embed", json={"inputs": "a"})
     assert told(log, "/embed")["client"] == "unknown"
+
+
+async def test_a_path_forges_no_field(client: MakeClient, log: pytest.LogCaptureFixture) -> None:
+    async with client() as http:
+        await http.post("/x%20status=200%20client=root%0A", json={})
+        await http.post("/" + "x" * 10_000, json={})
+    forged, long = [each for each in log.records if each.name == "service.middleware"]
+    assert " POST /x%20status%3D200%20client%3Droot%0A status=404 " in Text().format(forged)
+    assert len(Text().format(long)) < 500
 
 
 async def test_neither_texts_nor_keys_are_logged(

@@ -155,6 +155,14 @@ def test_admin_paths_need_an_admin_key() -> None:
         guard.admit(scope("/embed", TWO, "POST"))
 
 
+def test_two_keys_at_once_are_refused() -> None:
+    """A proxy may have looked at the other one."""
+    sent = scope("/embed", ONE, "POST")
+    sent["headers"] = [*sent["headers"], *sent["headers"]]
+    with pytest.raises(Unauthorized, match="2 authorization headers"):
+        Guard(Keys.load(ONE, None), Keys(), PUBLIC).admit(sent)
+
+
 def test_admin_paths_are_closed_where_there_is_no_admin_key() -> None:
     with pytest.raises(Unauthorized, match="CLOZE_ADMIN_KEYS"):
         Guard(Keys(), Keys(), PUBLIC).admit(scope("/admin/reload", ONE, "POST"))

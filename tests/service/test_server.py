@@ -77,6 +77,19 @@ def test_two_requests_on_one_connection_at_once(server: Process) -> None:
         assert answer(stream)[0] == 200
 
 
+@pytest.mark.parametrize(("trusted", "client"), [(None, "127.0.0.1"), ("127.0.0.1", "192.0.2.7")])
+def test_who_a_client_says_it_is_counts_where_its_proxy_is_named(
+    trusted: str | None, client: str, serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+    if trusted:
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    server = serve("--bundle", str(bundle), "--threads", "1")
+    httpx.post(f"{server.url}/embed", json={"inputs": "a"}, headers={"x-forwarded-for": "192.0.2.7"})
+    assert server.end(signal.SIGTERM) == 0
+    assert f" client={client} " in server.log
+
+
 def test_what_is_no_http(server: Process) -> None:
     with connect(server.url) as stream:
         stream.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
