@@ -27,6 +27,7 @@ class JSONRoute(APIRoute):
 
         async def read_and_handle(request: Request) -> Response:
             _check_type(request.headers.get("content-type"))
+            _check_encoding(request.headers.get("content-encoding", ""))
             body = await _read(request, request.app.state.settings.max_body_bytes)
             return await handle(_Parsed(request, body))
 
@@ -45,7 +46,13 @@ class _Parsed(Request):
 def _check_type(content_type: str | None) -> None:
     essence = (content_type or "").partition(";")[0].strip().lower()
     if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
-        raise UnsupportedMedia(f"content-type is {content_type or 'not set'}; send 'content-type: application/json'")
+        found = (content_type or "not set")[:100]
+        raise UnsupportedMedia(f"content-type is {found}; send 'content-type: application/json'")
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMedia(f"content-encoding is {encoding[:100]}; send the body as it is, not compressed")
 
 
 async def _read(request: Request, limit: int) -> bytes:

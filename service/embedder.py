@@ -1,4 +1,4 @@
-"""Texts to vectors: tokenise beside the event loop, batch, run the graph in its own thread, put back in order."""
+"""Texts to vectors: tokenise beside the event loop, batch, run the graph in the device's thread, put back in order."""
 
 import asyncio
 import logging
@@ -123,6 +123,11 @@ class Embedder:
             raise SessionError(
                 f"{self.bundle.path}: the graph fails on {texts} texts of {len(encoder.longest)} tokens: "
                 f"{error.__cause__ or error}; lower max_batch_tokens, or export the bundle again"
+            ) from error
+        except MemoryError as error:
+            raise SessionError(
+                f"{self.bundle.path}: a batch of max_batch_tokens, {self.max_batch_tokens}, does not fit into memory; "
+                "lower max_batch_tokens"
             ) from error
         self.load_seconds += perf_counter() - started
 

@@ -114,6 +114,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
-        raise BadSettings(f"cannot listen on host {host!r}, port {port}: {error.strerror}; choose another") from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name of a host"  # too long a label, say
+        raise BadSettings(f"cannot listen on host {host!r:.200}, port {port}: {reason}; choose another") from error
     return listener

@@ -2,13 +2,14 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args, get_origin
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from service.errors import BadSettings
@@ -17,6 +18,7 @@ from service.logs import LogFormat
 __all__ = ["LogLevel", "PrecisionChoice", "ProviderChoice", "Settings", "table"]
 
 PREFIX = "CLOZE_"
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#]+|\*")  # as browsers send it: lower case, and no path
 
 KINDS: Final[dict[Any, str]] = {
     int: "integer",
@@ -98,6 +100,27 @@ class Settings(BaseSettings):
     log_level: LogLevel = Field("info", description="least level to log; info logs each POST, never its texts")
     log_format: LogFormat = Field("text", description="a line for people, or one JSON object a line")
 
+    @field_validator("bundle", "api_key_file", "admin_key_file", mode="before")
+    @classmethod
+    def _no_blank_path(cls, value: Any) -> Any:
+        """Path("") is the working directory, which nobody means."""
+        if isinstance(value, str) and not value.strip():
+            raise PydanticCustomError("blank", "should be a path; write one, or leave it out")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        """An origin with a path, or without its scheme, would never match."""
+        for origin in filter(None, map(str.strip, value.split(","))):
+            if not ORIGIN.fullmatch(origin):
+                raise PydanticCustomError(
+                    "origin",
+                    "{origin} is no origin; write scheme, host and port alone, https://example.com, or * for any",
+                    {"origin": origin},
+                )
+        return value
+
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
         """Take the command line first, then the environment, then the defaults.
@@ -159,7 +182,7 @@ def _explain(detail: ErrorDetails) -> str:
     message = detail["msg"][0].lower() + detail["msg"][1:]
     if words := _words(Settings.model_fields[name]):
         message = f"should be one of {', '.join(words)}"
-    return f"{flag(name)} ({variable(name)}) is {detail['input']!r}: {message}"
+    return f"{flag(name)} ({variable(name)}) is {detail['input']!r:.200}: {message}"
 
 
 def _without_keys(reason: str, arguments: Sequence[str]) -> str:

@@ -193,6 +193,13 @@ async def test_a_warm_up_that_fails_says_what_to_do(
         embedder.warm_up()
 
 
+async def test_a_batch_beyond_memory_is_told(cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = cold(max_batch_tokens=10**15)
+    monkeypatch.setattr(embedder.session, "run", lambda batch: pytest.fail("there is no such batch"))
+    with pytest.raises(SessionError, match=f"max_batch_tokens, {10**15}, does not fit into memory; lower"):
+        embedder.warm_up()
+
+
 async def test_stopping_finishes_what_has_begun(cold: Callable[..., Embedder]) -> None:
     embedder = cold(max_batch_tokens=48)
     embedder.start(Metrics())

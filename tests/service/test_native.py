@@ -1,6 +1,7 @@
 """The native routes over HTTP: text-embeddings-inference's wire format and more, and an answer to everything else."""
 
 import asyncio
+import gzip
 import json
 from base64 import b64decode
 from typing import Any
@@ -427,6 +428,16 @@ async def test_the_content_type_is_json(both: httpx.AsyncClient, content_type: s
     for good in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
         response = await both.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": good})
         assert response.status_code == 200
+
+
+@pytest.mark.parametrize("route", ["/embed", "/tokenize", "/v1/embeddings"])
+async def test_a_compressed_body_is_refused_by_its_name(both: httpx.AsyncClient, route: str) -> None:
+    body = gzip.compress(b'{"inputs": "a", "input": "a"}')
+    response = await both.post(route, content=body, headers={**JSON, "content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert "content-encoding is gzip; send the body as it is" in response.text
+    plain = await both.post("/embed", content=b'{"inputs": "a"}', headers={**JSON, "content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 async def test_a_body_over_the_limit_is_refused(client: MakeClient) -> None:

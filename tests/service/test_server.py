@@ -289,6 +289,7 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
     [
         (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
         (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
+        (["--bundle", "BUNDLE", "--host", "a" * 300], "no name of a host; choose another"),
     ],
 )
 def test_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:

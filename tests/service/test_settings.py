@@ -76,6 +76,33 @@ def test_a_bad_value_is_named(arguments: str, environ: dict[str, str], message: 
 SECRET = "secret-0123456789abcdef"
 
 
+@pytest.mark.parametrize("name", ["bundle", "api_key_file", "admin_key_file"])
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_a_blank_path_is_not_the_working_directory(name: str, blank: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(BadSettings, match=rf"{flag} \(CLOZE_{name.upper()}\) is '{blank}': should be a path"):
+        Settings.read(["--bundle", "a", flag, blank], {})
+
+
+@pytest.mark.parametrize(
+    "origin", ["example.com", "https://a.example/", "https://a.example/app", "https://A.example", "https://", "a b"]
+)
+def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
+    with pytest.raises(BadSettings, match="is no origin; write scheme, host and port alone"):
+        Settings.read(["--bundle", "a", "--cors-origins", f"http://localhost:3000, {origin}"], {})
+
+
+@pytest.mark.parametrize("origins", ["", "*", "https://a.example, http://[::1]:80,", "chrome-extension://abc"])
+def test_origins(origins: str) -> None:
+    assert Settings.read(["--bundle", "a", "--cors-origins", origins], {}).cors_origins == origins
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    with pytest.raises(BadSettings) as caught:
+        Settings.read(["--bundle", "a", "--max-inputs", "1" * 5000], {})
+    assert len(str(caught.value)) < 500
+
+
 def test_keys_are_taken_and_never_shown() -> None:
     settings = read(f"--bundle b --api-keys {SECRET}", CLOZE_ADMIN_KEYS=SECRET)
     assert settings.api_keys.get_secret_value() == settings.admin_keys.get_secret_value() == SECRET
