@@ -3,7 +3,7 @@
 #   docker build -f docker/service.Dockerfile -t cloze-service .
 #   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
 #
-# RUNTIME names an extra of pyproject.toml. The gpu extra brings CUDA and cuDNN as Python packages and the NVIDIA
+# RUNTIME names an extra of pyproject.toml, or several: cpu,otel with traces. The gpu extra brings CUDA and cuDNN as Python packages and the NVIDIA
 # container toolkit brings the driver, so both kinds stand on the same slim base.
 FROM python:3.11-slim AS build
 ARG RUNTIME=cpu

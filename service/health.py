@@ -61,14 +61,14 @@ class Health:
         """What is known without a trial."""
         return not self.stopping and not self._stalled and not any(model.failing_for for model in self._models())
 
-    async def check(self) -> None:
-        """Raise Unavailable, saying why; a model whose last batch failed is tried first."""
+    async def check(self, model: Model | None = None) -> None:
+        """Raise Unavailable, saying why, of all models or of one; a model whose last batch failed is tried first."""
         if self.stopping:
             raise Unavailable("the service is stopping; send requests to another instance")
         if self._stalled:
             raise Unavailable(f"a batch has run for {self._busy_for():.0f} s, the limit is {self._stall:g} s")
-        for model in self._models():
-            await model.check()
+        for each in [model] if model else self._models():
+            await each.check()
 
     async def watch(self) -> None:
         """Look every second, for ever."""

@@ -1,6 +1,6 @@
 """One graph under ONNX Runtime: a batch of token ids in, float32 vectors (texts, dimension) out.
 
-Not thread-safe by design: the embedder gives it one thread of its own.
+Not thread-safe by design: it runs in the device's one thread.
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""One file a wire format."""
+"""What the service answers over HTTP: a file for each who asks."""

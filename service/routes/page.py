@@ -52,12 +52,12 @@ ASSETS: Final = _read()
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-def page(request: Request) -> Response:
+async def page(request: Request) -> Response:
     return _answer(request, ASSETS["index.html"])
 
 
 @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
-def asset(name: str, request: Request) -> Response:
+async def asset(name: str, request: Request) -> Response:
     if name not in ASSETS:
         raise HTTPException(404, f"the playground has no file {name!r}")
     return _answer(request, ASSETS[name])

@@ -10,7 +10,7 @@ from service import VERSION
 from service.embedder import Embedder
 from service.errors import ErrorBody
 from service.models import Models
-from service.routes.common import of_model, pick
+from service.routes.common import ERRORS, of_model, pick
 from service.routes.schemas import Info, TemplateInfo
 from service.settings import Settings
 
@@ -18,14 +18,10 @@ __all__ = ["probes", "router"]
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not ready; the text says why"}}
-UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "No model of that name is served"}}
-
-UNAUTHORIZED: dict[int | str, dict[str, Any]] = {
-    401: {"model": ErrorBody, "description": "A key is needed, and none that is known was sent"}
-}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: ERRORS[404]}
 
 probes = APIRouter(tags=["status"], default_response_class=Response)  # for these no key is needed
-router = APIRouter(tags=["status"], responses=UNAUTHORIZED)
+router = APIRouter(tags=["status"], responses={401: ERRORS[401]})
 
 
 @probes.get("/health", responses=NOT_READY, summary="Whether every model answers")
@@ -65,7 +61,7 @@ async def info_of_model(request: Request) -> Info:
 )
 async def health_of_model(request: Request) -> Response:
     """Whether one model answers, for a client that takes only that model's URL."""
-    await pick(request).check()
+    await request.app.state.health.check(pick(request))
     return Response()
 
 
