@@ -8,6 +8,7 @@ import signal
 import socket
 from time import monotonic
 from types import FrameType
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,7 +20,9 @@ from service.models import Models
 from service.protocol import protocol
 from service.settings import Settings
 
-__all__ = ["bind", "configure", "serve"]
+__all__ = ["FORCED", "bind", "configure", "serve"]
+
+FORCED: Final = 128 + signal.SIGINT  # the status that a shell gives for it
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,9 @@ class Server(uvicorn.Server):
             traffic.given_up,
             traffic.answered,
         )
+        if self.force_exit:  # by a second SIGINT; the lifespan has not ended, and a thread may never
+            logger.warning("ended by force")
+            self.health.end(FORCED)
 
     def _reload(self) -> None:
         if self.health.stopping:

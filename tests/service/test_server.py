@@ -33,6 +33,7 @@ from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
 from service.app import create_app
 from service.health import HUNG
+from service.server import FORCED
 from service.settings import Settings
 
 
@@ -231,6 +232,18 @@ def test_help_lists_every_setting() -> None:
     words = found.stdout.replace("\n", " ")
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in words
+
+
+def test_a_second_interrupt_ends_at_once_even_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
+    process = serve("--bundle", str(make_bundle(model=hanging())), "--threads", "1", "--stall-seconds", "0.5")
+    with connect(process.url) as stream:
+        stream.sendall(request({"inputs": "two dogs"}))
+        wait_until(lambda: httpx.get(f"{process.url}/health/ready").status_code == 503)
+        process.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "draining requests=" in process.log)
+        assert process.end(signal.SIGINT) == FORCED
+    assert "ended by force" in process.log
+    assert "Traceback" not in process.log
 
 
 KEYS = {"few": "short\n", "nothing": "# no key\n", "twice": "a-key-of-16-chars\na-key-of-16-chars\n"}
