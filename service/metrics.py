@@ -97,11 +97,11 @@ class Metrics:
         self._of_batches()
         self._of_spaces()
 
-    def answered(self, path: str, status: int, seconds: float, reason: str | None) -> None:
+    def answered(self, method: str, path: str, status: int, seconds: float, reason: str | None) -> None:
         """Count one answer; `path` is what was asked for, or what the route declares, `reason` its error type."""
         route = _route(path)
         self._requests.labels(route, str(status)).inc()
-        if status < 400 and route in MODEL_ROUTES:
+        if method == "POST" and status < 400 and route in MODEL_ROUTES:  # GET / is a page
             self._request_seconds.labels(route).observe(seconds)
         if reason is not None:
             self._failures.labels(reason).inc()
@@ -193,8 +193,8 @@ class Metrics:
 
     def _of_service(self) -> None:
         self._ready = self._gauge("cloze_ready", "1 while the service is ready, else 0")
-        self._in_flight = self._gauge("cloze_requests_in_flight", "requests at work")
-        self._in_flight_limit = self._gauge("cloze_requests_in_flight_limit", "how many may be; `max_requests`")
+        self._in_flight = self._gauge("cloze_requests_in_flight", "requests at work, GETs too")
+        self._in_flight_limit = self._gauge("cloze_requests_in_flight_limit", "how many POSTs may be; `max_requests`")
         self._tokens_in_flight = self._gauge("cloze_tokens_in_flight", "tokens of the requests at work")
         self._tokens_limit = self._gauge("cloze_tokens_in_flight_limit", "how many may be; `max_tokens_in_flight`")
         self._reloads = self._counter("cloze_reloads", "reloads; one that failed changed nothing", "outcome")

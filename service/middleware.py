@@ -117,7 +117,7 @@ class Door:
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         """Count the answer, and log it: each POST at info, the probes and scrapes at debug."""
         state = scope["state"]
-        self.metrics.answered(scope["path"], status, seconds, state.get("error_type"))
+        self.metrics.answered(scope["method"], scope["path"], status, seconds, state.get("error_type"))
         fields = {"status": status, "ms": round(1000 * seconds, 1), "client": state.get("client", "unknown")}
         for name in ("error_type", "model", "texts", "tokens"):
             if name in state:

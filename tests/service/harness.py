@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import httpx
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,17 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """`name{label=value}` to value, without the histograms' buckets."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            if not sample.name.endswith("_bucket"):
+                found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
 
 
 class Process:

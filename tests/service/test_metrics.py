@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import MakeClient
+from harness import MakeClient, samples_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import ERROR_TYPES
@@ -25,17 +25,6 @@ def begin(metrics: Metrics, name: str = "tiny", **changes: str) -> ModelMetrics:
 
 def samples(metrics: Metrics) -> dict[str, float]:
     return samples_of(metrics.text().decode())
-
-
-def samples_of(text: str) -> dict[str, float]:
-    """`name{label=value}` to value, without the histograms' buckets."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            if not sample.name.endswith("_bucket"):
-                found[f"{sample.name}{{{labels}}}"] = sample.value
-    return found
 
 
 def series(metrics: Metrics) -> set[str]:
@@ -70,12 +59,12 @@ def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
 def test_answers_are_counted_by_route_whatever_the_model_is_called() -> None:
     metrics = Metrics()
     before = series(metrics)
-    metrics.answered("/embed", 200, 0.5, None)
-    metrics.answered("/models/{model}/embed", 200, 0.5, None)
-    metrics.answered("/models/tiny/embed", 429, 0.5, "Overloaded")  # at the door, where no route is known yet
-    metrics.answered("/v1/models/{model_id:path}", 404, 0.5, "ModelNotFound")
-    metrics.answered("/models/tiny/secret", 404, 0.5, "NotFound")
-    metrics.answered("/models/a/b/embed", 404, 0.5, "NotFound")
+    metrics.answered("POST", "/embed", 200, 0.5, None)
+    metrics.answered("POST", "/models/{model}/embed", 200, 0.5, None)
+    metrics.answered("POST", "/models/tiny/embed", 429, 0.5, "Overloaded")  # at the door, where no route is known yet
+    metrics.answered("GET", "/v1/models/{model_id:path}", 404, 0.5, "ModelNotFound")
+    metrics.answered("POST", "/models/tiny/secret", 404, 0.5, "NotFound")
+    metrics.answered("POST", "/models/a/b/embed", 404, 0.5, "NotFound")
     found = samples(metrics)
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=200}"] == 1
@@ -105,9 +94,10 @@ async def test_every_path_of_the_service_has_a_label(client: MakeClient) -> None
 
 def test_only_vectors_count_as_latency() -> None:
     metrics = Metrics()
-    metrics.answered("/embed", 200, 0.5, None)
-    metrics.answered("/embed", 429, 0.001, "Overloaded")
-    metrics.answered("/health", 200, 0.001, None)
+    metrics.answered("POST", "/embed", 200, 0.5, None)
+    metrics.answered("POST", "/embed", 429, 0.001, "Overloaded")
+    metrics.answered("GET", "/health", 200, 0.001, None)
+    metrics.answered("GET", "/", 200, 0.001, None)  # a page
     found = samples(metrics)
     assert found["cloze_request_seconds_sum{route=/embed}"] == 0.5
     assert sum(value for name, value in found.items() if name.startswith("cloze_request_seconds_count")) == 1

@@ -7,9 +7,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from harness import ROOT, Hold, MakeApp, MakeClient, open_client, until
+from harness import ROOT, Hold, MakeApp, MakeClient, open_client, samples_of, until
 from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vocabulary
 
 from encoding.bundle import Bundle
@@ -20,17 +19,6 @@ from service.session import Session
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
-
-
-def samples(text: str) -> dict[str, float]:
-    """`name{label="value"}` to value, without the histograms' buckets."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            if not sample.name.endswith("_bucket"):
-                found[f"{sample.name}{{{labels}}}"] = sample.value
-    return found
 
 
 PROBES = ("/health", "/health/ready", "/health/live", "/health/startup")
@@ -67,9 +55,9 @@ async def test_ready_says_why_it_is_not_and_is_again(
             for path in ("/health/live", "/health/startup", "/models/other/health"):
                 assert (await http.get(path)).status_code == 200
             assert (await http.post("/models/other/embed", json={"inputs": "a"})).status_code == 200
-            assert samples((await http.get("/metrics")).text)["cloze_ready{}"] == 0
+            assert samples_of((await http.get("/metrics")).text)["cloze_ready{}"] == 0
         assert (await http.get("/health/ready")).status_code == 200
-        assert samples((await http.get("/metrics")).text)["cloze_ready{}"] == 1
+        assert samples_of((await http.get("/metrics")).text)["cloze_ready{}"] == 1
 
 
 async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> None:
@@ -155,7 +143,7 @@ async def test_every_model_has_its_own_info(both: httpx.AsyncClient) -> None:
 
 async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_bundles: Path) -> None:
     async with client(bundle=two_bundles, model="tiny") as http:
-        before = samples((await http.get("/metrics")).text)
+        before = samples_of((await http.get("/metrics")).text)
         bodies = {
             "/embed": {"inputs": ["a", "dogs", "a " * 100]},
             "/similarity": {"inputs": {"pairs": [["a", "dogs"]]}},
@@ -171,7 +159,7 @@ async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_b
             assert (await http.post(path, content="a")).status_code == 415
         for path in ("/info", "/health", "/v1/models", "/v1/models/tiny", "/models", "/models/other/info", "/nothing"):
             await http.get(path)
-        after = samples((await http.get("/metrics")).text)
+        after = samples_of((await http.get("/metrics")).text)
     assert all(before[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in ROUTES)
     assert all(before[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
     assert all(before[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
@@ -185,7 +173,7 @@ async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None
         await http.post("/models/tiny/embed", json={"inputs": []})
         await http.post("/v1/embeddings", json={"input": ["poison"]})
         await http.get("/no/such/path")
-        found = samples((await http.get("/metrics")).text)
+        found = samples_of((await http.get("/metrics")).text)
     tokens = len(sequence("a")) + len(sequence("a man plays")) + MAX_TOKENS
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=400}"] == 1
@@ -212,9 +200,9 @@ async def test_what_is_at_work_is_seen(make_app: MakeApp, hold: Hold) -> None:
             await until(lambda: app.state.device.busy_for)
             second = asyncio.create_task(http.post("/embed", json={"inputs": ["a", "a man"]}))
             await until(lambda: app.state.models.get(None).batcher.waiting_items)
-            found = samples((await http.get("/metrics")).text)
+            found = samples_of((await http.get("/metrics")).text)
         await asyncio.gather(first, second)
-        after = samples((await http.get("/metrics")).text)
+        after = samples_of((await http.get("/metrics")).text)
     waiting = len(sequence("a")) + len(sequence("a man"))
     assert found["cloze_queue_texts{model=tiny}"] == 2
     assert found["cloze_queue_tokens{model=tiny}"] == waiting
@@ -230,8 +218,8 @@ async def test_what_is_at_work_is_seen(make_app: MakeApp, hold: Hold) -> None:
 async def test_two_apps_count_for_themselves(client: MakeClient) -> None:
     async with client() as one, client() as other:
         await one.post("/embed", json={"inputs": "a"})
-        assert samples((await one.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 1
-        assert samples((await other.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 0
+        assert samples_of((await one.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 1
+        assert samples_of((await other.get("/metrics")).text)["cloze_texts_total{model=tiny}"] == 0
 
 
 async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: httpx.AsyncClient) -> None:
