@@ -1,17 +1,18 @@
-"""Reading a JSON body: its type, its size while it streams in, its JSON, each with its own error.
+"""Reading a JSON body: its type, its size while it streams in, its JSON, its lists' lengths, each with its own error.
 
 FastAPI would read a body of any size, take NaN for a number and a lone surrogate for a text, and answer 422 to
 a body that is no JSON. A route of class `JSONRoute` reads first and hands FastAPI the finished value.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from service.errors import BodyTooLarge, Malformed, UnsupportedMedia
+from service.errors import BodyTooLarge, Invalid, Malformed, UnsupportedMedia
+from service.settings import Settings
 
 __all__ = ["JSONRoute"]
 
@@ -28,8 +29,11 @@ class JSONRoute(APIRoute):
         async def read_and_handle(request: Request) -> Response:
             _check_type(request.headers.get("content-type"))
             _check_encoding(request.headers.get("content-encoding", ""))
-            body = await _read(request, request.app.state.settings.max_body_bytes)
-            return await handle(_Parsed(request, body))
+            settings: Settings = request.app.state.settings
+            body = await _read(request, settings.max_body_bytes)
+            value = _parse(body)
+            _check_lists(value, settings)
+            return await handle(_Parsed(request, body, value))
 
         return read_and_handle
 
@@ -37,10 +41,10 @@ class JSONRoute(APIRoute):
 class _Parsed(Request):
     """A request whose body has been read."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
+    def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._body = body
-        self._json = _parse(body)
+        self._json = value
 
 
 def _check_type(content_type: str | None) -> None:
@@ -84,3 +88,19 @@ def _parse(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is no JSON in UTF-8: {error}") from error
+
+
+def _check_lists(body: Any, settings: Settings) -> None:
+    """Refuse a list beyond every route's limit before its items are looked at: the event loop waits for that."""
+    for found in _lists(body):
+        ids = bool(found) and isinstance(found[0], int)
+        limit, things = (settings.max_text_characters, "token ids") if ids else (settings.max_inputs, "texts")
+        if len(found) > limit:
+            raise Invalid(f"{len(found)} {things} in one request; at most {limit} are allowed: split it")
+
+
+def _lists(body: Any) -> Iterator[list[Any]]:
+    """The lists among the fields, and among those of `inputs`; others lie in these."""
+    for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
+        if isinstance(fields, dict):
+            yield from (value for value in fields.values() if isinstance(value, list))

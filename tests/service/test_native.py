@@ -276,6 +276,25 @@ async def test_decode_reads_ids(both: httpx.AsyncClient) -> None:
     refused(outside, 422, "Tokenizer", "place 1: id 88888 is outside the vocabulary")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/embed", {"inputs": [[]] * 3}, "3 texts"),  # too many lists of token ids too
+        ("/decode", {"ids": [[1]] * 3}, "3 texts"),
+        ("/decode", {"ids": [1] * 6}, "6 token ids"),
+        ("/similarity", {"inputs": {"pairs": [[1]] * 3}}, "3 texts"),
+        ("/search", {"query": "a", "texts": [1.5] * 3}, "3 texts"),
+        ("/embed", {"inputs": "a", "unknown": [{}] * 3}, "3 texts"),
+    ],
+)
+async def test_a_list_too_long_is_refused_whatever_is_in_it(
+    client: MakeClient, path: str, body: dict[str, Any], words: str
+) -> None:
+    """Before its items are looked at: millions of wrong ones would hold the event loop for seconds."""
+    async with client(max_inputs=2, max_text_characters=5) as http:
+        refused(await http.post(path, json=body), 422, "Validation", words, "at most", "split it")
+
+
 async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
     async with client(max_inputs=2) as http:
         refused(await http.post("/tokenize", json={"inputs": ["a"] * 3}), 422, "Validation", "3 texts", "at most 2")
