@@ -263,6 +263,8 @@ class Protocol(HttpToolsProtocol):
 
 def _check(headers: list[tuple[bytes, bytes]], version: str) -> None:
     """Refuse what the parser lets through, and a proxy before us may read otherwise."""
+    if version not in ("1.0", "1.1"):
+        raise BadRequest(f"the request is in HTTP/{version}; write HTTP/1.1")
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and (codings != [b"chunked"] or version == "1.0"):
         raise BadRequest("the transfer-encoding is not 'chunked' alone, in HTTP/1.1; no other is served")

@@ -495,6 +495,8 @@ HEAD = b"POST /echo HTTP/1.1\r\nhost: test\r\n"
         HEAD + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
         b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/0.9\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/2.0\r\nhost: x\r\n\r\n",
         HEAD + b"x: a\r\n b\r\n\r\n",
         HEAD + b"x: a\x00b\r\n\r\n",
         HEAD + b"x\x00y: b\r\n\r\n",
