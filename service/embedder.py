@@ -188,8 +188,9 @@ class Embedder:
             raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
         for place, each in enumerate(inputs):
             if len(each) > self._max_characters:
+                unit = "characters" if isinstance(each, str) else "token ids"
                 raise Invalid(
-                    f"text {place} has {len(each)} characters; at most {self._max_characters} are allowed: cut it"
+                    f"text {place} has {len(each)} {unit}; at most {self._max_characters} are allowed: cut it"
                 )
 
     @property
@@ -217,7 +218,9 @@ class Embedder:
 
     async def _embed(self, inputs: Inputs, truncate: bool, direction: Direction, client: str) -> Embeddings:
         started = perf_counter()
-        tokens = [part for slice in _slices(inputs) for part in await self._encode(*slice, truncate, direction)]
+        tokens = [
+            each for first, part in _slices(inputs) for each in await self._encode(first, part, truncate, direction)
+        ]
         now = perf_counter()
         lengths, cut = [len(each.ids) for each in tokens], [each.cut for each in tokens]
         with self._admission.admit(sum(lengths), client):

@@ -36,7 +36,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Settings(BaseSettings):
-    """Serve the sentence embeddings of one bundle or several over HTTP."""
+    """What an operator sets; frozen."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     max_requests: int = Field(1024, ge=1, description="requests at work at once; one beyond is refused with 429")
     max_inputs: int = Field(16_384, ge=1, description="texts in one request; more are refused with 422")
     max_text_characters: int = Field(
-        1_000_000, ge=1, description="characters of one text; a longer one is refused with 422"
+        1_000_000, ge=1, description="characters, or token ids, of one text; a longer one is refused with 422"
     )
     max_body_bytes: int = Field(16_777_216, ge=1, description="bytes of one request's body; more are refused with 413")
     max_header_bytes: int = Field(16_384, ge=512, description="bytes of one request's head; more are refused with 431")
