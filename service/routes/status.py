@@ -24,7 +24,9 @@ probes = APIRouter(tags=["status"], default_response_class=Response)  # for thes
 router = APIRouter(tags=["status"], responses={401: ERRORS[401]})
 
 
+@probes.head("/health", include_in_schema=False)
 @probes.get("/health", responses=NOT_READY, summary="Whether every model answers")
+@probes.head("/health/ready", include_in_schema=False)
 @probes.get("/health/ready", responses=NOT_READY, summary="The same")
 async def ready(request: Request) -> Response:
     """Empty where every model answers; after a failed batch the model is tried first. Busy is ready."""
@@ -32,11 +34,13 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
+@probes.head("/health/live", include_in_schema=False)
 @probes.get("/health/live", summary="Whether the process answers")
 async def live() -> Response:
     return Response()
 
 
+@probes.head("/health/startup", include_in_schema=False)
 @probes.get("/health/startup", summary="Whether every model is loaded and warmed up")
 async def startup() -> Response:
     """The port opens only then, so the answer is 200 or none."""

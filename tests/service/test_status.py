@@ -25,8 +25,9 @@ PROBES = ("/health", "/health/ready", "/health/live", "/health/startup")
 
 
 @pytest.mark.parametrize("path", PROBES)
-async def test_health_is_empty(both: httpx.AsyncClient, path: str) -> None:
-    response = await both.get(path)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_health_is_empty(both: httpx.AsyncClient, method: str, path: str) -> None:
+    response = await both.request(method, path)
     assert (response.status_code, response.content) == (200, b"")
 
 
