@@ -67,9 +67,13 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_exception_handler(error, _respond)
     _route(app, settings, guard)
     app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, limit=settings.max_requests)
-    if origins := [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]:
+    if settings.origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
         )
     metrics.watch(
         requests=lambda: traffic.in_flight,

@@ -46,7 +46,7 @@ PATTERNS: Final = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for rou
 
 GONE: Final = 499  # the client; nobody reads it
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, GONE, 500, 503, 504)
-STATUS_STATUSES: Final = (200, 401, 404, 405, 500, 503)  # of routes that take no texts
+STATUS_STATUSES: Final = (200, 304, 401, 404, 405, 409, 500, 503)  # of routes that take no texts
 
 DROPPED: Final = "Dropped"  # the client went before its answer
 HTTP: Final = "Http"  # any other status of Starlette's own

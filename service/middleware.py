@@ -70,9 +70,12 @@ class Door:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id.get()
                 headers["x-content-type-options"] = "nosniff"  # an error may quote what was sent
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                self.traffic.answered += 1
+            if message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            await send({"type": "http.response.body"})  # waits until the client has taken most of what was before it
+            self.traffic.answered += 1
 
         try:
             self.guard.admit(scope)

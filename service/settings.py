@@ -108,11 +108,15 @@ class Settings(BaseSettings):
             raise PydanticCustomError("blank", "should be a path; write one, or leave it out")
         return value
 
+    @property
+    def origins(self) -> list[str]:
+        return _split(self.cors_origins)
+
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, value: str) -> str:
         """An origin with a path, or without its scheme, would never match."""
-        for origin in filter(None, map(str.strip, value.split(","))):
+        for origin in _split(value):
             if not ORIGIN.fullmatch(origin):
                 raise PydanticCustomError(
                     "origin",
@@ -135,6 +139,11 @@ class Settings(BaseSettings):
         except SettingsError as error:
             reason = str(error).removeprefix("error parsing CLI: ")
             raise BadSettings(_without_keys(reason, arguments)) from None
+
+
+def _split(words: str) -> list[str]:
+    """Words separated by commas; a stray comma is no word."""
+    return [word.strip() for word in words.split(",") if word.strip()]
 
 
 def variable(name: str) -> str:

@@ -168,6 +168,25 @@ def test_slow_readers_are_cut_off_and_hold_up_nobody(serve: Serve, make_bundle: 
     assert embed(server.url, ["a man"]).shape == (1, 512)
 
 
+def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: MakeBundle) -> None:
+    """So that answers in memory are as many as `max_requests` at most."""
+    wide = make_bundle(dimension=512)
+    server = serve("--bundle", str(wide), "--threads", "1", "--max-requests", "1")
+    with socket.socket() as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        stream.sendall(request({"inputs": ["a man"] * 3000}))
+        start = stream.recv(2000)
+        assert start.startswith(b"HTTP/1.1 200")
+        assert httpx.post(f"{server.url}/embed", json={"inputs": "a"}).status_code == 429
+        (length,) = re.findall(rb"content-length: (\d+)", start)
+        left = int(length) - len(start.partition(b"\r\n\r\n")[2])
+        while left:
+            left -= len(stream.recv(left))
+        wait_until(lambda: quiet(server.url))
+        assert httpx.post(f"{server.url}/embed", json={"inputs": "a"}).status_code == 200
+
+
 def read_all(stream: socket.socket) -> int:
     """How many bytes there are until it ends, one way or another."""
     size = 0
