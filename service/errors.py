@@ -245,7 +245,7 @@ def _message(request: Request, error: Exception, found: Answer) -> str:
         return "an error inside the service; its log says more"
     if isinstance(error, HTTPException):
         hint = "; /docs lists the routes" if request.app.openapi_url else ""
-        return f"{request.method} {request.url.path}: {error.detail}{hint}"
+        return f"{request.method} {request.url.path[:200]}: {error.detail}{hint}"
     if isinstance(error, RequestValidationError):
         return "; ".join(_field(detail) for detail in error.errors()[:5])
     return str(error)

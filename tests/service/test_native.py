@@ -524,6 +524,7 @@ async def test_more_texts_than_the_limit_are_refused(both: httpx.AsyncClient, se
 
 async def test_unknown_paths_and_methods_answer_in_the_envelope(both: httpx.AsyncClient) -> None:
     refused(await both.get("/nothing"), 404, "NotFound", "GET /nothing", "/docs")
+    assert len((await both.get("/" + "x" * 9000)).content) < 400
     response = await both.get("/embed")
     refused(response, 405, "MethodNotAllowed", "GET /embed")
     assert response.headers["allow"] == "POST"
