@@ -9,6 +9,7 @@ from time import perf_counter
 from urllib.parse import quote
 
 from fastapi import Request
+from opentelemetry.trace import get_current_span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -62,6 +63,7 @@ class Door:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = perf_counter(), 0
         scope.setdefault("state", {})["started"] = started
+        get_current_span().set_attribute("cloze.request_id", request_id.get())  # of no span: it costs nothing
 
         async def watched(message: Message) -> None:
             nonlocal status

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from fastapi.telemetry import TelemetryConfig
-from opentelemetry.trace import get_current_span
 from starlette.types import Scope
 
 from service.errors import BadSettings
-from service.logs import request_id
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -54,7 +52,6 @@ class Tracing:
         """
         if self._tracer is None:
             return
-        get_current_span().set_attribute("cloze.request_id", request_id.get())
         attributes: dict[str, str | int] = {
             "cloze.model": model,
             **{f"cloze.{name}": count for name, count in counts.items()},

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
 
+from encoding.errors import TextError, TextTooLong
 from encoding.text import Direction
 from service.embedder import Embedder, Embeddings, Inputs
 from service.errors import Empty, ErrorBody, Invalid, Late
@@ -16,10 +17,10 @@ from service.settings import Settings
 
 __all__ = ["ERRORS", "attend", "check_dimensions", "embed", "listed", "of_model", "pick", "report"]
 
+SWITCH = "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 FOREIGN = (
-    "token ids are not taken, for ids of another model's vocabulary cannot be told from this model's own and would "
-    "give wrong vectors in silence; send texts (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or, if "
-    "these are this model's own ids, start the service with --token-ids"
+    "token ids are not taken, for those of another model cannot be told from this one's and would give wrong vectors "
+    f"in silence. {SWITCH}. If they are, start the service with --token-ids"
 )
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -80,7 +81,12 @@ async def embed(
     state["texts"] = len(inputs)
     truncate = settings.truncate if truncate is None else truncate
     begun = time_ns()
-    found = await embedder.embed(inputs, truncate=truncate, direction=direction, client=state["client"])
+    try:
+        found = await embedder.embed(inputs, truncate=truncate, direction=direction, client=state["client"])
+    except TextError as error:
+        if isinstance(error, TextTooLong) or isinstance(inputs[0], str):
+            raise
+        raise TextError(f"{error}. {SWITCH}", position=error.position) from error
     state["tokens"] = sum(found.tokens)
     request.app.state.tracing.stages(
         begun, found.timing._asdict(), model=embedder.name, texts=len(inputs), tokens=state["tokens"]

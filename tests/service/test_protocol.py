@@ -539,7 +539,7 @@ def test_requests_before_what_is_no_http_are_answered_first(start: Start, broken
         assert client.answer() == (200, b"one")
         assert client.answer() == (200, b"two")
         refusal(client.rest(), 400, "BadRequest")
-    assert running.app.seen == ["disconnect"] * 3 + ["/slow", "/echo"]
+    wait_until(lambda: running.app.seen == ["disconnect"] * 3 + ["/slow", "/echo"])
 
 
 # What goes on as ever
