@@ -78,6 +78,9 @@ def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory
         until(lambda: server.query("status:cloze_requests:rate5m{status='424'} > 0"))
         until(lambda: server.query("model:cloze_space_mean_cosine:avg1h{model='two'}"))
         until(lambda: server.query("increase(cloze_reloads_total[1m]) > 0"))
+        # Groups of rules take turns within a second, each seeing what the one before has recorded.
+        recorded = [rule["name"] for rule in server.rules("record")]
+        until(lambda: all(server.query(name) for name in recorded))
         yield server
     finally:
         server.close()
