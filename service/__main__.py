@@ -26,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     """2 where the settings or a bundle cannot be used, said in one line."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload before there is anything to reload
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload before there is anything to reload
     try:
         settings = Command.read(arguments)
         configure(settings.log_level, settings.log_format)

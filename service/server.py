@@ -42,7 +42,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or []:
             host, port, *_ = listener.getsockname()
             logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
