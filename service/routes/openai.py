@@ -13,7 +13,8 @@ from service.body import JSONRoute
 from service.embedder import Embedder
 from service.models import Models
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
-from service.routes.schemas import Inputs, Options
+from service.routes.inputs import Inputs
+from service.routes.schemas import Options
 from service.vectors import Format, finish, rows
 
 __all__ = ["router"]
