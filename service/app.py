@@ -19,6 +19,7 @@ from service.cpu import available_cpus
 from service.device import Device
 from service.errors import respond
 from service.health import HUNG, Health
+from service.memory import trim_often
 from service.metrics import Metrics
 from service.middleware import Door, Traffic
 from service.models import Models
@@ -113,13 +114,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     models: Models = app.state.models
     health: Health = app.state.health
     models.start()
-    watch = asyncio.create_task(health.watch())
+    device: Device = app.state.device
+    duties = [asyncio.create_task(health.watch()), asyncio.create_task(trim_often(device.work))]
     yield
     health.stopping = True
     await models.stop()
     await asyncio.to_thread(app.state.tracing.close)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
-    if not await app.state.device.close(app.state.settings.stall_seconds):
+    for duty in duties:
+        duty.cancel()
+    await asyncio.gather(*duties, return_exceptions=True)
+    if not await device.close(app.state.settings.stall_seconds):
         logger.critical("a batch hangs still: the process ends with status %d", HUNG)
         health.end(HUNG)

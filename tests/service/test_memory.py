@@ -33,3 +33,39 @@ def test_large_blocks_are_given_back(way: str) -> None:
     """Among them is one that is still needed, as there is in a service; without us glibc keeps the rest."""
     found = subprocess.run([sys.executable, "-c", CODE, way], capture_output=True, text=True, cwd=ROOT, check=True)
     assert (int(found.stdout) > 100 * MEBIBYTE) == (way == "given back")
+
+
+HOLES = """
+import asyncio, sys
+from pathlib import Path
+from service import memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+async def main():
+    memory.give_back()
+    memory.PERIOD = 0
+    blocks = [bytearray(b"x" * 2**17) for _ in range(800)]
+    blocks = blocks[::8]  # holes between what is still needed, none of them at the end
+    full, trimmed = resident(), asyncio.Event()
+
+    async def work(trim):
+        trim()
+        trimmed.set()
+
+    if sys.argv[1] == "trimmed":
+        task = asyncio.create_task(memory.trim_often(work))
+        await trimmed.wait()
+        task.cancel()
+    print(full - resident())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("way", ["trimmed", "kept"])
+def test_holes_are_given_back(way: str) -> None:
+    found = subprocess.run([sys.executable, "-c", HOLES, way], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (int(found.stdout) > 50 * MEBIBYTE) == (way == "trimmed")
