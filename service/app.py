@@ -19,7 +19,6 @@ from service.cpu import available_cpus
 from service.device import Device
 from service.errors import respond
 from service.health import HUNG, Health
-from service.memory import trim_often
 from service.metrics import Metrics
 from service.middleware import Door, Traffic
 from service.models import Models
@@ -115,7 +114,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     health: Health = app.state.health
     models.start()
     device: Device = app.state.device
-    duties = [asyncio.create_task(health.watch()), asyncio.create_task(trim_often(device.work))]
+    duties = [asyncio.create_task(health.watch()), asyncio.create_task(models.tidy())]
     yield
     health.stopping = True
     await models.stop()

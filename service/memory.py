@@ -1,17 +1,15 @@
 """The process's memory: what is no longer needed goes back to the system."""
 
-import asyncio
+import contextlib
 import ctypes
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-__all__ = ["give_back", "trim_often"]
+__all__ = ["give_back", "trim"]
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 LARGE: Final = 1_048_576  # bytes
-PERIOD: Final = 10.0  # seconds between two trims
 
 
 def give_back() -> None:
@@ -28,15 +26,7 @@ def give_back() -> None:
         mallopt(parameter, value)
 
 
-async def trim_often(work: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
-    """Have glibc return the free pages between blocks, which it never does by itself; for ever, each in a worker.
-
-    Under a mixed load for half an hour they came to a twentieth of the process's memory, and rose.
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return
-    while True:
-        await asyncio.sleep(PERIOD)
-        await work(lambda: trim(0))
+def trim() -> None:
+    """Have glibc return the free pages between blocks, as it never does by itself; nothing with another C library."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -58,6 +58,9 @@ class Session:
         self.dimension = dimension
         self.threads: int = session.get_session_options().intra_op_num_threads
         self._run_options = ort.RunOptions()
+        self._shrinking = ort.RunOptions()
+        if provider == "cpu":  # on CUDA the arena is taken once, for the largest batch
+            self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     @classmethod
     def load(
@@ -87,9 +90,19 @@ class Session:
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Raises BackendFailed where the graph fails or gives a vector that is not finite."""
+        return self._run(batch, self._run_options)
+
+    def shrink(self, batch: Batch) -> None:
+        """Run, and then give back what the arena has grown by and no tensor needs; raises what `run` raises.
+
+        Batches of ever new shapes leave holes in it that none of the next fits.
+        """
+        self._run(batch, self._shrinking)
+
+    def _run(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
         forward = self._bound if self.provider == "cuda" else self._plain
         try:
-            vectors = forward(batch)
+            vectors = forward(batch, options)
         except Exception as error:  # ONNX Runtime's errors share no base class
             raise BackendFailed("the model failed on this input; the service's log says more") from error
         if vectors.shape != (len(batch.input_ids), self.dimension):
@@ -98,17 +111,17 @@ class Session:
             raise BackendFailed(f"the model gave a vector that is not finite ({self.precision} on {self.provider})")
         return vectors
 
-    def _plain(self, batch: Batch) -> NDArray[np.float32]:
-        (vectors,) = self._session.run([OUTPUT], batch._asdict(), self._run_options)
+    def _plain(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
+        (vectors,) = self._session.run([OUTPUT], batch._asdict(), options)
         return vectors  # type: ignore[no-any-return]
 
-    def _bound(self, batch: Batch) -> NDArray[np.float32]:
+    def _bound(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
         """Only (texts, dimension) comes back from the device."""
         binding = self._session.io_binding()
         for name, array in batch._asdict().items():
             binding.bind_cpu_input(name, array)
         binding.bind_output(OUTPUT, "cuda")
-        self._session.run_with_iobinding(binding, self._run_options)
+        self._session.run_with_iobinding(binding, options)
         (vectors,) = binding.copy_outputs_to_cpu()
         return vectors  # type: ignore[no-any-return]
 

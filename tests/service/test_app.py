@@ -375,3 +375,18 @@ async def test_neither_texts_nor_keys_are_logged(
     assert "ZeroDivisionError" in written
     for unwanted in (secret, KEY, ADMIN_KEY, "wrong-key"):
         assert unwanted not in written
+
+
+async def test_every_models_memory_is_given_back_again_and_again(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.models.TIDY", 0)
+    trims: list[str] = []
+    monkeypatch.setattr("service.models.trim", lambda: trims.append("trim"))
+    app = make_app()
+    for embedder in app.state.models:
+        monkeypatch.setattr(embedder.session, "shrink", lambda batch, name=embedder.name: trims.append(name))
+    async with open_client(app) as http:
+        await until(lambda: trims.count("trim") > 2)
+        assert (await http.post("/embed", json={"inputs": "a man"})).status_code == 200
+    assert trims[:4] == [*app.state.models.names, "trim"] * 2

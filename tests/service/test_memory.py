@@ -36,31 +36,20 @@ def test_large_blocks_are_given_back(way: str) -> None:
 
 
 HOLES = """
-import asyncio, sys
+import sys
 from pathlib import Path
 from service import memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-async def main():
-    memory.give_back()
-    memory.PERIOD = 0
-    blocks = [bytearray(b"x" * 2**17) for _ in range(800)]
-    blocks = blocks[::8]  # holes between what is still needed, none of them at the end
-    full, trimmed = resident(), asyncio.Event()
-
-    async def work(trim):
-        trim()
-        trimmed.set()
-
-    if sys.argv[1] == "trimmed":
-        task = asyncio.create_task(memory.trim_often(work))
-        await trimmed.wait()
-        task.cancel()
-    print(full - resident())
-
-asyncio.run(main())
+memory.give_back()
+blocks = [bytearray(b"x" * 2**17) for _ in range(800)]
+blocks = blocks[::8]  # holes between what is still needed, none of them at the end
+full = resident()
+if sys.argv[1] == "trimmed":
+    memory.trim()
+print(full - resident())
 """
 
 

@@ -1,5 +1,6 @@
 """The session: what it chooses, what it refuses, and what its vectors are."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,7 +123,25 @@ def test_binding_gives_what_run_gives(loaded: Bundle, monkeypatch: pytest.Monkey
     batch = loaded.text_encoder.batch(TEXTS)
     bind = ort.IOBinding.bind_output
     monkeypatch.setattr(ort.IOBinding, "bind_output", lambda self, name, device: bind(self, name, "cpu"))
-    assert np.array_equal(session._bound(batch), session.run(batch))
+    assert np.array_equal(session._bound(batch, session._run_options), session.run(batch))
+
+
+def test_an_arena_that_has_grown_shrinks(loaded: Bundle) -> None:
+    """The first batch keeps its room, a far larger one does not, and both give what they gave."""
+    session, encoder = Session.load(loaded, provider="cpu"), loaded.text_encoder
+    small, large = encoder.batch(["a man"]), encoder.batch(["two dogs run " * 9] * 30_000)
+    expected = session.run(small)
+    vectors = session.run(large)
+    grown = resident()
+    session.shrink(small)
+    assert grown - resident() > 30_000 * 31 * DIMENSION * 4  # one tensor of the large batch
+    assert np.array_equal(session.run(small), expected)
+    assert np.array_equal(session.run(large), vectors)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_vector_that_is_not_finite_is_an_error(loaded: Bundle) -> None:
