@@ -153,6 +153,10 @@ class Bundle:
         """Seconds since 1970 when it was sealed."""
         return int((self.path / SPEC_FILE).stat().st_mtime)
 
+    def unchanged(self) -> bool:
+        """Whether its contract is still the one that was loaded; raises BundleError where it cannot be read."""
+        return _read_spec(self.path) == self.spec
+
     @property
     def precisions(self) -> tuple[Precision, ...]:
         return tuple(precision for precision in PRECISIONS if GRAPHS[precision] in self.spec.files)

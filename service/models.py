@@ -142,7 +142,7 @@ class Models:
             known = self._served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
                 known = Embedder.load(bundle, self._settings, self._device, self._admission)
-                if Bundle.load(folder).spec != bundle.spec:  # its graph may be the other's
+                if not bundle.unchanged():  # its graph may be the other's
                     raise BundleError(f"{folder} was exchanged while it was loaded; reload once that is done")
             served[bundle.name] = known
         return served
