@@ -19,6 +19,7 @@ from service.cpu import available_cpus
 from service.device import Device
 from service.errors import respond
 from service.health import HUNG, Health
+from service.memory import keep_trimmed
 from service.metrics import Metrics
 from service.middleware import Door, Traffic
 from service.models import Models
@@ -114,7 +115,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     health: Health = app.state.health
     models.start()
     device: Device = app.state.device
-    duties = [asyncio.create_task(health.watch()), asyncio.create_task(models.tidy())]
+    duties = [asyncio.create_task(health.watch()), asyncio.create_task(keep_trimmed())]
     yield
     health.stopping = True
     await models.stop()

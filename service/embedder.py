@@ -1,7 +1,6 @@
 """Texts to vectors: tokenise beside the event loop, batch, run the graph in the device's thread, put back in order."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -207,12 +206,6 @@ class Embedder:
             self._probe = asyncio.create_task(self._try())
         if error := await asyncio.shield(self._probe):
             raise Unavailable(f"model {self.name}: the last batch failed, and so does a test: {error}") from error
-
-    async def tidy(self) -> None:
-        """Let the graph's arena shrink. Whether the graph works is for its batches and `check` to find."""
-        encoder = self.bundle.text_encoder
-        with contextlib.suppress(BackendFailed):
-            await self.device.run(lambda: self.session.shrink(encoder.pad([encoder.shortest])))
 
     async def _try(self) -> BackendFailed | None:
         try:

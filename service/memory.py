@@ -1,15 +1,17 @@
 """The process's memory: what is no longer needed goes back to the system."""
 
+import asyncio
 import contextlib
 import ctypes
 from typing import Final
 
-__all__ = ["give_back", "trim"]
+__all__ = ["give_back", "keep_trimmed", "trim"]
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
 LARGE: Final = 1_048_576  # bytes
+TRIM_SECONDS: Final = 15.0
 
 
 def give_back() -> None:
@@ -24,6 +26,13 @@ def give_back() -> None:
         return
     for parameter, value in ((M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 2)):
         mallopt(parameter, value)
+
+
+async def keep_trimmed() -> None:
+    """`trim` every TRIM_SECONDS, for ever."""
+    while True:
+        await asyncio.sleep(TRIM_SECONDS)
+        await asyncio.to_thread(trim)
 
 
 def trim() -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from encoding.bundle import SPEC_FILE, Bundle, unreadable
 from encoding.errors import BundleError, ClozeError
@@ -13,13 +13,10 @@ from service.admission import Admission
 from service.device import Device
 from service.embedder import Embedder
 from service.errors import BadSettings, ModelNotFound
-from service.memory import trim
 from service.metrics import Metrics
 from service.settings import Settings
 
 __all__ = ["Models", "Reloaded"]
-
-TIDY: Final = 15.0  # seconds
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +78,6 @@ class Models:
         """Finish what has been accepted."""
         self._admission.close()
         await asyncio.gather(*self._leaving, *(embedder.stop() for embedder in self))
-
-    async def tidy(self) -> None:
-        """Every TIDY seconds, for ever: give back the memory that nothing needs.
-
-        Batches of all shapes leave holes in the arenas and the heap, in half an hour a twentieth of the process.
-        """
-        while True:
-            await asyncio.sleep(TIDY)
-            for embedder in self:
-                await embedder.tidy()
-            await self._device.work(trim)
 
     async def reload(self) -> Reloaded:
         """Look at the folder again: load what is new or changed beside what is served, check it, warm it up, swap.

@@ -5,6 +5,7 @@ Not thread-safe by design: it runs in the device's one thread.
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from service.settings import PrecisionChoice, ProviderChoice
 __all__ = ["PROFILES", "Profile", "Provider", "Session"]
 
 Provider = Literal["cuda", "cpu"]
+SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +59,6 @@ class Session:
         self.precision: Precision = precision
         self.dimension = dimension
         self.threads: int = session.get_session_options().intra_op_num_threads
-        self._run_options = ort.RunOptions()
-        self._shrinking = ort.RunOptions()
-        if provider == "cpu":  # on CUDA the arena is taken once, for the largest batch
-            self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     @classmethod
     def load(
@@ -90,38 +88,28 @@ class Session:
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Raises BackendFailed where the graph fails or gives a vector that is not finite."""
-        return self._run(batch, self._run_options)
-
-    def shrink(self, batch: Batch) -> None:
-        """Run, and then give back what the arena has grown by and no tensor needs; raises what `run` raises.
-
-        Batches of ever new shapes leave holes in it that none of the next fits.
-        """
-        self._run(batch, self._shrinking)
-
-    def _run(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
         forward = self._bound if self.provider == "cuda" else self._plain
         try:
-            vectors = forward(batch, options)
+            vectors = forward(batch)
         except Exception as error:  # ONNX Runtime's errors share no base class
             raise BackendFailed("the model failed on this input; the service's log says more") from error
         if vectors.shape != (len(batch.input_ids), self.dimension):
             raise BackendFailed(f"the model gave an array of shape {vectors.shape}. This is a bug.")
         if not np.isfinite(vectors).all():
             raise BackendFailed(f"the model gave a vector that is not finite ({self.precision} on {self.provider})")
-        return vectors
+        return vectors.copy()  # else they stay in the arena, and the next batch finds holes
 
-    def _plain(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
-        (vectors,) = self._session.run([OUTPUT], batch._asdict(), options)
+    def _plain(self, batch: Batch) -> NDArray[np.float32]:
+        (vectors,) = self._session.run([OUTPUT], batch._asdict())
         return vectors  # type: ignore[no-any-return]
 
-    def _bound(self, batch: Batch, options: ort.RunOptions) -> NDArray[np.float32]:
+    def _bound(self, batch: Batch) -> NDArray[np.float32]:
         """Only (texts, dimension) comes back from the device."""
         binding = self._session.io_binding()
         for name, array in batch._asdict().items():
             binding.bind_cpu_input(name, array)
         binding.bind_output(OUTPUT, "cuda")
-        self._session.run_with_iobinding(binding, options)
+        self._session.run_with_iobinding(binding)
         (vectors,) = binding.copy_outputs_to_cpu()
         return vectors  # type: ignore[no-any-return]
 
@@ -141,9 +129,11 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
         return None
     if provider == "cuda":
         ort.preload_dlls()  # the libraries that came as Python packages
+    else:
+        _register_arena()
     try:
         session = ort.InferenceSession(
-            path, _options(threads), providers=[(profile.name, dict(profile.options))], enable_fallback=0
+            path, _options(threads, provider), providers=[(profile.name, dict(profile.options))], enable_fallback=0
         )
     except Exception as error:
         if provider == "cuda":
@@ -157,8 +147,18 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
     return session
 
 
-def _options(threads: int) -> ort.SessionOptions:
-    """The arena stays on: warmed with the largest batch it hardly grows, and without it a batch costs a fifth more."""
+@cache
+def _register_arena() -> None:
+    """Once a process: the memory of all models' batches on the CPU, of which one runs at a time.
+
+    It takes what a tensor needs, no power of two: warmed with each model's largest batch it is as large as it gets.
+    Without an arena a batch costs a fifth more.
+    """
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
+
+
+def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -167,6 +167,9 @@ def _options(threads: int) -> ort.SessionOptions:
     options.enable_mem_pattern = False  # one plan is kept for every shape, and shapes are endless
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the tokenizer
+    if provider == "cpu":
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights go with it
     return options
 
 

@@ -377,16 +377,10 @@ async def test_neither_texts_nor_keys_are_logged(
         assert unwanted not in written
 
 
-async def test_every_models_memory_is_given_back_again_and_again(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.models.TIDY", 0)
-    trims: list[str] = []
-    monkeypatch.setattr("service.models.trim", lambda: trims.append("trim"))
-    app = make_app()
-    for embedder in app.state.models:
-        monkeypatch.setattr(embedder.session, "shrink", lambda batch, name=embedder.name: trims.append(name))
-    async with open_client(app) as http:
-        await until(lambda: trims.count("trim") > 2)
+async def test_free_memory_is_given_back_again_and_again(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.memory.TRIM_SECONDS", 0)
+    trims: list[None] = []
+    monkeypatch.setattr("service.memory.trim", lambda: trims.append(None))
+    async with open_client(make_app()) as http:
+        await until(lambda: len(trims) > 2)
         assert (await http.post("/embed", json={"inputs": "a man"})).status_code == 200
-    assert trims[:4] == [*app.state.models.names, "trim"] * 2
