@@ -1,0 +1,286 @@
+"""What the clients of the soak send, what each answer must be, and what they count."""
+
+import asyncio
+import random
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+TEXTS = 40_000
+CHECKED = 0.2  # share of a request's texts that are known ones
+SIZES = {"1 text": (1, 1), "2 to 16": (2, 16), "17 to 128": (17, 128), "129 to 2,000": (129, 2000)}
+SIZE_WEIGHTS = (45, 35, 18, 2)
+TOLERANCE = 1e-4
+LEAVERS = 0.02  # share of requests whose client leaves after up to so many seconds
+LEAVING_SECONDS = 0.5
+
+Vectors = NDArray[np.float32]
+
+
+class Request(NamedTuple):
+    """What is sent, and what its answer must be."""
+
+    route: str  # as in the tables
+    size: str
+    path: str
+    body: dict[str, Any]
+    texts: int  # that the server embeds
+    check: Callable[[Any], None]
+
+
+@dataclass
+class Books:
+    """What the clients count. Seconds are since the load began."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # sent, answered, refused, left
+    texts: Counter[str] = field(default_factory=Counter)  # the same of embedded texts
+    checked: int = 0  # rows and cosines held against those computed before
+    latencies: list[tuple[float, float, str, str]] = field(default_factory=list)  # end, seconds, route, size
+    wrong: list[str] = field(default_factory=list)
+
+    def note(self, outcome: str, request: Request) -> None:
+        self.counts[outcome] += 1
+        self.texts[outcome] += request.texts
+
+
+def sentences(data: Path, rng: random.Random) -> list[str]:
+    """Texts as they come: sentences, captions, words, nothing, emoji, and some of more tokens than fit."""
+    plain = lines(data / "corpus" / "enwiki_sentences.txt") + lines(data / "corpus" / "multi30k_captions_nosts.txt")
+    plain = rng.sample(plain, TEXTS)
+    kinds: dict[Callable[[], str], float] = {
+        lambda: rng.choice(plain): 86,
+        lambda: rng.choice(rng.choice(plain).split()): 6,
+        lambda: " ".join(rng.sample(plain, 4)): 3,
+        lambda: " ".join(rng.sample(plain, 40)): 0.5,
+        lambda: rng.choice(["", " ", "\n"]): 1.5,
+        lambda: f"{rng.choice(plain)} {rng.choice(['👍🏽', '🎸🎶', '👩‍👩‍👧', '字 ✓', '🇨🇭'])}": 3,
+    }
+    makers = rng.choices(list(kinds), list(kinds.values()), k=TEXTS)
+    return [make() for make in makers]
+
+
+def lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+class Known:
+    """Texts of one model, and their vectors and token ids as the idle service gave them, each text alone."""
+
+    def __init__(self, model: str, texts: list[str], vectors: Vectors, ids: list[list[int]]) -> None:
+        self.model = model
+        self.texts = texts
+        self.vectors = vectors
+        self.ids = ids
+
+    @classmethod
+    async def make(cls, http: httpx.AsyncClient, model: str, texts: list[str]) -> "Known":
+        vectors, ids = [], []
+        for text in texts:
+            found = await http.post(f"/models/{model}/embed", json={"inputs": text})
+            vectors += found.raise_for_status().json()
+            found = await http.post(f"/models/{model}/tokenize", json={"inputs": text})
+            ids.append([token["id"] for token in found.raise_for_status().json()[0]])
+        return cls(model, texts, np.array(vectors, dtype=np.float32), ids)
+
+
+class Mix:
+    """Draws one client's requests."""
+
+    def __init__(self, known: dict[str, Known], default: str, texts: list[str], books: Books, seed: int) -> None:
+        self.known = list(known.values())
+        self.default = default
+        self.texts = texts
+        self.books = books
+        self.rng = random.Random(seed)
+        self.kinds: dict[Callable[[Known], Request], int] = {
+            self.embed: 50,
+            self.openai: 20,
+            self.similarity: 12,
+            self.search: 10,
+            self.tokenize: 8,
+        }
+
+    def draw(self) -> Request:
+        (make,) = self.rng.choices(list(self.kinds), list(self.kinds.values()))
+        (known,) = self.rng.choices(self.known, [3 if each.model == self.default else 1 for each in self.known])
+        return make(known)
+
+    def embed(self, known: Known) -> Request:
+        size, texts, places = self._texts(known)
+        format = self.rng.choice(list(READ))
+
+        def check(rows: Any) -> None:
+            self._check_rows(READ[format], rows, len(texts), known, places)
+
+        body = {"inputs": texts, "encoding_format": format}
+        return Request(f"/embed {format}", size, *self._to(known, "/embed", body), len(texts), check)
+
+    def openai(self, known: Known) -> Request:
+        size, texts, places = self._texts(known)
+
+        def check(found: Any) -> None:
+            hold([row["index"] for row in found["data"]] == list(range(len(texts))), "the rows are out of order")
+            hold(found["model"] == known.model, f"{found['model']} answered for {known.model}")
+            rows = [row["embedding"] for row in found["data"]]
+            self._check_rows(READ["base64"], rows, len(texts), known, places)
+
+        body = {"input": texts, "encoding_format": "base64", "model": known.model}
+        return Request("/v1/embeddings base64", size, "/v1/embeddings", body, len(texts), check)
+
+    def similarity(self, known: Known) -> Request:
+        """Known texts only, so that every cosine is checked."""
+        size, places = self._places(known)
+        one, *many = [*places, *self._places(known)[1]]
+
+        def check(found: Any) -> None:
+            self._check_cosines(found, known.vectors[many] @ known.vectors[one])
+
+        inputs = {"source_sentence": known.texts[one], "sentences": [known.texts[place] for place in many]}
+        path, body = self._to(known, "/similarity", {"inputs": inputs})
+        return Request("/similarity", size, path, body, len(many) + 1, check)
+
+    def search(self, known: Known) -> Request:
+        """As similarity."""
+        size, places = self._places(known)
+        query = self.rng.randrange(len(known.texts))
+
+        def check(found: Any) -> None:
+            hold(sorted(hit["index"] for hit in found) == list(range(len(places))), "not every text has its place")
+            scores = [hit["score"] for hit in found]
+            hold(scores == sorted(scores, reverse=True), "the hits are out of order")
+            expected = known.vectors[[places[hit["index"]] for hit in found]] @ known.vectors[query]
+            self._check_cosines(scores, expected)
+
+        asked = {"query": known.texts[query], "texts": [known.texts[place] for place in places]}
+        return Request("/search", size, *self._to(known, "/search", asked), len(places) + 1, check)
+
+    def tokenize(self, known: Known) -> Request:
+        size, places = self._places(known)
+
+        def check(found: Any) -> None:
+            ids = [[token["id"] for token in tokens] for tokens in found]
+            hold(ids == [known.ids[place] for place in places], "the tokens are not those of these texts")
+            self.books.checked += len(places)
+
+        body = {"inputs": [known.texts[place] for place in places]}
+        return Request("/tokenize", size, *self._to(known, "/tokenize", body), 0, check)
+
+    def _to(self, known: Known, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The model in the path, in the body, or nowhere where it is the default."""
+        if known.model == self.default:
+            return path, body
+        return self.rng.choice([(f"/models/{known.model}{path}", body), (path, {**body, "model": known.model})])
+
+    def _size(self) -> tuple[str, int]:
+        """A class, and a number of texts in it, small ones more often."""
+        (size,) = self.rng.choices(list(SIZES), SIZE_WEIGHTS)
+        low, high = SIZES[size]
+        return size, round(low * (high / low) ** self.rng.random())
+
+    def _places(self, known: Known) -> tuple[str, list[int]]:
+        """Known texts."""
+        size, count = self._size()
+        return size, self.rng.choices(range(len(known.texts)), k=count)
+
+    def _texts(self, known: Known) -> tuple[str, list[str], dict[int, int]]:
+        """Any texts, some of them known: their places in the request, and among the known."""
+        size, count = self._size()
+        texts = self.rng.choices(self.texts, k=count)
+        places = {row: self.rng.randrange(len(known.texts)) for row in range(count) if self.rng.random() < CHECKED}
+        for row, place in places.items():
+            texts[row] = known.texts[place]
+        return size, texts, places
+
+    def _check_rows(self, read: "Reader", rows: Any, count: int, known: Known, places: dict[int, int]) -> None:
+        hold(len(rows) == count, f"{len(rows)} rows for {count} texts")
+        found = np.stack([read.decode(row) for row in rows])
+        dimension = known.vectors.shape[1]
+        hold(found.shape[1] == (-(-dimension // 8) if read.packed else dimension), f"rows of {found.shape[1]}")
+        hold(bool(np.isfinite(found).all()), "a value is not finite")
+        if places:
+            hold(read.agree(found[list(places)], known.vectors[list(places.values())]), "a vector is another text's")
+        self.books.checked += len(places)
+
+    def _check_cosines(self, found: Any, expected: Vectors) -> None:
+        hold(len(found) == len(expected), f"{len(found)} cosines for {len(expected)} texts")
+        hold(bool(np.allclose(found, expected, rtol=0, atol=TOLERANCE)), "a cosine is another pair's")
+        self.books.checked += len(expected)
+
+
+class Reader(NamedTuple):
+    """One encoding_format: a row as numbers, and whether rows are those of these vectors."""
+
+    decode: Callable[[Any], NDArray[Any]]
+    agree: Callable[[NDArray[Any], Vectors], bool]
+    packed: bool = False
+
+
+def near(tolerance: float) -> Callable[[NDArray[Any], Vectors], bool]:
+    return lambda found, expected: bool(np.abs(found - expected).max() <= tolerance)
+
+
+def near_int8(found: NDArray[Any], expected: Vectors) -> bool:
+    """Each row is scaled by its own largest magnitude; a step of 1, half of it rounding, the rest tolerance."""
+    return bool(np.abs(found - expected * 127 / np.abs(expected).max(axis=1, keepdims=True)).max() <= 1)
+
+
+def same_signs(found: NDArray[Any], expected: Vectors) -> bool:
+    """Of every value that is clear of 0."""
+    positive = np.unpackbits(found.astype(np.uint8), axis=1, count=expected.shape[1]).astype(bool)
+    return bool(((positive == (expected > 0)) | (np.abs(expected) <= TOLERANCE)).all())
+
+
+READ = {
+    "float": Reader(lambda row: np.array(row, dtype=np.float32), near(TOLERANCE)),
+    "base64": Reader(lambda row: np.frombuffer(b64decode(row), "<f4"), near(TOLERANCE)),
+    "float16": Reader(lambda row: np.frombuffer(b64decode(row), "<f2").astype(np.float32), near(TOLERANCE + 2**-11)),
+    "int8": Reader(lambda row: np.array(row), near_int8),
+    "binary": Reader(lambda row: np.array(row) + 128, same_signs, packed=True),
+    "ubinary": Reader(lambda row: np.array(row), same_signs, packed=True),
+}
+
+
+def hold(true: bool, otherwise: str) -> None:
+    if not true:
+        raise AssertionError(otherwise)
+
+
+async def client(http: httpx.AsyncClient, mix: Mix, key: str, books: Books, started: float, until: float) -> None:
+    """Send one request after another; a client that is refused waits as long as it is told."""
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    while time.monotonic() < until:
+        request = mix.draw()
+        books.note("sent", request)
+        sent = time.monotonic()
+        post = http.post(request.path, content=orjson.dumps(request.body), headers=headers)
+        stays = mix.rng.random() >= LEAVERS
+        try:
+            response = await asyncio.wait_for(post, None if stays else mix.rng.random() * LEAVING_SECONDS)
+        except TimeoutError:
+            books.note("left", request)
+            continue
+        except httpx.TransportError as error:
+            books.note("lost", request)
+            books.wrong.append(f"{request.route}: {type(error).__name__}: {error}")
+            continue
+        if response.status_code == 429:
+            books.note("refused", request)
+            await asyncio.sleep(int(response.headers["retry-after"]))
+            continue
+        books.note("answered", request)
+        ended = time.monotonic()
+        books.latencies.append((ended - started, ended - sent, request.route, request.size))
+        try:
+            hold(response.status_code == 200, f"status {response.status_code}: {response.text[:200]}")
+            request.check(orjson.loads(response.content))
+        except Exception as error:
+            books.wrong.append(f"{request.route}, {request.size}: {error!r:.300}")
