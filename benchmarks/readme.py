@@ -13,7 +13,8 @@ from encoding.bundle import Bundle
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MODEL = ROOT / "models" / "cloze-mini"
-PARENT = Path(__file__).parent / "results" / "all-MiniLM-L6-v2.json"
+RESULTS = Path(__file__).parent / "results"
+PARENT = RESULTS / "all-MiniLM-L6-v2.json"
 COLUMNS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg.")
 BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of figures -->"
 
@@ -21,7 +22,7 @@ BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of fi
 def with_figures(page: str) -> str:
     """The page with the tables as they must be."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{scores()}\n\n{speeds()}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{scores()}\n\n{speeds()}\n\n{soak()}\n\n{END}{rest.split(END)[1]}"
 
 
 def scores() -> str:
@@ -45,6 +46,18 @@ def speeds() -> str:
     results = json.loads(throughput.RESULTS.read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return f"{throughput.table(results)}\n\n{results['texts']}, {results['machine']}; {versions}."
+
+
+def soak() -> str:
+    found = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
+    requests, (before, after) = found["requests"], found["rss_mb"].values()
+    return (
+        f"{found['minutes']:.0f} minutes at saturation, {len(found['models'])} models, {found['clients']} clients on "
+        f"the same CPUs ([chart](benchmarks/results/soak.svg)): {requests['sent']:,} requests sent, "
+        f"{requests['answered']:,} answered, {requests['left']} left before the answer, {requests['refused']} refused, "
+        f"{requests['lost']} lost; {found['checked']:,} rows held against the idle service's, {len(found['wrong'])} "
+        f"wrong; the server's memory {before:.0f} MB after the first minute, {after:.0f} at the end."
+    )
 
 
 if __name__ == "__main__":
