@@ -15,10 +15,11 @@ ClozeError
     ├── UnsupportedMedia      415
     ├── Invalid               422  the body is JSON, and not what the route takes
     ├── BackendFailed         424  the graph gave no usable vector
-    ├── Overloaded            429  refused at the door; Retry-After says when to come again
     ├── HeadersTooLarge       431
-    ├── Unavailable           503  not ready, or stopping
-    └── Late                  504  not answered in the time it had
+    └── Retriable                  may succeed when it is sent again; Retry-After says when
+        ├── Overloaded        429  refused at the door
+        ├── Unavailable       503  not ready, or stopping
+        └── Late              504  not answered in the time it had
 
 `encoding`'s TextTooLong and TextError answer 422. The body is {"error": …, "error_type": …}, spelt as
 text-embeddings-inference spells it, and on OpenAI's routes {"error": {"message", "type", "param", "code"}}. There a
@@ -57,6 +58,7 @@ __all__ = [
     "ModelNotFound",
     "Overloaded",
     "ReloadFailed",
+    "Retriable",
     "ServiceError",
     "SessionError",
     "Slow",
