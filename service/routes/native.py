@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Body, Request, Response
 
 from service.body import JSONRoute
-from service.embedder import Embedder
+from service.embedder import Embedder, Embeddings
 from service.errors import Empty, Invalid
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
 from service.routes.schemas import (
@@ -86,7 +86,7 @@ async def _embed(body: EmbedRequest, request: Request) -> Response:
         vectors = finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
         return to_json(vectors, body.encoding_format or "float")
 
-    return await _answer(write, embedder, report(found, request, embedder))
+    return await _answer(write, embedder, request, found)
 
 
 async def _similarity(body: SimilarityRequest, request: Request) -> Response:
@@ -94,7 +94,7 @@ async def _similarity(body: SimilarityRequest, request: Request) -> Response:
     texts, compare = _comparison(body.inputs)
     embedder = pick(request, body.model or options.model)
     found = await embed(texts, request, embedder, options.truncate, options.direction)
-    return await _answer(lambda: to_json(compare(found.vectors)), embedder, report(found, request, embedder))
+    return await _answer(lambda: to_json(compare(found.vectors)), embedder, request, found)
 
 
 def _comparison(inputs: Sentences | Pairs | Lists) -> tuple[list[str], Callable[[Vectors], Array]]:
@@ -127,7 +127,7 @@ async def _search(body: SearchRequest, request: Request) -> Response:
             ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
         return orjson.dumps(ranked)
 
-    return await _answer(rank, embedder, report(found, request, embedder))
+    return await _answer(rank, embedder, request, found)
 
 
 async def _tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -144,7 +144,7 @@ async def _tokenize(body: TokenizeRequest, request: Request) -> Response:
         explained = (embedder.bundle.text_encoder.explain(text, direction=body.direction) for text in texts)
         return orjson.dumps([[t._asdict() for t in tokens if whole or not t.template] for tokens in explained])
 
-    return await _answer(explain, embedder)
+    return await _answer(explain, embedder, request)
 
 
 async def _decode(body: DecodeRequest, request: Request) -> Response:
@@ -158,8 +158,13 @@ async def _decode(body: DecodeRequest, request: Request) -> Response:
         encoder = embedder.bundle.text_encoder
         return orjson.dumps([encoder.decode(ids, body.skip_special_tokens) for ids in sequences])
 
-    return await _answer(read, embedder)
+    return await _answer(read, embedder, request)
 
 
-async def _answer(write: Callable[[], bytes], embedder: Embedder, headers: dict[str, str] | None = None) -> Response:
-    return Response(await embedder.device.work(write), media_type="application/json", headers=headers)
+async def _answer(
+    write: Callable[[], bytes], embedder: Embedder, request: Request, found: Embeddings | None = None
+) -> Response:
+    """What is written, with a report of the vectors it is made of; the report counts the writing too."""
+    content = await embedder.device.work(write)
+    headers = report(found, request, embedder) if found else None
+    return Response(content, media_type="application/json", headers=headers)

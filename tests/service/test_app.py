@@ -1,6 +1,8 @@
 """What holds for every route: ids, deadlines, timings, keys, CORS, the switches, and what the log says of a request."""
 
 import asyncio
+from collections.abc import Callable
+from time import perf_counter, sleep
 from typing import Any
 
 import httpx
@@ -8,6 +10,7 @@ import pytest
 from harness import Hold, MakeApp, MakeClient, open_client, until
 from tiny_bundle import sequence
 
+from service.device import Device
 from service.errors import BadSettings
 from service.logs import JSON, Text
 
@@ -62,6 +65,24 @@ async def test_waiting_is_told_as_waiting(make_app: MakeApp, hold: Hold) -> None
         one, two = (await first).headers, (await second).headers
     assert int(one["x-inference-time"]) >= 50
     assert int(two["x-queue-time"]) >= 50
+
+
+@pytest.mark.parametrize("path", EMBEDDING)
+async def test_the_total_counts_the_writing_of_the_answer(
+    both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Every task beside the event loop is made to last 30 ms: the first tokenises, the last writes."""
+    work, times = Device.work, list[float]()
+
+    async def slow(self: Device, task: Callable[[], Any]) -> Any:
+        times.append(perf_counter())
+        found = await work(self, lambda: (sleep(0.03), task())[1])
+        times.append(perf_counter())
+        return found
+
+    monkeypatch.setattr(Device, "work", slow)
+    headers = (await both.post(path, json=EMBEDDING[path])).headers
+    assert float(headers["server-timing"].rpartition("total;dur=")[2]) >= 1000 * (times[-1] - times[0]) - 0.01
 
 
 # Request ids
