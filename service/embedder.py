@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoding.bundle import GRAPHS, Bundle
+from encoding.errors import TextTooLong
 from encoding.text import Direction, Tokens
 from service import VERSION
 from service.admission import Admission
@@ -183,14 +184,15 @@ class Embedder:
                 self._idle.set()
 
     def check_inputs(self, inputs: Sequence[Sized]) -> None:
-        """Raise Invalid where one request has too many, or one that would keep a tokenizer's thread for seconds."""
+        """Raise Invalid where one request has too many, TextTooLong at one that would keep a thread for seconds."""
         if len(inputs) > self._max_inputs:
             raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
         for place, each in enumerate(inputs):
             if len(each) > self._max_characters:
                 unit = "characters" if isinstance(each, str) else "token ids"
-                raise Invalid(
-                    f"text {place} has {len(each)} {unit}; at most {self._max_characters} are allowed: cut it"
+                raise TextTooLong(
+                    f"text {place} has {len(each)} {unit}; at most {self._max_characters} are allowed: cut it",
+                    position=place,
                 )
 
     @property
@@ -267,7 +269,7 @@ class Embedder:
         except BackendFailed as error:
             if len(items) > 1:
                 raise
-            raise BackendFailed(f"text {items[0].place}: {error}") from error.__cause__
+            raise BackendFailed(f"text {items[0].place}: {error}", position=items[0].place) from error.__cause__
         ran = perf_counter() - started
         waits, lengths = [started - item.since for item in items], [len(item.ids) for item in items]
         self._metrics.batch(waits, sum(lengths), max(lengths) * len(items), ran)

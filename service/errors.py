@@ -128,7 +128,11 @@ class Invalid(ServiceError):
 
 
 class BackendFailed(ServiceError):
-    """The graph gave no usable vector."""
+    """The graph gave no usable vector; `position` is the guilty text's place among those given, where that is known."""
+
+    def __init__(self, message: str, *, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class Retriable(ServiceError):

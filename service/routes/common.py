@@ -2,16 +2,16 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from time import perf_counter, time_ns
 from typing import Annotated, Any
 
 from fastapi import Path, Request, Response
 
-from encoding.errors import TextError, TextTooLong
+from encoding.errors import TextError
 from encoding.text import Direction
 from service.embedder import Embedder, Embeddings, Inputs
-from service.errors import Empty, ErrorBody, Invalid, Late
+from service.errors import BackendFailed, Empty, ErrorBody, Invalid, Late
 from service.models import Models
 from service.settings import Settings
 
@@ -75,7 +75,10 @@ def check_dimensions(dimensions: int | None, embedder: Embedder) -> None:
 async def embed(
     inputs: Inputs, request: Request, embedder: Embedder, truncate: bool | None = None, direction: Direction = "right"
 ) -> Embeddings:
-    """Embed for the client that sent this request; how much it was is left for the log's line."""
+    """Embed for the client that sent this request; how much it was is left for the log's line.
+
+    `name` gives what an error calls the input at a place: the field that the client sent.
+    """
     settings: Settings = request.app.state.settings
     state = request.scope["state"]
     state["texts"] = len(inputs)
@@ -83,10 +86,13 @@ async def embed(
     begun = time_ns()
     try:
         found = await embedder.embed(inputs, truncate=truncate, direction=direction, client=state["client"])
-    except TextError as error:
-        if isinstance(error, TextTooLong) or isinstance(inputs[0], str):
-            raise
-        raise TextError(f"{error}. {SWITCH}", position=error.position) from error
+    except (TextError, BackendFailed) as error:
+        message = str(error)
+        if error.position is not None:
+            message = message.replace(f"text {error.position}", name(error.position), 1)
+        if type(error) is TextError and not isinstance(inputs[0], str):
+            message = f"{message}. {SWITCH}"
+        raise type(error)(message, position=error.position) from error
     state["tokens"] = sum(found.tokens)
     request.app.state.tracing.stages(
         begun, found.timing._asdict(), model=embedder.name, texts=len(inputs), tokens=state["tokens"]

@@ -1,6 +1,7 @@
 """text-embeddings-inference's own routes, and search: texts in; vectors, cosines, ranks or tokens out."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -93,7 +94,8 @@ async def _similarity(body: SimilarityRequest, request: Request) -> Response:
     options = body.parameters or Options()
     texts, compare = _comparison(body.inputs)
     embedder = pick(request, body.model or options.model)
-    found = await embed(texts, request, embedder, options.truncate, options.direction)
+    name = partial(_field, body.inputs)
+    found = await embed(texts, request, embedder, options.truncate, options.direction, name)
     return await _answer(lambda: to_json(compare(found.vectors)), embedder, request, found)
 
 
@@ -113,11 +115,30 @@ def _comparison(inputs: Sentences | Pairs | Lists) -> tuple[list[str], Callable[
     raise Empty("a list in inputs is empty; send at least one text")
 
 
+def _field(inputs: Sentences | Pairs | Lists, place: int) -> str:
+    """Where in the body the text stands that `_comparison` gives at this place."""
+    match inputs:
+        case Pairs():
+            return f"inputs.pairs[{place // 2}][{place % 2}]"
+        case Lists(source_sentences=sources) if place < len(sources):
+            return f"inputs.source_sentences[{place}]"
+        case Lists(source_sentences=sources):
+            return f"inputs.sentences[{place - len(sources)}]"
+    return f"inputs.sentences[{place - 1}]" if place else "inputs.source_sentence"
+
+
 async def _search(body: SearchRequest, request: Request) -> Response:
     if not body.texts:
         raise Empty("texts is an empty list; send at least one text")
     embedder = pick(request, body.model)
-    found = await embed([body.query, *body.texts], request, embedder, body.truncate, body.direction)
+    found = await embed(
+        [body.query, *body.texts],
+        request,
+        embedder,
+        body.truncate,
+        body.direction,
+        lambda place: f"texts[{place - 1}]" if place else "query",
+    )
 
     def rank() -> bytes:
         scores = cosines(found.vectors)

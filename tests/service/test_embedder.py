@@ -108,7 +108,7 @@ async def test_a_text_too_long_is_refused_where_cutting_is(embedder: Embedder) -
 async def test_too_many_texts_are_refused(cold: Callable[..., Embedder]) -> None:
     with pytest.raises(Invalid, match="3 texts in one request; at most 2 are allowed"):
         await embed(cold(max_inputs=2), ["a"] * 3)
-    with pytest.raises(Invalid, match="text 1 has 1001 characters; at most 1000 are allowed"):
+    with pytest.raises(TextTooLong, match="text 1 has 1001 characters; at most 1000 are allowed"):
         await embed(cold(max_text_characters=1000), ["a", "b" * 1001])
 
 

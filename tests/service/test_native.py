@@ -183,7 +183,7 @@ async def test_similarity_takes_options(both: httpx.AsyncClient) -> None:
     expected = units(raw("a", "a " * ROOM))
     near(await post(both, "/similarity", inputs=inputs, parameters=options), expected[1:] @ expected[0])
     strict = {"inputs": inputs, "parameters": {"truncate": False}}
-    refused(await both.post("/similarity", json=strict), 422, "Validation", "text 1 has 101 tokens")
+    refused(await both.post("/similarity", json=strict), 422, "Validation", "inputs.sentences[0] has 101 tokens")
 
 
 async def test_a_matrix_has_a_limit(both: httpx.AsyncClient) -> None:
@@ -573,6 +573,39 @@ async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold
             assert int(full.headers["retry-after"]) >= 1
         assert (await first).status_code == 200
         assert (await http.post("/embed", json={"inputs": ["a"] * 99})).status_code == 200  # alone it may be larger
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/search", {"query": "BAD", "texts": ["a", "man"]}, "query"),
+        ("/search", {"query": "a", "texts": ["a", "BAD", "man"]}, "texts[1]"),
+        ("/similarity", {"inputs": {"source_sentence": "BAD", "sentences": ["a"]}}, "inputs.source_sentence"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["BAD", "a"]}}, "inputs.sentences[0]"),
+        ("/", {"inputs": {"pairs": [["a", "man"], ["BAD", "a"]]}}, "inputs.pairs[1][0]"),
+        ("/similarity", {"inputs": {"pairs": [["a", "BAD"], ["a", "a"]]}}, "inputs.pairs[0][1]"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentences": ["a", "BAD"], "sentences": ["a"]}},
+            "inputs.source_sentences[1]",
+        ),
+        ("/similarity", {"inputs": {"source_sentences": ["a"] * 2, "sentences": ["a", "BAD"]}}, "inputs.sentences[1]"),
+        ("/embed", {"inputs": ["a", "BAD"]}, "text 1"),
+        ("/v1/embeddings", {"input": ["a", "BAD"]}, "text 1"),
+    ],
+)
+async def test_a_text_that_cannot_be_embedded_is_named_as_it_was_sent(
+    both: httpx.AsyncClient, path: str, body: dict[str, Any], field: str
+) -> None:
+    async def told(bad: str, **options: Any) -> str:
+        sent = json.loads(json.dumps(body).replace("BAD", bad)) | options
+        error = (await both.post(path, json=sent)).json()["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+
+    strict = {"parameters": {"truncate": False}, "truncate": False}
+    assert (await told("poison")).startswith(f"{field}: the model gave a vector that is not finite")
+    assert (await told("a " * 99, **strict)).startswith(f"{field} has 99 tokens; at most")
+    assert (await told("a" * 1_000_001)).startswith(f"{field} has 1000001 characters; at most")
 
 
 async def test_too_many_requests_at_once_are_refused_and_the_status_still_answers(
