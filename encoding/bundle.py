@@ -126,6 +126,8 @@ class Bundle:
     path: Path
     spec: Spec
     text_encoder: TextEncoder
+    created: int  # seconds since 1970 when it was sealed
+    stamps: dict[str, tuple[int, int]]  # every file's size and time of change, before it was read
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -136,26 +138,29 @@ class Bundle:
         folder = Path(path)
         try:
             spec = _read_spec(folder)
-            _check_files(folder, spec)
+            created = int((folder / SPEC_FILE).stat().st_mtime)
+            stamps = _check_files(folder, spec)
             encoder = spec.text_encoder(folder)
         except TemplateError as error:
             raise BundleError(f"{folder / SPEC_FILE}: {error}") from error
         except OSError as error:
             raise unreadable(folder, error) from error
-        return cls(folder, spec, encoder)
+        return cls(folder, spec, encoder, created, stamps)
 
     @property
     def name(self) -> str:
         return Path(os.path.abspath(self.path)).name  # of a link its own name, so that what it points to may change
 
-    @property
-    def created(self) -> int:
-        """Seconds since 1970 when it was sealed."""
-        return int((self.path / SPEC_FILE).stat().st_mtime)
-
     def unchanged(self) -> bool:
-        """Whether its contract is still the one that was loaded; raises BundleError where it cannot be read."""
-        return _read_spec(self.path) == self.spec
+        """Whether its contract and its files are still those that were loaded: a copy writes the contract last.
+
+        Raises BundleError where they cannot be read.
+        """
+        try:
+            same = all(_stamp(self.path / name) == stamp for name, stamp in self.stamps.items())
+            return same and _read_spec(self.path) == self.spec
+        except OSError as error:
+            raise unreadable(self.path, error) from error
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -252,7 +257,9 @@ def _read_spec(folder: Path) -> Spec:
         raise BundleError(f"{path}, {key}: {first['msg']}, found {first['input']!r:.200}; {RESTORE}") from error
 
 
-def _check_files(folder: Path, spec: Spec) -> None:
+def _check_files(folder: Path, spec: Spec) -> dict[str, tuple[int, int]]:
+    """The stamp that each file had before it was hashed."""
+    stamps = {}
     for name in (*REQUIRED_FILES, *spec.files):
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts:
@@ -262,6 +269,7 @@ def _check_files(folder: Path, spec: Spec) -> None:
         path = folder / name
         if not path.is_file():
             raise BundleError(f"{path} is missing; {RESTORE}")
+        stamps[name] = _stamp(path)
         if sha256(path) != spec.files[name]:
             raise BundleError(
                 f"{path} is not the file that was exported (sha256 differs); restore it or export again: "
@@ -269,6 +277,12 @@ def _check_files(folder: Path, spec: Spec) -> None:
             )
     if not any(graph in spec.files for graph in GRAPHS.values()):
         raise BundleError(f"{folder} holds no graph ({', '.join(GRAPHS.values())}); export again: `{EXPORT_COMMAND}`")
+    return stamps
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _replaceable(target: Path) -> bool:

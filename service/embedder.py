@@ -80,7 +80,6 @@ class Embedder:
         admission: Admission,
     ) -> None:
         self.name = bundle.name
-        self.created = bundle.created  # read now, for the folder may change
         self.bundle = bundle
         self.session = session
         self.device = device

@@ -136,7 +136,7 @@ async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
 
 
 def _card(embedder: Embedder) -> ModelCard:
-    return ModelCard(id=embedder.name, created=embedder.created)
+    return ModelCard(id=embedder.name, created=embedder.bundle.created)
 
 
 router.include_router(posts)

@@ -1,6 +1,7 @@
 """Bundles: written whole or not at all, and read only where every file is the one that was exported."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -173,6 +174,35 @@ def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
     change(bundle, lambda content: content["files"].update({name: "0" * 64}))
     with pytest.raises(BundleError, match="lies outside the bundle"):
         Bundle.load(bundle)
+
+
+def alter_in_place(bundle: Path) -> None:
+    (bundle / GRAPHS["int8"]).write_bytes(b"other")
+    os.utime(bundle / GRAPHS["int8"], (1, 1))
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        alter_in_place,
+        lambda bundle: (bundle / "tokenizer.json").write_bytes(b"longer" * 10_000),
+        lambda bundle: change(bundle, lambda content: content.update(max_tokens=31)),
+    ],
+)
+def test_what_changes_after_it_was_read_is_seen(bundle: Path, alter: Callable[[Path], object]) -> None:
+    loaded = Bundle.load(bundle)
+    assert loaded.unchanged()
+    alter(bundle)
+    assert not loaded.unchanged()
+
+
+def test_what_is_removed_after_it_was_read_is_told(bundle: Path) -> None:
+    loaded = Bundle.load(bundle)
+    sealed = int((bundle / SPEC_FILE).stat().st_mtime)
+    shutil.rmtree(bundle)
+    assert loaded.created == sealed
+    with pytest.raises(BundleError, match=r"config\.json cannot be read"):
+        loaded.unchanged()
 
 
 def test_a_half_written_bundle_never_appears(tmp_path: Path, tiny_bert: Path) -> None:

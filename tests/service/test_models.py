@@ -27,6 +27,7 @@ from encoding.bundle import Bundle
 from service.app import create_app
 from service.embedder import Embedder
 from service.errors import ModelNotFound
+from service.session import Session
 from service.settings import Settings
 
 ADMIN = "an-admin-key-of-a-test"
@@ -225,14 +226,20 @@ def test_a_folder_that_cannot_be_read_is_told(
         assert_is(embed(url, TEXTS), seed=0)
 
 
+def copy_in_place(bundle: Path) -> None:
+    """The first half of it, for the contract comes last."""
+    onnx.save(graph(seed=7), bundle / "onnx" / "model.onnx")
+
+
+@pytest.mark.parametrize("exchange", [lambda bundle: write_bundle(bundle, seed=7), copy_in_place])
 def test_a_bundle_exchanged_while_it_is_loaded(
-    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    exchange: Callable[[Path], object], folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its template would be the one's, its graph the other's."""
     load = Embedder.load
 
     def exchanged(bundle: Bundle, *arguments: Any) -> Embedder:
-        write_bundle(bundle.path, seed=7)
+        exchange(bundle.path)
         return load(bundle, *arguments)
 
     with served(create_app(settings)) as url:
@@ -243,8 +250,30 @@ def test_a_bundle_exchanged_while_it_is_loaded(
         assert (status, body["error_type"]) == (409, "ReloadFailed")
         assert "tiny was exchanged while it was loaded" in body["error"]
         assert_is(embed(url, TEXTS), seed=0)
+        write_bundle(folder / "tiny", seed=7)
         assert reload(url)[0] == 200
         assert_is(embed(url, TEXTS), seed=7)
+
+
+def test_a_bundle_removed_while_it_is_loaded(
+    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load = Session.load
+
+    def removed(bundle: Bundle, **options: Any) -> Session:
+        session = load(bundle, **options)
+        shutil.rmtree(bundle.path)
+        return session
+
+    with served(create_app(settings)) as url:
+        write_bundle(folder / "tiny", seed=5)
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "load", removed)
+            status, body = reload(url)
+        assert (status, body["error_type"]) == (409, "ReloadFailed")
+        assert "tiny/config.json cannot be read (No such file or directory)" in body["error"]
+        assert "Traceback" not in caplog.text
+        assert_is(embed(url, TEXTS), seed=0)
 
 
 def test_what_is_served_does_not_need_its_folder(folder: Path, settings: Settings) -> None:
