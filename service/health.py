@@ -3,23 +3,28 @@
 Ready is: not stopping, no batch hangs, and the last batch of every model was good. A busy service is ready. What has
 not worked for too long ends the process, so that whatever supervises it starts a new one:
 
-    HUNG  70   a batch has lasted longer than stall_seconds + fault_seconds
+    HUNG  70   a batch, or warming up at start, has lasted longer than stall_seconds + fault_seconds
     LOST  71   a model has failed on everything, a text of nothing too, for fault_seconds: a GPU that is gone, say
 """
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import TIMEOUT_MAX, Timer
+from time import monotonic
 from typing import Final, Protocol
 
 from service.errors import Unavailable
 
-__all__ = ["HUNG", "LOST", "Health", "Model"]
+__all__ = ["HUNG", "LOST", "Health", "Model", "limited"]
 
 HUNG: Final = 70
 LOST: Final = 71
 PERIOD: Final = 1.0  # seconds between two looks
+FROZEN: Final = 10.0  # seconds between two looks that tell of a process that was stopped, by `docker pause` say
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +52,7 @@ class Health:
         stall_seconds: float,
         fault_seconds: float,
         end: Callable[[int], object] = os._exit,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.stopping = False
         self._models = models
@@ -54,6 +60,9 @@ class Health:
         self._stall = stall_seconds
         self._fault = fault_seconds
         self.end = end
+        self._clock = clock
+        self._looked = clock()
+        self._awake_since = -math.inf
         self._probes: dict[str, asyncio.Task[None]] = {}  # by model, one each
 
     @property
@@ -77,12 +86,16 @@ class Health:
             await asyncio.sleep(PERIOD)
 
     def look(self) -> None:
-        """End the process where it is beyond help; try again what has failed."""
-        if self._busy_for() > self._stall + self._fault:
+        """End the process where it is beyond help, as far as it was awake; try again what has failed."""
+        now = self._clock()
+        if now - self._looked > FROZEN:
+            self._awake_since = now
+        self._looked, awake = now, now - self._awake_since
+        if min(self._busy_for(), awake) > self._stall + self._fault:
             logger.critical("a batch has hung for %.0f s: the process ends with status %d", self._busy_for(), HUNG)
             self.end(HUNG)
         for model in self._models():
-            if model.failing_for > self._fault:
+            if min(model.failing_for, awake) > self._fault:
                 logger.critical(
                     "model %s has failed for %.0f s: the process ends with status %d",
                     model.name,
@@ -108,4 +121,21 @@ async def _quietly(model: Model) -> None:
     try:
         await model.check()
     except Unavailable as error:
-        logger.warning("model %s: %s", model.name, error)
+        logger.warning("%s", error)
+
+
+@contextmanager
+def limited(seconds: float, task: str) -> Iterator[None]:
+    """End the process where the block lasts longer: before there is a loop that could watch."""
+    timer = Timer(min(seconds, TIMEOUT_MAX), _end_hung, (task, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_hung(task: str, seconds: float) -> None:
+    logger.critical("%s has hung for %.0f s: the process ends with status %d", task, seconds, HUNG)
+    os._exit(HUNG)

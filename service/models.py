@@ -13,6 +13,7 @@ from service.admission import Admission
 from service.device import Device
 from service.embedder import Embedder
 from service.errors import BadSettings, ModelNotFound
+from service.health import limited
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -47,12 +48,14 @@ class Models:
     def load(cls, settings: Settings, metrics: Metrics, device: Device, admission: Admission) -> Self:
         """Load every bundle, check it and warm it up.
 
-        Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear.
+        Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
+        graph that hangs ends the process.
         """
         models = cls(settings, metrics, device, admission)
         models._take(models._load())
         for embedder in models:
-            embedder.warm_up()
+            with limited(settings.stall_seconds + settings.fault_seconds, f"model {embedder.name}: warming up"):
+                embedder.warm_up()
         return models
 
     def __iter__(self) -> Iterator[Embedder]:

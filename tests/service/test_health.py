@@ -39,7 +39,10 @@ class World:
         self.models = [Model("one"), Model("two")]
         self.busy_for = 0.0
         self.ends: list[int] = []
-        self.health = Health(lambda: self.models, lambda: self.busy_for, 30, 60, self.ends.append)
+        self.now = 1000.0
+        self.health = Health(
+            lambda: self.models, lambda: self.busy_for, 30, 60, self.ends.append, clock=lambda: self.now
+        )
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ async def test_a_model_that_fails_is_not_ready_and_is_tried_again(
         await world.health.check()
     with caplog.at_level(logging.WARNING):
         world.health.look()
-        await until(lambda: "model two: model two fails" in caplog.text)
+        await until(lambda: caplog.messages == ["model two fails"])
     world.models[1].recovers = True
     world.health.look()
     await until(lambda: world.health.ready)
@@ -123,6 +126,28 @@ async def test_a_model_that_fails_for_too_long_is_the_end(world: World, caplog: 
     world.health.look()
     assert world.ends == [LOST]
     assert "model one has failed for 61 s" in caplog.text
+
+
+async def test_the_time_in_which_the_process_was_frozen_does_not_count(world: World) -> None:
+    """As by `docker pause`: what was at work before it goes on after it."""
+
+    def watch(seconds: int) -> None:
+        for _ in range(seconds):
+            world.now += 1
+            world.health.look()
+
+    world.now += 1000
+    world.busy_for = world.models[0].failing_for = 1000
+    world.health.look()
+    watch(60)
+    assert world.ends == []
+    watch(1)
+    assert world.ends == [LOST]
+    world.models[0].failing_for = 0
+    watch(29)
+    assert world.ends == [LOST]
+    watch(1)
+    assert world.ends == [LOST, HUNG]
 
 
 async def test_nothing_is_tried_while_a_batch_hangs(world: World) -> None:

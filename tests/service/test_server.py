@@ -234,6 +234,14 @@ def test_help_lists_every_setting() -> None:
         assert f"--{name.replace('_', '-')}" in words
 
 
+@pytest.mark.parametrize("option", [[], ["--check"]])
+def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: list[str]) -> None:
+    bundle = make_bundle(model=hanging(), template='two dogs "[X]" means [MASK].')
+    found = run("--bundle", str(bundle), "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "0.5", *option)
+    assert (found.returncode, found.stdout) == (HUNG, "")
+    assert found.stderr.endswith("model tiny: warming up has hung for 1 s: the process ends with status 70\n")
+
+
 def test_a_second_interrupt_ends_at_once_even_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
     process = serve("--bundle", str(make_bundle(model=hanging())), "--threads", "1", "--stall-seconds", "0.5")
     with connect(process.url) as stream:
