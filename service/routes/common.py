@@ -42,10 +42,16 @@ def of_model(model: Annotated[str, Path(description="Name of a model, as /v1/mod
     """Declare the path's model; `pick` reads it."""
 
 
-def pick(request: Request, name: str | None = None) -> Embedder:
-    """The model that the path names, else the body, else the default; its name is left for the log's line."""
+def pick(request: Request, *names: str | None) -> Embedder:
+    """The model that the path or the body names, else the default; its name is left for the log's line.
+
+    Raises ModelNotFound, and Invalid where two are named.
+    """
     models: Models = request.app.state.models
-    found = models.get(request.path_params.get("model") or name)
+    asked = list(dict.fromkeys(filter(None, (request.path_params.get("model"), *names))))
+    if len(asked) > 1:
+        raise Invalid(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
+    found = models.get(asked[0] if asked else None)
     request.scope["state"]["model"] = found.name
     return found
 

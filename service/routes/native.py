@@ -93,7 +93,7 @@ async def _embed(body: EmbedRequest, request: Request) -> Response:
 async def _similarity(body: SimilarityRequest, request: Request) -> Response:
     options = body.parameters or Options()
     texts, compare = _comparison(body.inputs)
-    embedder = pick(request, body.model or options.model)
+    embedder = pick(request, body.model, options.model)
     name = partial(_field, body.inputs)
     found = await embed(texts, request, embedder, options.truncate, options.direction, name)
     return await _answer(lambda: to_json(compare(found.vectors)), embedder, request, found)

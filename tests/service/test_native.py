@@ -309,7 +309,7 @@ async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
 async def test_a_model_is_chosen_by_the_path_or_the_body(both: httpx.AsyncClient) -> None:
     expected = np.stack([vector(sequence(text, "[X]"), OTHER["dimension"], OTHER["seed"]) for text in TEXTS])
     rows = units(expected)
-    for path, body in (("/models/other", {}), ("", {"model": "other"}), ("/models/other", {"model": "tiny"})):
+    for path, body in (("/models/other", {}), ("", {"model": "other"}), ("/models/other", {"model": "other"})):
         near(await post(both, f"{path}/embed", inputs=TEXTS, **body), rows)
         near(await post(both, path or "/", inputs=TEXTS, normalize=False, **body), expected)
         lists = {"source_sentences": TEXTS, "sentences": TEXTS}
@@ -325,21 +325,30 @@ async def test_a_model_is_chosen_by_the_path_or_the_body(both: httpx.AsyncClient
     refused(await both.post("/models/other/embed", json={"inputs": "a", "dimensions": 9}), 422, "Validation", "has 8")
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/embed", {"inputs": "a"}),
-        ("/", {"inputs": "a"}),
-        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}),
-        ("/search", {"query": "a", "texts": ["a"]}),
-        ("/tokenize", {"inputs": "a"}),
-        ("/decode", {"ids": [5]}),
-    ],
-)
-async def test_an_unknown_model_is_told_with_those_served(both: httpx.AsyncClient, path: str, body: Any) -> None:
+EVERY = {
+    "/embed": {"inputs": "a"},
+    "/": {"inputs": "a"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
+    "/search": {"query": "a", "texts": ["a"]},
+    "/tokenize": {"inputs": "a"},
+    "/decode": {"ids": [5]},
+}
+
+
+@pytest.mark.parametrize("path", EVERY)
+async def test_an_unknown_model_is_told_with_those_served(both: httpx.AsyncClient, path: str) -> None:
     words = ("'neither'", "other, tiny")
-    refused(await both.post(path, json={**body, "model": "neither"}), 404, "ModelNotFound", *words)
-    refused(await both.post(f"/models/neither{path.rstrip('/')}", json=body), 404, "ModelNotFound", *words)
+    refused(await both.post(path, json={**EVERY[path], "model": "neither"}), 404, "ModelNotFound", *words)
+    refused(await both.post(f"/models/neither{path.rstrip('/')}", json=EVERY[path]), 404, "ModelNotFound", *words)
+
+
+@pytest.mark.parametrize("path", EVERY)
+async def test_two_models_at_once_are_refused(both: httpx.AsyncClient, path: str) -> None:
+    response = await both.post(f"/models/other{path.rstrip('/')}", json={**EVERY[path], "model": "tiny"})
+    refused(response, 422, "Validation", "two models are named, 'other' and 'tiny'")
+    if path == "/similarity":
+        body = {**EVERY[path], "model": "tiny", "parameters": {"model": "other"}}
+        refused(await both.post(path, json=body), 422, "Validation", "two models are named, 'tiny' and 'other'")
 
 
 # What is refused
