@@ -1,4 +1,4 @@
-"""Items into batches, without a timer: a batch is what has arrived when the last one has ended.
+"""Items into batches that wait for no timer: a batch is what has arrived when the last one has ended.
 
 Asyncio only; knows neither HTTP nor ONNX nor text. What runs a batch is given as `run`; who comes next is the queue's.
 """
@@ -8,6 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +33,7 @@ class _Request(Generic[Result]):
     entries: "list[_Entry[Any, Result]]" = field(default_factory=list)  # empty once it is done
     waiting: int = 0  # items that no batch has taken
     results: dict[int, Result] = field(default_factory=dict)
+    context: Context = field(default_factory=copy_context)  # the caller's, for what is logged of its items
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +69,8 @@ class Batcher(Generic[Item, Result]):
         self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
         self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
         self._untouched: OrderedDict[_Request[Result], None] = OrderedDict()  # of these, those no batch has touched
-        self._finished = 0
+        self._answered = 0
+        self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,7 +93,7 @@ class Batcher(Generic[Item, Result]):
 
     def start(self) -> None:
         """Begin to take batches; needs a running loop."""
-        self._task = asyncio.create_task(self._work(), name="batcher")
+        self._task = asyncio.create_task(self._work(), name="batcher", context=Context())  # of no request
 
     async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
         """Wait for the results, in order. A caller that is cancelled takes its items with it.
@@ -109,16 +112,18 @@ class Batcher(Generic[Item, Result]):
             self._leave(request)
 
     async def drain(self) -> int:
-        """Finish what has come, and what comes meanwhile, then stop; returns how many requests were finished."""
-        before = self._finished
+        """Finish what has come, and what comes meanwhile, then stop; returns how many got results or an error."""
+        before = self._answered
         while self._requests:
             await self._idle.wait()
         self._drained = True
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        return self._finished - before
+        return self._answered - before
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
         costs = [self._cost(item) for item in items]
@@ -129,6 +134,8 @@ class Batcher(Generic[Item, Result]):
             self._queue.add(entry)
         request.waiting = request.size
         self._requests[request] = self._untouched[request] = None
+        if self._expiry is None:
+            self._watch()
         self._idle.clear()
         self._wake.set()
         return request
@@ -137,7 +144,7 @@ class Batcher(Generic[Item, Result]):
         """The caller has its answer, or is gone."""
         self._withdraw(request)
         if request.future.done() and not request.future.cancelled():
-            self._finished += 1
+            self._answered += 1
         del self._requests[request]
         if not self._requests:
             self._idle.set()
@@ -184,6 +191,14 @@ class Batcher(Generic[Item, Result]):
             self._untouched.pop(entry.request, None)
         return batch
 
+    def _watch(self) -> None:
+        """Expire, and again when the next may be due, whatever the batch at work does."""
+        self._expire()
+        self._expiry = None
+        if self._untouched:
+            due = next(iter(self._untouched)).since + self.max_age
+            self._expiry = asyncio.get_running_loop().call_later(due - self._clock(), self._watch)
+
     def _expire(self) -> None:
         now = self._clock()
         while self._untouched:
@@ -220,8 +235,9 @@ class Batcher(Generic[Item, Result]):
     async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
         """Run the halves of a failed batch; an item that failed alone fails its request."""
         if len(batch) == 1:
-            logger.warning("an item failed: %s", error.__cause__ or error)
-            self._fail(batch[0].request, error)
+            request = batch[0].request
+            request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
+            self._fail(request, error)
             return
         logger.debug("a batch of %d failed and is halved", len(batch))
         middle = len(batch) // 2

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from harness import PATIENCE
 
 from service.batcher import Batcher
 from service.errors import Late, Unavailable
@@ -186,6 +187,23 @@ async def test_a_request_that_no_batch_has_touched_for_too_long_is_late() -> Non
     assert await asyncio.gather(running, in_time) == [[16], [16]]
     assert worker.batches == [[8], [8]]
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
+    await batcher.drain()
+
+
+async def test_a_request_is_late_while_a_batch_hangs() -> None:
+    worker, clock = Worker(free=False), Clock()
+    batcher = start(worker, max_cost=8, max_age=0.01, clock=clock)
+    hanging = await submit(batcher, 8)
+    await worker.entered.wait()
+    for _ in range(2):
+        late = await submit(batcher, 8, 8)
+        clock.now += 1
+        with pytest.raises(Late, match=r"waited 1\.0 s for a batch, at most 0\.01 s are allowed"):
+            await asyncio.wait_for(late, PATIENCE)
+        assert batcher.waiting_items == 0
+    worker.let_go()
+    assert await hanging == [16]
+    assert worker.batches == [[8]]
     await batcher.drain()
 
 

@@ -384,6 +384,22 @@ def test_reloads_under_load_lose_and_mix_nothing(serve: Serve, folder: Path, by_
     assert "Traceback" not in process.log
 
 
+def test_the_log_joins_a_text_that_failed_to_its_request(serve: Serve, folder: Path) -> None:
+    """And not to the reload that brought the model."""
+    options = ["--threads", "1", "--admin-keys", ADMIN, "--log-level", "debug"]
+    process = serve("--bundle", str(folder), "--model", "tiny", *options)
+    write_bundle(folder / "tiny", seed=5)
+    with httpx.Client(base_url=process.url, timeout=PATIENCE) as http:
+        assert http.post("/admin/reload", headers=HEADERS | {"x-request-id": "reload"}).json()["changed"] == ["tiny"]
+        texts = {"inputs": ["a man", "poison"]}
+        assert http.post("/embed", json=texts, headers={"x-request-id": "failed"}).status_code == 424
+    assert process.end(signal.SIGTERM) == 0
+    (failed,) = (line for line in process.log.splitlines() if "an item failed" in line)
+    (halved,) = (line for line in process.log.splitlines() if "a batch of 2 failed and is halved" in line)
+    assert failed.endswith(" request_id=failed")
+    assert "request_id" not in halved
+
+
 def test_a_signal_whose_reload_fails_changes_nothing(serve: Serve, folder: Path) -> None:
     process = serve("--bundle", str(folder), "--model", "tiny", "--threads", "1")
     alter_graph(folder / "tiny")
