@@ -11,7 +11,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from service.errors import BodyTooLarge, Invalid, Malformed, UnsupportedMedia
+from service.errors import BodyTooLarge, Malformed, UnsupportedMedia, too_many
 from service.settings import Settings
 
 __all__ = ["JSONRoute"]
@@ -96,7 +96,7 @@ def _check_lists(body: Any, settings: Settings) -> None:
         ids = bool(found) and isinstance(found[0], int)
         limit, things = (settings.max_text_characters, "token ids") if ids else (settings.max_inputs, "texts")
         if len(found) > limit:
-            raise Invalid(f"{len(found)} {things} in one request; at most {limit} are allowed: split it")
+            raise too_many(len(found), things, limit)
 
 
 def _lists(body: Any) -> Iterator[list[Any]]:

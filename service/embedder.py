@@ -18,7 +18,7 @@ from service import VERSION
 from service.admission import Admission
 from service.batcher import Batcher
 from service.device import Device
-from service.errors import BackendFailed, Invalid, SessionError, Unavailable
+from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.metrics import Metrics, ModelMetrics
 from service.session import PROFILES, Session
 from service.settings import Settings
@@ -185,7 +185,7 @@ class Embedder:
     def check_inputs(self, inputs: Sequence[Sized]) -> None:
         """Raise Invalid where one request has too many, TextTooLong at one that would keep a thread for seconds."""
         if len(inputs) > self._max_inputs:
-            raise Invalid(f"{len(inputs)} texts in one request; at most {self._max_inputs} are allowed: split it")
+            raise too_many(len(inputs), "texts", self._max_inputs)
         for place, each in enumerate(inputs):
             if len(each) > self._max_characters:
                 unit = "characters" if isinstance(each, str) else "token ids"

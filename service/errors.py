@@ -68,6 +68,7 @@ __all__ = [
     "answer",
     "body",
     "respond",
+    "too_many",
 ]
 
 
@@ -208,6 +209,11 @@ INTERNAL: Final = Answer(500, "Internal", "server_error")
 ERROR_TYPES: Final = sorted({*(known.error_type for known in ANSWERS.values()), *ROUTING.values(), INTERNAL.error_type})
 OPENAI: Final = ("/v1", "/embeddings")  # the paths that OpenAI's clients ask
 MODELS: Final = re.compile(r"/models(/[^/]+)?")  # they GET these as well; a POST there is native
+
+
+def too_many(found: int, things: str, limit: int) -> Invalid:
+    """The error of a list that is too long."""
+    return Invalid(f"{found} {things} in one request; at most {limit} are allowed: split it")
 
 
 def answer(error: Exception) -> Answer:
