@@ -41,6 +41,14 @@ class _Item(NamedTuple):
     since: float
 
 
+class _Batch(NamedTuple):
+    """One batch's vectors, when its graph began and the seconds that it ran."""
+
+    vectors: NDArray[np.float32]
+    started: float
+    ran: float
+
+
 class _Row(NamedTuple):
     """One text's vector, and the seconds that it waited and that its batch ran."""
 
@@ -163,8 +171,8 @@ class Embedder:
     async def stop(self) -> None:
         """Finish every request that has begun; whoever calls sees to it that none begins any more."""
         await self._idle.wait()
-        finished = await self.batcher.drain()
-        logger.debug("model %s drained requests=%d", self.name, finished)
+        answered = await self.batcher.drain()
+        logger.debug("model %s drained requests=%d", self.name, answered)
 
     async def embed(self, inputs: Inputs, *, truncate: bool, direction: Direction, client: str) -> Embeddings:
         """One vector a text, or a list of the text's own token ids.
@@ -247,29 +255,29 @@ class Embedder:
             task = partial(encoder.encode_ids, ids, truncate=truncate, direction=direction, first=first)
         return await self.device.work(task)
 
-    def _forward(self, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        return self.session.run(self.bundle.text_encoder.pad(sequences))
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> _Batch:
+        started = perf_counter()  # in the graphs' thread: another model's batch may have come first
+        vectors = self.session.run(self.bundle.text_encoder.pad(sequences))
+        return _Batch(vectors, started, perf_counter() - started)
 
-    async def _forward_or_note(self, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    async def _forward_or_note(self, sequences: Sequence[Sequence[int]]) -> _Batch:
         """Run the graph; remember since when it fails."""
         try:
-            vectors = await self.device.run(lambda: self._forward(sequences))
+            batch = await self.device.run(lambda: self._forward(sequences))
         except Exception:
             self._failed_at = self._failed_at or monotonic()
             self._metrics.failed()
             raise
         self._failed_at = None
-        return vectors
+        return batch
 
     async def _run(self, items: list[_Item]) -> list[_Row]:
-        started = perf_counter()
         try:
-            vectors = await self._forward_or_note([item.ids for item in items])
+            vectors, started, ran = await self._forward_or_note([item.ids for item in items])
         except BackendFailed as error:
             if len(items) > 1:
                 raise
             raise BackendFailed(f"text {items[0].place}: {error}", position=items[0].place) from error.__cause__
-        ran = perf_counter() - started
         waits, lengths = [started - item.since for item in items], [len(item.ids) for item in items]
         self._metrics.batch(waits, sum(lengths), max(lengths) * len(items), ran)
         return [_Row(vector, waited, ran) for vector, waited in zip(vectors, waits, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
+from harness import until
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
@@ -167,6 +168,34 @@ async def test_the_session_runs_in_one_thread_that_is_not_the_loops(
     await asyncio.gather(*(embed(embedder, [text]) for text in TEXTS * 5))
     assert len(threads) == 1
     assert threads.pop().startswith("graphs")
+
+
+async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_it(
+    cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("service.embedder.perf_counter", lambda: now)
+    other, embedder = cold(), cold()
+    begun, free, run = threading.Event(), threading.Event(), other.session.run
+
+    def held(batch: Batch) -> NDArray[np.float32]:
+        begun.set()
+        assert free.wait(60)
+        return run(batch)
+
+    monkeypatch.setattr(other.session, "run", held)
+    for each in (other, embedder):
+        each.start(Metrics())
+    before = asyncio.create_task(embed(other, ["a"]))
+    await until(begun.is_set)
+    after = asyncio.create_task(embedder.embed(["a"], truncate=True, direction="right", client=""))
+    await until(lambda: embedder._admission.tokens and not embedder.batcher.waiting)
+    now += 7
+    free.set()
+    assert (await after).timing == (0, 7, 0)
+    await before
+    for each in (other, embedder):
+        await each.stop()
 
 
 async def test_warm_up_runs_the_largest_shape_first(
