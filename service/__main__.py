@@ -54,7 +54,9 @@ def _serve(settings: Settings) -> None:
 
 def _check(settings: Settings) -> None:
     from service.app import create_app
+    from service.server import resolve
 
+    resolve(settings.host, settings.port)  # the port may be taken, by the service that is to be replaced say
     models = create_app(settings).state.models
     for embedder in models:
         spec = embedder.bundle.spec

@@ -8,7 +8,7 @@ import signal
 import socket
 from time import monotonic
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,7 +20,7 @@ from service.models import Models
 from service.protocol import protocol
 from service.settings import Settings
 
-__all__ = ["FORCED", "bind", "configure", "serve"]
+__all__ = ["FORCED", "bind", "configure", "resolve", "serve"]
 
 FORCED: Final = 128 + signal.SIGINT  # the status that a shell gives for it
 
@@ -114,14 +114,26 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
     )
 
 
+def resolve(host: str, port: int) -> tuple[Any, ...]:
+    """The first of its addresses, as the system gives it. Raises BadSettings where there is none."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no name of a host"  # too long a label, say
+        raise _unusable(host, port, reason) from error
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Take the address; nobody can connect until it is served. Raises BadSettings where it cannot be had."""
+    family, kind, number, _, address = resolve(host, port)
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no name of a host"  # too long a label, say
-        raise BadSettings(f"cannot listen on host {host!r:.200}, port {port}: {reason}; choose another") from error
+    except OSError as error:
+        raise _unusable(host, port, error.strerror) from error
     return listener
+
+
+def _unusable(host: str, port: int, reason: str | None) -> BadSettings:
+    return BadSettings(f"cannot listen on host {host!r:.200}, port {port}: {reason}; choose another")

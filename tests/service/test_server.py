@@ -302,6 +302,7 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert words in found.stderr
+    (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
     assert len(found.stderr.splitlines()) == 1
 
 
@@ -309,8 +310,6 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
     ("arguments", "words"),
     [
         (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
-        (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
-        (["--bundle", "BUNDLE", "--host", "a" * 300], "no name of a host; choose another"),
     ],
 )
 def test_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:
