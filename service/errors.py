@@ -207,7 +207,7 @@ SHAPES: Final = ("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lis
 MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
 INTERNAL: Final = Answer(500, "Internal", "server_error")
 ERROR_TYPES: Final = sorted({*(known.error_type for known in ANSWERS.values()), *ROUTING.values(), INTERNAL.error_type})
-OPENAI: Final = ("/v1", "/embeddings")  # the paths that OpenAI's clients ask
+OPENAI: Final = re.compile(r"(/models/[^/]+)?/(v1|embeddings)\b")  # how the paths begin that OpenAI's clients ask
 MODELS: Final = re.compile(r"/models(/[^/]+)?")  # they GET these as well; a POST there is native
 
 
@@ -228,7 +228,7 @@ def respond(request: Request, error: Exception) -> Response:
     found = answer(error)
     request.scope.setdefault("state", {})["error_type"] = found.error_type
     path = request.scope["path"]
-    openai = path.startswith(OPENAI) or (request.method == "GET" and MODELS.fullmatch(path) is not None)
+    openai = OPENAI.match(path) is not None or (request.method == "GET" and MODELS.fullmatch(path) is not None)
     status = 500 if openai and found.status == 424 else found.status
     content = body(found, _message(request, error, found), openai=openai)
     return Response(content, status, _headers(error), "application/json")

@@ -32,11 +32,12 @@ Outcome = Literal["swapped", "unchanged", "failed"]
 MODEL_ROUTES: Final = (  # those that run a model
     *("/", "/embed", "/similarity", "/search"),
     *("/models/{model}", "/models/{model}/embed", "/models/{model}/similarity", "/models/{model}/search"),
-    *("/v1/embeddings", "/embeddings"),
+    *("/v1/embeddings", "/embeddings", "/models/{model}/v1/embeddings"),
 )
 TOKEN_ROUTES: Final = ("/tokenize", "/decode", "/models/{model}/tokenize", "/models/{model}/decode")
 STATUS_ROUTES: Final = (
-    *("/info", "/models/{model}/info", "/v1/models", "/v1/models/{model}", "/models", "/models/{model}/health"),
+    *("/info", "/models/{model}/info", "/models/{model}/health"),
+    *("/v1/models", "/v1/models/{model}", "/models", "/models/{model}/v1/models"),
     *("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"),
     *("/docs", "/docs/{name}", "/openapi.json", "/playground/{name}", "/admin/reload"),
 )

@@ -211,7 +211,7 @@ class Protocol(HttpToolsProtocol):
         self._close(b"" if self.cycle.response_started else refused)
 
     def _last_answer(self, found: Answer, message: str) -> bytes:
-        body = errors.body(found, message, openai=self.url.decode("latin-1").startswith(errors.OPENAI))
+        body = errors.body(found, message, openai=errors.OPENAI.match(self.url.decode("latin-1")) is not None)
         sent = dict(self.headers or ()).get(b"x-request-id", b"")
         headers = [
             *self.server_state.default_headers,

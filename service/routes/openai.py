@@ -1,18 +1,19 @@
 """OpenAI's routes: POST /v1/embeddings, GET /v1/models; the same without /v1, as some clients are set up.
 
+Under /models/NAME they are there for a client that takes no more than a URL, and asks /v1/embeddings below it.
 The rows are always of length 1, as OpenAI's are. Unknown fields, `user` for one, are ignored.
 """
 
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.body import JSONRoute
 from service.embedder import Embedder
 from service.models import Models
-from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
+from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, of_model, pick, report
 from service.routes.inputs import Inputs
 from service.routes.schemas import Options
 from service.vectors import Format, finish, rows
@@ -98,6 +99,12 @@ posts = APIRouter(route_class=JSONRoute, responses=FAULTS)
 
 @posts.post("/v1/embeddings", response_model=EmbeddingsResponse, summary="A vector for each text")
 @posts.post("/embeddings", response_model=EmbeddingsResponse, summary="A vector for each text")
+@posts.post(
+    "/models/{model}/v1/embeddings",
+    response_model=EmbeddingsResponse,
+    dependencies=[Depends(of_model)],
+    summary="The same, by one model",
+)
 async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
     return await attend(request, _embeddings(body, request))
 
@@ -107,6 +114,16 @@ async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
 async def list_models(request: Request) -> ModelList:
     models: Models = request.app.state.models
     return ModelList(data=[_card(embedder) for embedder in models])
+
+
+@router.get(
+    "/models/{model}/v1/models",
+    responses={404: FAULTS[404]},
+    dependencies=[Depends(of_model)],
+    summary="That model alone",
+)
+async def list_one_model(request: Request) -> ModelList:
+    return ModelList(data=[_card(pick(request))])
 
 
 @router.get("/v1/models/{model}", responses={404: FAULTS[404]}, summary="One of these")

@@ -26,6 +26,7 @@ EMBEDDING = {
     "/embeddings": {"input": "a man"},
     "/models/other": {"inputs": "a man"},
     "/models/other/embed": {"inputs": "a man"},
+    "/models/other/v1/embeddings": {"input": "a man"},
 }
 TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
 

@@ -429,13 +429,15 @@ def test_what_other_programs_send(server: Process, path: str, body: dict[str, An
     same([row["embedding"] for row in found["data"]] if isinstance(found, dict) else found, embed(server))
 
 
-def test_what_dify_asks_first(server: Process) -> None:
-    info = httpx.get(f"{server.url}/info").json()
+@pytest.mark.parametrize("path", ["", "/models/tiny"])
+def test_what_dify_asks_first(server: Process, path: str) -> None:
+    url = server.url + path
+    info = httpx.get(f"{url}/info").json()
     assert "embedding" in info["model_type"]
     assert info["max_input_length"] > 0
     assert info["max_client_batch_size"] >= 10_000
-    [tokens] = httpx.post(f"{server.url}/tokenize", json={"inputs": "a man"}).json()
+    [tokens] = httpx.post(f"{url}/tokenize", json={"inputs": "a man"}).json()
     own = [token for token in tokens if token["start"] is not None]
     assert [token["text"] for token in own] == ["a", "man"]
     assert not any(token["special"] for token in own)
-    assert httpx.post(f"{server.url}/v1/embeddings", json={"input": ["a man"]}).json()["usage"]["total_tokens"] > 0
+    assert httpx.post(f"{url}/v1/embeddings", json={"input": ["a man"]}).json()["usage"]["total_tokens"] > 0

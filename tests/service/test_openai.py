@@ -146,6 +146,25 @@ async def test_models_are_listed_and_chosen(both: httpx.AsyncClient) -> None:
     refused(unknown, 404, "invalid_request_error", "model_not_found", "'text-embedding-3-small'", "other, tiny")
 
 
+async def test_a_models_address_may_stand_before_the_route(both: httpx.AsyncClient) -> None:
+    """For a client that takes no more than a URL, and sends no `model`: Dify's, of text-embeddings-inference."""
+    route = "/models/other/v1/embeddings"
+    given: list[dict[str, Any]] = [{}, {"model": "other"}, {"model": None}]
+    for fields in given:
+        answer = await both.post(route, json={"input": TEXTS, **fields})
+        assert answer.json() == await ask(both, input=TEXTS, model="other")
+    [card] = (await both.get("/models/other/v1/models")).json()["data"]
+    assert card == (await both.get("/v1/models/other")).json()
+    wrong = "invalid_request_error"
+    two = await both.post(route, json={"input": "a", "model": "tiny"})
+    refused(two, 422, wrong, None, "two models are named, 'other' and 'tiny'")
+    refused(await both.post("/models/neither/v1/embeddings", json={"input": "a"}), 404, wrong, "model_not_found")
+    refused(await both.get("/models/neither/v1/models"), 404, wrong, "model_not_found", "'neither'")
+    refused(await both.post(route, json={}), 422, wrong, None, "input: Field required")
+    refused(await both.get(route), 405, wrong, None, "GET /models/other/v1/embeddings")
+    refused(await both.post(route, json={"input": "poison"}), 500, "server_error", None, "text 0: the model gave")
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [

@@ -153,12 +153,13 @@ async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_b
         for path, body in bodies.items():
             assert (await http.post(path, json=body)).status_code == 200
             assert (await http.post(f"/models/other{path}", json=body)).status_code == 200
-        for path in ("/embed", "/v1/embeddings", "/models/other"):
+        for path in ("/embed", "/v1/embeddings", "/models/other", "/models/other/v1/embeddings"):
             field = "input" if "v1" in path else "inputs"
             assert (await http.post(path, json={field: "poison"})).status_code in (424, 500)
             assert (await http.post(path, json={field: []})).status_code == 400
             assert (await http.post(path, content="a")).status_code == 415
-        for path in ("/info", "/health", "/v1/models", "/v1/models/tiny", "/models", "/models/other/info", "/nothing"):
+        openai = ("/v1/models", "/v1/models/tiny", "/models", "/models/other/v1/models")
+        for path in (*openai, "/info", "/health", "/models/other/info", "/nothing"):
             await http.get(path)
         after = samples_of((await http.get("/metrics")).text)
     assert all(before[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in ROUTES)
@@ -234,10 +235,11 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
         ("/embeddings", "/FaultBody"),
     ):
         post = document["paths"][path]["post"]
-        name = "EmbeddingsRequest" if path == "/embeddings" else "EmbedRequest"
+        name = "EmbeddingsRequest" if path.endswith("/embeddings") else "EmbedRequest"
         body = post["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}
-        failed = "500" if path == "/embeddings" else "424"
+        failed = "500" if path.endswith("/embeddings") else "424"
+        ("/models/{model}/v1/embeddings", "/FaultBody"),
         for status in ("400", "401", "404", "408", "413", "415", "422", failed, "429", "503", "504"):
             assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["anyOf"][0]["type"] == "string"
@@ -253,6 +255,7 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
 
 def documented(name: str) -> str | None:
     """What stands between the page's markers."""
+        *("/models/{model}/v1/embeddings", "/models/{model}/v1/models"),
     page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     found = re.search(f"<!-- {name} -->\n(.*?)\n<!-- end of {name} -->", page, re.DOTALL)
     return found and found[1]
