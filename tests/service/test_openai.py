@@ -203,6 +203,9 @@ async def test_too_much_is_refused(client: MakeClient) -> None:
         refused(many, 422, "invalid_request_error", None, "3 texts in one request; at most 2")
         long = await http.post(ROUTE, json={"input": "a " * 30})
         refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 30 tokens")
+    async with client(max_text_characters=9) as http:
+        long = await http.post(ROUTE, json={"input": "a " * 30})
+        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 60 characters")
 
 
 async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> None:
@@ -222,9 +225,6 @@ async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> 
             assert int(late.headers["retry-after"]) >= 1
 
 
-    async with client(max_text_characters=9) as http:
-        long = await http.post(ROUTE, json={"input": "a " * 30})
-        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 60 characters")
 async def test_a_model_that_fails_is_a_fault_of_the_server(both: httpx.AsyncClient) -> None:
     refused(await both.post(ROUTE, json={"input": ["a", "poison"]}), 500, "server_error", None, "not finite")
 
