@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from service.body import JSONRoute
 from service.embedder import Embedder, Embeddings
-from service.errors import Empty, Invalid
+from service.errors import Empty, Invalid, too_many
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, pick, report
 from service.routes.schemas import (
     AnyRequest,
@@ -29,12 +29,13 @@ from service.routes.schemas import (
 )
 from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_json
 
-__all__ = ["roots", "router"]
+__all__ = ["CELLS", "CHARACTERS", "IDS", "roots", "router"]
 
 Cosines = list[float] | list[list[float]]
 
 CELLS: Final = 2**22  # of a matrix; 8 192 texts with as many would be a gigabyte of JSON
 CHARACTERS: Final = 2**18  # shown token by token, for a token's JSON is a hundred times its text
+IDS: Final = 2**18  # read as text; a body of eight million would keep a worker for seconds
 
 router = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
 roots = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
@@ -174,6 +175,8 @@ async def _decode(body: DecodeRequest, request: Request) -> Response:
         raise Empty("ids is an empty list; send at least one id")
     sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
     embedder.check_inputs(sequences)
+    if (ids := sum(map(len, sequences))) > IDS:
+        raise too_many(ids, "token ids", IDS)
 
     def read() -> bytes:
         encoder = embedder.bundle.text_encoder

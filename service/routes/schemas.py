@@ -220,6 +220,11 @@ class Info(BaseModel):
     token_ids: bool = Field(description="whether token ids are taken for a text")
     vocabulary_size: int
     max_tokens_in_flight: int
+    max_text_characters: int = Field(description="characters, or token ids, of one text")
+    max_body_bytes: int = Field(description="bytes of one request's body")
+    max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
+    max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
+    max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo
     models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
     default_model: str

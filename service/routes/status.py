@@ -11,6 +11,7 @@ from service.embedder import Embedder
 from service.errors import ErrorBody
 from service.models import Models
 from service.routes.common import ERRORS, of_model, pick
+from service.routes.native import CELLS, CHARACTERS, IDS
 from service.routes.schemas import Info, TemplateInfo
 from service.settings import Settings
 
@@ -99,6 +100,11 @@ def describe(embedder: Embedder, models: Models, settings: Settings) -> Info:
         token_ids=settings.token_ids,
         vocabulary_size=encoder.vocabulary_size,
         max_tokens_in_flight=settings.max_tokens_in_flight,
+        max_text_characters=settings.max_text_characters,
+        max_body_bytes=settings.max_body_bytes,
+        max_similarities=CELLS,
+        max_tokenize_characters=CHARACTERS,
+        max_decode_ids=IDS,
         template=TemplateInfo(
             text=spec.template,
             read_out=spec.read_out,

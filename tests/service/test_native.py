@@ -304,6 +304,8 @@ async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
         refused(await http.post("/decode", json={"ids": [[5]] * 3}), 422, "Validation", "3 texts", "at most 2")
         long = {"inputs": ["a" * 2**17, "b" * 2**17 + "c"]}
         refused(await http.post("/tokenize", json=long), 422, "Validation", "262145 characters", "at most 262144")
+        for ids in ([5] * (2**18 + 1), [[5] * 2**17, [5] * (2**17 + 1)]):
+            refused(await http.post("/decode", json={"ids": ids}), 422, "Validation", "262145 token ids", "262144")
 
 
 # Several models

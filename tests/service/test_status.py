@@ -78,7 +78,8 @@ async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> N
 
 async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
     loaded = Bundle.load(settings.bundle)
-    async with client(max_inputs=11, max_requests=12, truncate=False, max_batch_tokens=99) as http:
+    limits = {"max_text_characters": 14, "max_body_bytes": 1500}
+    async with client(max_inputs=11, max_requests=12, truncate=False, max_batch_tokens=99, **limits) as http:
         info = (await http.get("/info")).json()
     assert info == {
         "model_id": "tiny",
@@ -102,6 +103,10 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "token_ids": False,
         "vocabulary_size": len(vocabulary()),
         "max_tokens_in_flight": settings.max_tokens_in_flight,
+        **limits,
+        "max_similarities": 4_194_304,
+        "max_tokenize_characters": 262_144,
+        "max_decode_ids": 262_144,
         "models": ["tiny"],
         "default_model": "tiny",
         "template": {
@@ -233,13 +238,13 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
         ("/embed", "/ErrorBody"),
         ("/models/{model}/embed", "/ErrorBody"),
         ("/embeddings", "/FaultBody"),
+        ("/models/{model}/v1/embeddings", "/FaultBody"),
     ):
         post = document["paths"][path]["post"]
         name = "EmbeddingsRequest" if path.endswith("/embeddings") else "EmbedRequest"
         body = post["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}
         failed = "500" if path.endswith("/embeddings") else "424"
-        ("/models/{model}/v1/embeddings", "/FaultBody"),
         for status in ("400", "401", "404", "408", "413", "415", "422", failed, "429", "503", "504"):
             assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["anyOf"][0]["type"] == "string"
@@ -249,13 +254,13 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
         *(f"/models/{{model}}{path}" for path in native),
         *("/", "/models/{model}", "/info", "/models/{model}/info", "/models/{model}/health"),
         *("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/{model}", "/models"),
+        *("/models/{model}/v1/embeddings", "/models/{model}/v1/models"),
         *("/health", "/health/ready", "/health/live", "/health/startup", "/metrics", "/admin/reload"),
     }
 
 
 def documented(name: str) -> str | None:
     """What stands between the page's markers."""
-        *("/models/{model}/v1/embeddings", "/models/{model}/v1/models"),
     page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
     found = re.search(f"<!-- {name} -->\n(.*?)\n<!-- end of {name} -->", page, re.DOTALL)
     return found and found[1]
