@@ -79,7 +79,12 @@ def check_dimensions(dimensions: int | None, embedder: Embedder) -> None:
 
 
 async def embed(
-    inputs: Inputs, request: Request, embedder: Embedder, truncate: bool | None = None, direction: Direction = "right"
+    inputs: Inputs,
+    request: Request,
+    embedder: Embedder,
+    truncate: bool | None = None,
+    direction: Direction = "right",
+    name: Callable[[int], str] = "text {}".format,
 ) -> Embeddings:
     """Embed for the client that sent this request; how much it was is left for the log's line.
 
@@ -130,7 +135,7 @@ def report(found: Embeddings, request: Request, embedder: Embedder) -> dict[str,
 async def attend(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Do the work; cancel it when the client has gone or its time is over, so that its texts leave the queue.
 
-    Raises Late.
+    Its time began with the request's head: what the body took to come is gone. Raises Late.
     """
     try:
         seconds = _deadline(request)
@@ -138,8 +143,9 @@ async def attend(request: Request, work: Coroutine[Any, Any, Response]) -> Respo
         work.close()
         raise
     working, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
+    left = seconds - (perf_counter() - request.scope["state"]["started"])
     try:
-        await asyncio.wait({working, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         if gone.done():
@@ -155,7 +161,7 @@ async def attend(request: Request, work: Coroutine[Any, Any, Response]) -> Respo
 
 
 def _deadline(request: Request) -> float:
-    """Seconds that are left: the setting's, or fewer if the client says so in `x-request-timeout`."""
+    """Seconds that a request has: the setting's, or fewer if the client says so in `x-request-timeout`."""
     settings: Settings = request.app.state.settings
     asked = request.headers.get("x-request-timeout")
     if asked is None:

@@ -1,7 +1,7 @@
 """What holds for every route: ids, deadlines, timings, keys, CORS, the switches, and what the log says of a request."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from time import perf_counter, sleep
 from typing import Any
 
@@ -124,6 +124,18 @@ async def test_a_request_has_the_time_that_its_client_gives_it(make_app: MakeApp
         for generous in ("60", "1e9", "inf"):
             found = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": generous})
             assert found.status_code == 200
+
+
+async def test_what_the_body_took_to_come_is_of_that_time(both: httpx.AsyncClient) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"inputs": '
+        await asyncio.sleep(0.25)
+        yield b'"a"}'
+
+    headers = {"content-type": "application/json", "x-request-timeout": "0.2"}
+    late = await both.post("/embed", content=slowly(), headers=headers)
+    assert late.status_code == 504
+    assert "not answered in 0.2 s" in late.text
 
 
 async def test_the_setting_is_the_most(client: MakeClient, hold: Hold) -> None:
