@@ -320,17 +320,22 @@ def test_a_result_is_busy_until_the_answer_is_there(visitor: Visitor) -> None:
 
 
 def test_the_last_run_wins(visitor: Visitor) -> None:
-    """An answer that comes after a later question is not shown."""
+    """The question before is given up: no answer of it can come late, and nothing is said of it."""
     held: list[Route] = []
     visitor.page.route("**/similarity", lambda route: held.append(route))
-    for lines in ("a man\nthe man", "two\ndogs\nrun"):
-        visitor.page.locator("#compare-lines").fill(lines)
-        with visitor.page.expect_request("**/similarity"):
-            visitor.page.get_by_role("button", name="Compare").click()
+    lines, button = visitor.page.locator("#compare-lines"), visitor.page.get_by_role("button", name="Compare")
+    lines.fill("a man\nthe man")
+    with visitor.page.expect_request("**/similarity") as first:
+        button.click()
+    lines.fill("two\ndogs\nrun")
+    with visitor.page.expect_event("requestfailed") as given_up, visitor.page.expect_request("**/similarity"):
+        button.click()
+    assert given_up.value == first.value
     held[1].continue_()
     visitor.settle("compare")
     expect(visitor.page.get_by_role("status")).to_have_text("3 texts compared.")
     expect(visitor.result("compare").locator("tbody tr")).to_have_count(3)
+    expect(visitor.alert()).to_be_empty()
 
 
 # The key
