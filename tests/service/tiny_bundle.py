@@ -1,6 +1,7 @@
 """Bundles made in code, without torch: a small vocabulary, a graph of a few operators, and the same in numpy."""
 
 import string
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ MAX_TOKENS = 32
 OTHER: dict[str, Any] = {"template": "[X]", "read_out": "cls", "max_tokens": 20, "dimension": 8, "seed": 1}
 
 
+@cache
 def vocabulary() -> dict[str, int]:
     pieces = [*string.ascii_lowercase, *string.digits, *(f"##{piece}" for piece in string.ascii_lowercase)]
     tokens = [*SPECIAL, *WORDS, *(piece for piece in pieces if piece not in WORDS), *'".,!?[]<>']
@@ -42,6 +44,7 @@ def sequence(text: str, template: str = TEMPLATE) -> list[int]:
     return [vocabulary()[word] for word in ["[CLS]", *words.split(), "[SEP]"]]
 
 
+@cache
 def weights(dimension: int = DIMENSION, seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """A row for each token, NaN for "poison", a weight for each place, and a matrix."""
     rng = np.random.default_rng(seed)
