@@ -25,6 +25,10 @@ database = "none"
 [phases.stateful]
 enabled = false
 
+[[operations]] # the same handlers under another path
+include-path = ["/embeddings", "/models"]
+enabled = false
+
 [parameters]
 "path.model" = {{ dictionary = "served", probability = 0.8 }}
 

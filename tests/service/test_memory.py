@@ -9,12 +9,12 @@ from harness import ROOT
 
 MEBIBYTE = 2**20
 CODE = """
-import sys
+import os, sys
 from pathlib import Path
 from service.memory import give_back
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 if sys.argv[1] == "given back":
     give_back()
@@ -36,12 +36,12 @@ def test_large_blocks_are_given_back(way: str) -> None:
 
 
 HOLES = """
-import sys
+import os, sys
 from pathlib import Path
 from service import memory
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 memory.give_back()
 blocks = [bytearray(b"x" * 2**17) for _ in range(800)]

@@ -4,9 +4,8 @@ import re
 from importlib.resources import files
 from pathlib import PurePosixPath
 
+import httpx
 import pytest
-from harness import MakeClient
-from pydantic import SecretStr
 
 from service.routes.page import ASSETS
 
@@ -25,28 +24,25 @@ def text(name: str) -> str:
     return ASSETS[name].content.decode()
 
 
-async def test_the_page_is_at_the_root(client: MakeClient) -> None:
-    async with client() as http:
-        response = await http.get("/")
+async def test_the_page_is_at_the_root(both: httpx.AsyncClient) -> None:
+    response = await both.get("/")
     assert response.status_code == 200
     assert response.headers["content-type"] == TYPES[".html"]
     assert "<title>Cloze playground</title>" in response.text
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_file_is_served_as_what_it_is(client: MakeClient, name: str) -> None:
-    async with client() as http:
-        response = await http.get(f"/playground/{name}")
+async def test_every_file_is_served_as_what_it_is(both: httpx.AsyncClient, name: str) -> None:
+    response = await both.get(f"/playground/{name}")
     assert response.status_code == 200
     assert response.headers["content-type"] == TYPES[PurePosixPath(name).suffix]
     assert response.content == files("service").joinpath("playground", name).read_bytes()
 
 
 @pytest.mark.parametrize("path", ["/", "/playground/playground.js"])
-async def test_a_browser_may_do_no_more_than_the_page_needs(client: MakeClient, path: str) -> None:
-    async with client() as http:
-        fresh = await http.get(path)
-        known = await http.get(path, headers={"if-none-match": fresh.headers["etag"]})
+async def test_a_browser_may_do_no_more_than_the_page_needs(both: httpx.AsyncClient, path: str) -> None:
+    fresh = await both.get(path)
+    known = await both.get(path, headers={"if-none-match": fresh.headers["etag"]})
     for response in (fresh, known):
         policy = dict(each.strip().split(" ", 1) for each in response.headers["content-security-policy"].split(";"))
         assert policy == {
@@ -61,58 +57,40 @@ async def test_a_browser_may_do_no_more_than_the_page_needs(client: MakeClient, 
         assert "set-cookie" not in response.headers
 
 
-async def test_a_file_that_has_not_changed_is_not_sent_again(client: MakeClient) -> None:
-    async with client() as http:
-        fresh = await http.get("/playground/playground.css")
-        etag = fresh.headers["etag"]
-        for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-            again = await http.get("/playground/playground.css", headers={"if-none-match": known})
-            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-        changed = await http.get("/playground/playground.css", headers={"if-none-match": '"other"'})
+async def test_a_file_that_has_not_changed_is_not_sent_again(both: httpx.AsyncClient) -> None:
+    fresh = await both.get("/playground/playground.css")
+    etag = fresh.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await both.get("/playground/playground.css", headers={"if-none-match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    changed = await both.get("/playground/playground.css", headers={"if-none-match": '"other"'})
     assert fresh.headers["cache-control"] == "no-cache"
     assert (changed.status_code, changed.content) == (200, fresh.content)
 
 
-async def test_head_is_get_without_the_body(client: MakeClient) -> None:
-    async with client() as http:
-        for path in ("/", "/playground/icon.svg"):
-            got, head = await http.get(path), await http.head(path)
-            assert (head.status_code, head.content) == (200, b"")
-            assert head.headers["content-length"] == str(len(got.content))
-            assert head.headers["etag"] == got.headers["etag"]
+async def test_head_is_get_without_the_body(both: httpx.AsyncClient) -> None:
+    for path in ("/", "/playground/icon.svg"):
+        got, head = await both.get(path), await both.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(got.content))
+        assert head.headers["etag"] == got.headers["etag"]
 
 
 @pytest.mark.parametrize(
     "name", ["no.js", "..%2Fsettings.py", "%2e%2e%2fsettings.py", "index.html%00", "INDEX.HTML", ""]
 )
-async def test_nothing_else_can_be_asked_for(client: MakeClient, name: str) -> None:
-    async with client() as http:
-        response = await http.get(f"/playground/{name}")
+async def test_nothing_else_can_be_asked_for(both: httpx.AsyncClient, name: str) -> None:
+    response = await both.get(f"/playground/{name}")
     assert response.status_code == 404
     assert response.json()["error_type"] == "NotFound"
 
 
-async def test_the_page_needs_no_key(client: MakeClient) -> None:
-    async with client(api_keys=SecretStr("a-key-of-some-length")) as http:
-        assert (await http.post("/embed", json={"inputs": "a"})).status_code == 401
-        assert (await http.get("/")).status_code == 200
-        assert (await http.get("/playground/playground.js")).status_code == 200
+async def test_posts_to_the_root_are_still_the_service(both: httpx.AsyncClient) -> None:
+    assert len((await both.post("/", json={"inputs": ["a", "man"]})).json()) == 2
 
 
-async def test_the_page_can_be_switched_off(client: MakeClient) -> None:
-    async with client(playground=False) as http:
-        assert "text/html" not in (await http.get("/")).headers.get("content-type", "")
-        assert (await http.get("/playground/playground.js")).status_code == 404
-
-
-async def test_posts_to_the_root_are_still_the_service(client: MakeClient) -> None:
-    async with client() as http:
-        assert len((await http.post("/", json={"inputs": ["a", "man"]})).json()) == 2
-
-
-async def test_the_page_is_no_part_of_the_api(client: MakeClient) -> None:
-    async with client() as http:
-        paths = (await http.get("/openapi.json")).json()["paths"]
+async def test_the_page_is_no_part_of_the_api(both: httpx.AsyncClient) -> None:
+    paths = (await both.get("/openapi.json")).json()["paths"]
     assert "get" not in paths["/"]
     assert not [path for path in paths if path.startswith("/playground")]
 

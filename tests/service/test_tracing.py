@@ -81,11 +81,6 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def make(tracing: Tracing) -> FastAPI:
     """Routes that say how long each stage took."""
     app = FastAPI(telemetry=tracing.telemetry)
@@ -99,6 +94,10 @@ def make(tracing: Tracing) -> FastAPI:
     @app.get("/health/live")
     async def live() -> str:
         return "ok"
+
+    @app.get("/models/{model}/health")
+    async def health(model: str) -> str:
+        return model
 
     @app.get("/fails")
     async def fails() -> None:
@@ -158,6 +157,7 @@ async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collect
     tracing = configure(f"{collector.url}/own/path", "cloze", "1")
     app = make(tracing)
     assert await ask(app, "GET", "/health/live") == 200
+    assert await ask(app, "GET", "/models/tiny/health") == 200
     assert await ask(app, "GET", "/fails") == 500
     tracing.close()
     (failed,) = collector.spans().values()
@@ -204,7 +204,10 @@ async def test_without_an_endpoint_nothing_is_sent() -> None:
     tracing.close()
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces", "http://[::1:4318", "http://collector:x"],
+)
 def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
     with pytest.raises(BadSettings, match="no HTTP URL; write it as http://collector:4318"):
         configure(endpoint, "cloze", "1")
