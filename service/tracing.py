@@ -10,6 +10,7 @@ query, which no route reads, is left out as well. The SDK is imported where ther
 OTEL_* variables (sampler, headers, resource) hold as ever. A collector that does not answer costs a request nothing.
 """
 
+import re
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Tracing", "configure"]
 
 OFF: Final[TelemetryConfig] = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-QUIET: Final = ("/health", "/metrics")
+QUIET: Final = re.compile(r"(/models/[^/]+)?/health(/\w+)?|/metrics")  # paths of probes and scrapes
 FLUSH_SECONDS: Final = 2.0
 
 
@@ -100,11 +101,15 @@ def configure(endpoint: str, service_name: str, version: str) -> Tracing:
 
 
 def _url(endpoint: str) -> str:
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a bracket that stays open, a port that is no number
+        usable = False
+    if not usable:
         raise BadSettings(f"otlp_endpoint is {endpoint!r}, no HTTP URL; write it as http://collector:4318")
     return endpoint if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
 
 
 def _is_quiet(scope: Scope) -> bool:
-    return str(scope["path"]).startswith(QUIET)
+    return QUIET.fullmatch(scope["path"]) is not None
