@@ -35,10 +35,12 @@ MODEL_ROUTES: Final = (  # those that run a model
     *("/v1/embeddings", "/embeddings", "/models/{model}/v1/embeddings"),
 )
 TOKEN_ROUTES: Final = ("/tokenize", "/decode", "/models/{model}/tokenize", "/models/{model}/decode")
+READ_ROUTES: Final = ("GET /", "GET /models/{model}")  # no texts come where these are not posted to
 STATUS_ROUTES: Final = (
     *("/info", "/models/{model}/info", "/models/{model}/health"),
     *("/v1/models", "/v1/models/{model}", "/models", "/models/{model}/v1/models"),
     *("/health", "/health/live", "/health/ready", "/health/startup", "/metrics"),
+    *READ_ROUTES,
     *("/docs", "/docs/{name}", "/openapi.json", "/playground/{name}", "/admin/reload"),
 )
 OTHER: Final = "other"  # no route, or none of these
@@ -47,7 +49,7 @@ PATTERNS: Final = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for rou
 
 GONE: Final = 499  # the client; nobody reads it
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 424, 429, 431, GONE, 500, 503, 504)
-STATUS_STATUSES: Final = (200, 304, 401, 404, 405, 409, 500, 503)  # of routes that take no texts
+STATUS_STATUSES: Final = (200, 304, 401, 404, 405, 409, 429, 500, 503)  # of routes that take no texts
 
 DROPPED: Final = "Dropped"  # the client went before its answer
 HTTP: Final = "Http"  # any other status of Starlette's own
@@ -100,9 +102,9 @@ class Metrics:
 
     def answered(self, method: str, path: str, status: int, seconds: float, reason: str | None) -> None:
         """Count one answer; `path` is what was asked for, or what the route declares, `reason` its error type."""
-        route = _route(path)
+        route = _route(method, path)
         self._requests.labels(route, str(status)).inc()
-        if method == "POST" and status < 400 and route in MODEL_ROUTES:  # GET / is a page
+        if status < 400 and reason is None and route in MODEL_ROUTES:
             self._request_seconds.labels(route).observe(seconds)
         if reason is not None:
             self._failures.labels(reason).inc()
@@ -256,9 +258,13 @@ class Metrics:
             self._per_model.append(made)
 
 
-def _route(path: str) -> str:
+def _route(method: str, path: str) -> str:
     """The label of a path, also of one that was refused before it found its route."""
-    return path if path in ROUTES else next((route for pattern, route in PATTERNS if pattern.fullmatch(path)), OTHER)
+    found = path if path in ROUTES else next((route for pattern, route in PATTERNS if pattern.fullmatch(path)), OTHER)
+    if method == "POST" or found not in (*MODEL_ROUTES, *TOKEN_ROUTES):
+        return found
+    read = f"GET {found}"
+    return read if read in READ_ROUTES and method in ("GET", "HEAD") else OTHER
 
 
 class ModelMetrics:

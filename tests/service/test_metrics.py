@@ -40,7 +40,7 @@ def test_every_label_set_is_there_from_the_start() -> None:
     assert set(ERROR_TYPES) < set(REASONS)
     assert len(set(REASONS)) == len(REASONS)
     assert all(found[f"cloze_reloads_total{{outcome={word}}}"] == 0 for word in ("swapped", "unchanged", "failed"))
-    assert found["cloze_ready{}"] == 0
+    assert found["cloze_ready"] == 0
 
 
 def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
@@ -65,13 +65,34 @@ def test_answers_are_counted_by_route_whatever_the_model_is_called() -> None:
     metrics.answered("GET", "/v1/models/{model_id:path}", 404, 0.5, "ModelNotFound")
     metrics.answered("POST", "/models/tiny/secret", 404, 0.5, "NotFound")
     metrics.answered("POST", "/models/a/b/embed", 404, 0.5, "NotFound")
+    metrics.answered("POST", "/admin/reload", 429, 0.5, "Overloaded")  # at the door as well
     found = samples(metrics)
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=429}"] == 1
     assert found["cloze_requests_total{route=/v1/models/{model},status=404}"] == 1
     assert found["cloze_requests_total{route=other,status=404}"] == 2
-    assert found["cloze_failures_total{reason=ModelNotFound}"] == found["cloze_failures_total{reason=Overloaded}"] == 1
+    assert found["cloze_requests_total{route=/admin/reload,status=429}"] == 1
+    assert found["cloze_failures_total{reason=ModelNotFound}"] == 1
+    assert found["cloze_failures_total{reason=Overloaded}"] == 2
+    assert set(found) == before
+
+
+def test_who_brings_no_texts_is_not_counted_among_those_who_do() -> None:
+    metrics = Metrics()
+    before = series(metrics)
+    metrics.answered("GET", "/", 200, 0.5, None)
+    metrics.answered("GET", "/", 304, 0.5, None)
+    metrics.answered("HEAD", "/", 200, 0.5, None)
+    metrics.answered("GET", "/models/tiny", 200, 0.5, None)
+    metrics.answered("GET", "/embed", 405, 0.5, "MethodNotAllowed")
+    metrics.answered("PUT", "/", 405, 0.5, "MethodNotAllowed")
+    found = samples(metrics)
+    assert found["cloze_requests_total{route=GET /,status=200}"] == 2
+    assert found["cloze_requests_total{route=GET /,status=304}"] == 1
+    assert found["cloze_requests_total{route=GET /models/{model},status=200}"] == 1
+    assert found["cloze_requests_total{route=other,status=405}"] == 2
+    assert sum(found[name] for name in found if name.startswith("cloze_requests_total")) == 6
     assert set(found) == before
 
 
@@ -128,12 +149,12 @@ def test_gauges_are_read_at_each_scrape() -> None:
     ready, at_work = False, 1
     metrics.watch(requests=lambda: at_work, requests_limit=10, tokens=lambda: 7, tokens_limit=100, ready=lambda: ready)
     found = samples(metrics)
-    assert (found["cloze_ready{}"], found["cloze_requests_in_flight{}"]) == (0, 1)
-    assert (found["cloze_requests_in_flight_limit{}"], found["cloze_tokens_in_flight_limit{}"]) == (10, 100)
-    assert found["cloze_tokens_in_flight{}"] == 7
+    assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (0, 1)
+    assert (found["cloze_requests_in_flight_limit"], found["cloze_tokens_in_flight_limit"]) == (10, 100)
+    assert found["cloze_tokens_in_flight"] == 7
     ready, at_work = True, 2
     found = samples(metrics)
-    assert (found["cloze_ready{}"], found["cloze_requests_in_flight{}"]) == (1, 2)
+    assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (1, 2)
 
 
 def test_a_model_counts_its_batches_and_texts() -> None:
