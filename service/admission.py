@@ -12,10 +12,15 @@ from typing import Final
 
 from service.errors import Overloaded, Unavailable
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "allowed"]
 
 MEMORY: Final = 10.0  # seconds of work that the average rate looks back on
 LONGEST: Final = 60  # seconds, the most that a client is asked to wait
+
+
+def allowed(limit: int, *, known: bool) -> int:
+    """How much may be at work with what comes: a tenth, rounded up, is kept for clients that have nothing there yet."""
+    return limit - (limit + 9) // 10 if known and limit > 1 else limit
 
 
 class _Rate:
@@ -86,6 +91,10 @@ class Admission:
         finally:
             self._release(tokens, client)
 
+    def retry_after(self) -> int:
+        """Whole seconds until what is in flight is through at the recent rate; at least 1."""
+        return max(1, math.ceil(min(LONGEST, self._rate.seconds(self._tokens, self._work()))))
+
     def close(self) -> None:
         """Admit nothing more; what is in flight goes on."""
         self._closed = True
@@ -94,12 +103,12 @@ class Admission:
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
         known = client in self._clients
-        allowed = self.limit - self.limit // 10 if known else self.limit
-        if not self._tokens or self._tokens + tokens <= allowed:
+        most = allowed(self.limit, known=known)
+        if not self._tokens or self._tokens + tokens <= most:
             return
-        seconds = self._retry_after()
+        seconds = self.retry_after()
         raise Overloaded(
-            f"{self._tokens} tokens are in flight and the request brings {brings}, at most {allowed} may be"
+            f"{self._tokens} tokens are in flight and the request brings {brings}, at most {most} may be"
             f"{' for a client that has some in flight' if known else ''}; send it again in {seconds} s",
             retry_after=seconds,
         )
@@ -118,7 +127,3 @@ class Admission:
             self._worked += now - self._seen
         self._seen = now
         return self._worked
-
-    def _retry_after(self) -> int:
-        """Whole seconds until what is in flight is through at the recent rate."""
-        return max(1, math.ceil(min(LONGEST, self._rate.seconds(self._tokens, self._work()))))

@@ -67,7 +67,8 @@ def create_app(settings: Settings) -> FastAPI:
     for error in (ClozeError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, _respond)
     _route(app, settings, guard)
-    app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, limit=settings.max_requests)
+    limit = settings.max_requests
+    app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, admission=admission, limit=limit)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -23,7 +23,7 @@ from starlette.types import Scope
 
 from service.errors import BadSettings, Unauthorized
 
-__all__ = ["ADMIN", "SHORTEST", "Guard", "Keys"]
+__all__ = ["ADMIN", "SHORTEST", "Guard", "Keys", "peer"]
 
 SHORTEST: Final = 16  # characters of a key
 ADMIN: Final = "/admin/"
@@ -105,11 +105,16 @@ class Guard:
             return self.admin.client(header)
         if self.keys and not self._is_public(scope):
             return self.keys.client(header)
-        return str(scope["client"][0]) if scope.get("client") else "local"  # a Unix socket's peer has no address
+        return peer(scope)
 
     def _is_public(self, scope: Scope) -> bool:
         path: str = scope["path"]
         return scope["method"] in ("GET", "HEAD") and (path in self._public or path.startswith(self._public_under))
+
+
+def peer(scope: Scope) -> str:
+    """The address that a request came from; a Unix socket has none."""
+    return str(scope["client"][0]) if scope.get("client") else "local"
 
 
 def _of_setting(keys: str) -> Iterator[tuple[str, str, str]]:

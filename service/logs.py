@@ -23,14 +23,16 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
-__all__ = ["LogFormat", "accept_id", "configure", "request_id"]
+__all__ = ["LogFormat", "accept_id", "configure", "request_id", "shown"]
 
 LogFormat = Literal["text", "json"]
 
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 PLAIN: Final = re.compile(r"[^\s\"=\\]+")
+SHOWN: Final = 200  # characters of a path
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -52,6 +54,11 @@ def configure(level: str, form: LogFormat) -> None:
 def accept_id(header: str | None) -> str:
     """Keep the client's `x-request-id` if it is 1 to 128 visible ASCII characters, else make one."""
     return header if header is not None and REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+
+
+def shown(path: str) -> str:
+    """A path as a line has it: quoted, for a blank in it could forge a field, and a long one in part."""
+    return quote(path)[:SHOWN]
 
 
 class Text(logging.Formatter):

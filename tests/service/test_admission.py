@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.admission import Admission
+from service.admission import Admission, allowed
 from service.errors import Overloaded, Unavailable
 
 
@@ -77,6 +77,12 @@ def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
             admission.check("b")
     with admission.admit(100, "a"):
         assert admission.tokens == 100  # nothing was in flight: the tenth too
+
+
+@pytest.mark.parametrize(("limit", "known"), [(1, 1), (2, 1), (9, 8), (10, 9), (11, 9), (100, 90), (1024, 921)])
+def test_a_tenth_is_rounded_up(limit: int, known: int) -> None:
+    """So that a small limit keeps a place too, unless it is the only one."""
+    assert (allowed(limit, known=False), allowed(limit, known=True)) == (limit, known)
 
 
 def test_a_client_without_a_name_is_a_client() -> None:
@@ -179,7 +185,8 @@ def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
 def test_whoever_comes_and_goes(seed: int) -> None:
     """Against the rule written out; in the end nothing is in flight and no client is known."""
     dice, clock = random.Random(seed), Clock()
-    limit = dice.choice([1, 9, 100, 1000])
+    kept = {1: 1, 9: 8, 100: 90, 1000: 900}  # but for newcomers
+    limit = dice.choice(list(kept))
     admission = Admission(limit, clock)
     inside: list[tuple[str, int, ExitStack]] = []
     refused = 0
@@ -193,7 +200,7 @@ def test_whoever_comes_and_goes(seed: int) -> None:
             flight[name] += count
         total = flight.total()
         assert admission.tokens == total
-        if not total or total + tokens <= (limit - limit // 10 if flight[client] else limit):
+        if not total or total + tokens <= (kept[limit] if flight[client] else limit):
             stack.enter_context(admission.admit(tokens, client))
             inside.append((client, tokens, stack))
         else:

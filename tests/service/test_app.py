@@ -264,9 +264,8 @@ async def test_cors_is_on_for_an_origin_given(client: MakeClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/info", "/%3Cscript%3E", "/docs", "/metrics"])
-async def test_no_answer_is_taken_for_another_type(client: MakeClient, path: str) -> None:
-    async with client() as http:
-        assert (await http.get(path)).headers["x-content-type-options"] == "nosniff"
+async def test_no_answer_is_taken_for_another_type(both: httpx.AsyncClient, path: str) -> None:
+    assert (await both.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
 async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold) -> None:
@@ -288,6 +287,24 @@ async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold)
             assert (await post(OTHER_KEY)).status_code == 429
         assert [(await each).status_code for each in [*taken, other]] == [200] * 10
         assert (await post(KEY)).status_code == 200  # every place was given back
+
+
+async def test_who_finds_no_place_is_told_when_to_come_again(make_app: MakeApp, hold: Hold) -> None:
+    """By how long the work before took; the clock is the test's."""
+    app = make_app(max_requests=1)
+    now, waits = 1000.0, []
+    app.state.models.get(None)._admission._clock = lambda: now
+    async with open_client(app) as http:
+        for seconds in (29.5, 0):
+            with hold():
+                work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+                await until(lambda: app.state.device.busy_for)
+                now += seconds
+                refused = await http.post("/embed", json={"inputs": "a"})
+                assert refused.status_code == 429
+                waits.append(refused.headers["retry-after"])
+            assert (await work).status_code == 200
+    assert waits == ["1", "30"]
 
 
 async def test_docs_and_playground_can_be_left_out(client: MakeClient) -> None:
@@ -340,16 +357,18 @@ async def test_each_post_is_one_line(client: MakeClient, log: pytest.LogCaptureF
     }
 
 
-async def test_a_refused_client_is_known_by_its_address_at_most(
-    client: MakeClient, log: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_client_is_known_by_its_address(client: MakeClient, log: pytest.LogCaptureFixture) -> None:
     async with client() as http:
         await http.post("/embed", json={"inputs": "a"})
     assert told(log, "/embed")["client"] == "127.0.0.1"
     log.clear()
     async with client(api_keys=KEY) as http:
         await http.post("/embed", json={"inputs": "a"})
-    assert told(log, "/embed")["client"] == "unknown"
+        await http.get("/v1/models", headers={"authorization": f"Bearer {OTHER_KEY}"})
+    for path in ("/embed", "/v1/models"):
+        line = told(log, path)
+        assert line.pop("ms") >= 0
+        assert line == {"level": "INFO", "status": 401, "client": "127.0.0.1", "error_type": "Unauthorized"}
 
 
 async def test_a_path_forges_no_field(client: MakeClient, log: pytest.LogCaptureFixture) -> None:

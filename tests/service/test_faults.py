@@ -15,9 +15,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from harness import MakeBundle, Process, Serve
+from harness import PATIENCE, MakeBundle, Process, Serve, wait_until
 from live import (
-    PATIENCE,
     Background,
     Breakable,
     Gate,
@@ -34,7 +33,6 @@ from live import (
     served,
     statuses,
     unit,
-    wait_until,
 )
 from tiny_bundle import sequence, vector
 
@@ -128,13 +126,14 @@ def test_a_storm_of_clients_that_leave(server: Process) -> None:
 
 
 def test_slow_writers_are_refused_in_time_and_hold_up_nobody(serve: Serve, bundle: Path) -> None:
-    limits = ["--header-seconds", "3", "--body-seconds", "3"]
+    limits = ["--header-seconds", "2", "--body-seconds", "2"]
     server = serve("--bundle", str(bundle), "--threads", "1", *limits)
     opened = files(server)
     with ExitStack() as stack:
-        streams = [stack.enter_context(connect(server.url)) for _ in range(80)]
-        for number, stream in enumerate(streams):
-            stream.sendall(request({"inputs": TEXTS})[: 20 if number % 2 else -1])
+        streams = []
+        for number in range(80):
+            streams.append(stack.enter_context(connect(server.url)))
+            streams[-1].sendall(request({"inputs": TEXTS})[: 20 if number % 2 else -1])
         assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
         answers = [answer(stream) for stream in streams]
     assert Counter((status, json.loads(body)["error_type"]) for status, body in answers) == {(408, "Slow"): 80}
@@ -341,7 +340,7 @@ def at_work(url: str) -> int:
 
 def test_too_many_requests_at_once(house: Callable[..., House]) -> None:
     """One beyond is refused; the probes are not."""
-    made = house(max_requests=4)
+    made = house(max_requests=5)  # four, for one client
     posts = [made.post(TEXTS, "one") for _ in range(12)]
     wait_until(lambda: sum(not post.is_alive() for post in posts) == 8)
     for path in ("/health", "/health/live", "/health/ready", "/metrics"):
@@ -419,7 +418,7 @@ class Broken:
 
 @pytest.mark.parametrize("fault", list(BROKEN))
 def test_a_graph_that_breaks_is_told_and_tried_again(bundle: Path, fault: str) -> None:
-    app = create_app(Settings(bundle=bundle, threads=1, fault_seconds=600))
+    app = create_app(Settings(bundle=bundle, provider="cpu", threads=1, fault_seconds=600))
     session = app.state.models.get(None).session
     good = session._session
     with served(app) as url:
@@ -456,7 +455,7 @@ def test_a_text_that_breaks_the_graph_fails_alone(server: Process) -> None:
 def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBundle) -> None:
     """Not ready first, then status 70; the client sees its connection end."""
     bundle = str(make_bundle(model=hanging()))
-    server = serve("--bundle", bundle, "--threads", "1", "--stall-seconds", "1", "--fault-seconds", "3")
+    server = serve("--bundle", bundle, "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "2")
     np.testing.assert_allclose(embed(server.url, ["a man"]), EXPECTED[:1], atol=1e-5)
     with connect(server.url) as stream:
         stream.sendall(request({"inputs": "two dogs run"}))
@@ -469,7 +468,7 @@ def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBund
 
 
 def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
-    server = Breakable("--bundle", str(bundle), "--threads", "1", "--fault-seconds", "2")
+    server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1", "--fault-seconds", "2")
     try:
         assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
         server.process.send_signal(signal.SIGUSR1)
