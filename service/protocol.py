@@ -11,9 +11,9 @@
 - What is no HTTP/1.1, or could be read in two ways: 400.
 
 Time that the service itself takes counts against none of them. Each of these answers is JSON, of the shape of the
-service's other errors, comes after the answers to all earlier requests, and closes the connection. `count` is called
-with Slow, HeadersTooLarge or BadRequest for each, and with Slow for one that was cut off. A request to change the
-protocol (`upgrade: h2c`) is served as if it had not asked; uvicorn would lose its body.
+service's other errors, comes after the answers to all earlier requests, and closes the connection. Each is logged, and
+`count` is called with Slow, HeadersTooLarge or BadRequest for it; and with Slow for one that was cut off. A request to
+change the protocol (`upgrade: h2c`) is served as if it had not asked; uvicorn would lose its body.
 
 Time between requests stays uvicorn's `timeout_keep_alive`.
 """
@@ -22,13 +22,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.datastructures import Headers
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service import errors
+from service.auth import peer
 from service.errors import ANSWERS, Answer, BadRequest, HeadersTooLarge, ServiceError, Slow, answer
-from service.logs import accept_id
+from service.logs import accept_id, request_id, shown
 from service.settings import Settings
 
 __all__ = ["Protocol", "protocol"]
@@ -57,6 +61,8 @@ class Protocol(HttpToolsProtocol):
         self.settings = settings
         self.count = count
         self.url = b""
+        self.headers = []
+        self._running: RequestResponseCycle | None = None  # uvicorn's `cycle` is the request that came last
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._begun = False  # a request's first byte has come, and its headers have not ended
@@ -75,6 +81,9 @@ class Protocol(HttpToolsProtocol):
         if self._writing is not None:
             self._writing.cancel()
         self._unset_keepalive_if_required()  # uvicorn leaves it after a reset
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -154,6 +163,7 @@ class Protocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._begun, self._in_body, self._seen = False, False, 0
+        self.url, self.headers = b"", []  # of the next one nothing is known
         self._await_nothing()
 
     # Reading in time
@@ -187,15 +197,32 @@ class Protocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    # Running
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """A request whose drain is over ends here where its answer has begun; uvicorn would ask for the rest of it."""
+        self._running = cycle
+
+        async def served(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            try:
+                await app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not cycle.response_started:
+                    raise
+                cycle.disconnected = True
+                self.transport.close()
+
+        super()._start_asgi_task(cycle, served)
+
     # Refusing
 
     def _refuse(self, error: ServiceError) -> None:
         """Answer the request that is being read, after those before it; then close."""
-        found = answer(error)
-        self.count(found.error_type)
-        logger.debug("refused", extra={"fields": {"status": found.status, "error_type": found.error_type}})
+        found, identity = answer(error), self._identity()
         self._await_nothing()
-        self._refused = self._last_answer(found, str(error))
+        self._refused = self._last_answer(found, str(error), identity)
+        if not self._in_body or self.pipeline or not self.cycle.response_started:  # else it has another answer
+            self._tell(found, identity)
         if self._in_body and self.pipeline:
             self.pipeline.popleft()  # not begun, and not to begin
         elif self._in_body:
@@ -210,14 +237,36 @@ class Protocol(HttpToolsProtocol):
         self.cycle.message_event.set()
         self._close(b"" if self.cycle.response_started else refused)
 
-    def _last_answer(self, found: Answer, message: str) -> bytes:
+    def _identity(self) -> str:
+        """The request's id: the application's where it has begun."""
+        begun: str | None = self.scope["state"].get("request_id") if self._in_body else None
+        return begun or accept_id(Headers(raw=self.headers).get("x-request-id"))
+
+    def _tell(self, found: Answer, identity: str) -> None:
+        """Count it, and log it with as much of the request as is known; nothing that it sent but its path."""
+        self.count(found.error_type)
+        state = self.scope["state"] if self._in_body else {}
+        client = state.get("client") or peer({"client": self.client})
+        fields = {"status": found.status, "client": client, "error_type": found.error_type, "path": self._path()}
+        token = request_id.set(identity)  # that of the request before may be set here
+        logger.info("refused", extra={"fields": fields})
+        request_id.reset(token)
+
+    def _path(self) -> str:
+        """What has come of it, or nothing; the rest of a URL, a query say, may hold anything."""
+        try:
+            path = httptools.parse_url(self.url).path or b""
+        except httptools.HttpParserInvalidURLError:
+            return ""
+        return shown(unquote(path.decode("latin-1")))
+
+    def _last_answer(self, found: Answer, message: str, identity: str) -> bytes:
         body = errors.body(found, message, openai=errors.OPENAI.match(self.url.decode("latin-1")) is not None)
-        sent = dict(self.headers or ()).get(b"x-request-id", b"")
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", accept_id(sent.decode("latin-1")).encode()),
+            (b"x-request-id", identity.encode()),
             (b"connection", b"close"),
         ]
         return b"".join([STATUS_LINE[found.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body])

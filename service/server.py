@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
             reload.cancel()
         logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
-        drained = traffic.answered - traffic.given_up - before
+        drained = traffic.answered - (traffic.given_up - traffic.cut_short) - before  # a 503 is an answer
         logger.log(
             logging.WARNING if traffic.given_up else logging.INFO,
             "drained requests=%d given_up=%d answered_in_all=%d",

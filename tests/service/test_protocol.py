@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import io
 import json
+import logging
 import re
 import socket
 import threading
@@ -15,8 +17,10 @@ from typing import Any, Literal
 import httpx
 import pytest
 import uvicorn
+from harness import wait_until
 from starlette.types import Receive, Scope, Send
 
+from service.logs import Text
 from service.protocol import Protocol, protocol
 from service.settings import Settings
 
@@ -39,6 +43,8 @@ class App:
         if scope["path"] == "/early":  # answered before its body
             await self.answer(send, b"early", 413)
             return
+        if scope["path"] == "/named":
+            scope["state"]["request_id"] = "the-applications"
         if scope["path"] == "/wait":
             await asyncio.to_thread(self.go_on.wait)
         body, more = b"", True
@@ -48,6 +54,12 @@ class App:
                 self.seen.append("disconnect")
                 return
             body, more = body + message["body"], message["more_body"]
+        if scope["path"] == "/watch":  # works until its client leaves
+            self.seen.append("/watch")
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.seen.append("disconnect")
+            return
         if scope["path"] == "/slow":
             await asyncio.to_thread(self.go_on.wait)
         if scope["path"] == "/large":
@@ -361,20 +373,22 @@ def test_an_openai_path_is_answered_in_its_shape(start: Start) -> None:
     assert json.loads(answered.partition(b"\r\n\r\n")[2])["error"]["type"] == "timeout_error"
 
 
-def test_a_body_that_is_late_after_its_answer_ends_the_connection(start: Start) -> None:
+def test_a_body_that_is_late_after_its_answer_ends_the_connection(start: Start, log: io.StringIO) -> None:
     running = start(body_seconds=SOON)
     with running.connect() as client:
         client.send(post(bytes(10), "/early")[:-1])
         assert client.answer() == (413, b"early")
         assert client.rest() == b""
+    assert running.counted == []  # one request, one answer
+    assert log.getvalue() == ""
 
 
 def let_time_pass(running: Running) -> None:
     """As long as each limit, and longer: others are late by then, and nobody else."""
     before = list(running.counted)
-    for _ in range(3):
+    for _ in range(2):
         refusal(running.ask(post(bytes(10))[:-1]), 408, "Slow")
-    assert running.counted == [*before, "Slow", "Slow", "Slow"]
+    assert running.counted == [*before, "Slow", "Slow"]
 
 
 def test_an_answer_may_take_its_time(start: Start) -> None:
@@ -458,15 +472,6 @@ def test_a_client_that_reads_slowly_is_not_cut_off(start: Start) -> None:
         assert read + len(client.rest()) < LARGE
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    """Poll, for what happens in the server's thread has no event of its own."""
-    pause, waited = threading.Event(), 0
-    while not true():
-        waited += 1
-        assert waited < 3000
-        pause.wait(0.01)
-
-
 # What is no HTTP
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: test\r\n"
@@ -539,7 +544,68 @@ def test_requests_before_what_is_no_http_are_answered_first(start: Start, broken
         assert client.answer() == (200, b"one")
         assert client.answer() == (200, b"two")
         refusal(client.rest(), 400, "BadRequest")
-    wait_until(lambda: running.app.seen == ["disconnect"] * 3 + ["/slow", "/echo"])
+    wait_until(lambda: running.app.seen == ["disconnect"] * 2 + ["/slow", "/echo"])
+
+
+# What the log has of those that are refused
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[io.StringIO]:
+    """The lines as the service writes them."""
+    written = io.StringIO()
+    handler, logger = logging.StreamHandler(written), logging.getLogger("service.protocol")
+    handler.setFormatter(Text())
+    caplog.set_level("INFO", logger.name)
+    logger.addHandler(handler)
+    yield written
+    logger.removeHandler(handler)
+
+
+SECRET = "authorization: Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "error_type", "path"),
+    [
+        (get(SECRET, path="/embed?key=secret#secret")[:-1], 408, "Slow", "/embed"),
+        (get(SECRET, "host: b", path="http://me:secret@a/x%20y=1%0A?secret"), 400, "BadRequest", "/x%20y%3D1%0A"),
+        (get(SECRET, path="/" + "a" * 4096), 431, "HeadersTooLarge", "/" + "a" * 199),
+        (b"secret\r\n\r\n", 400, "BadRequest", '""'),
+        (b"GET http://me:secret", 408, "Slow", '""'),
+        (post(b"secret", "/embed?secret", "x-request-id: mine")[:-1], 408, "Slow", "/embed"),
+        (CHUNKED + b"secret\r\n", 400, "BadRequest", "/echo"),
+    ],
+)
+def test_a_refusal_is_a_line_with_the_id_that_is_sent(
+    start: Start, log: io.StringIO, sent: bytes, status: int, error_type: str, path: str
+) -> None:
+    answered = start(header_seconds=SOON, body_seconds=SOON).ask(sent)
+    refusal(answered, status, error_type)
+    found = re.search(rb"x-request-id: (\S+)", answered)
+    assert found
+    assert (found[1] == b"mine") == (b"mine" in sent)
+    (line,) = log.getvalue().splitlines()
+    told = f"status={status} client=127.0.0.1 error_type={error_type} path={path} request_id={found[1].decode()}"
+    assert line.partition(" ")[2] == f"INFO service.protocol refused {told}"
+
+
+def test_a_request_that_has_begun_keeps_the_id_that_the_application_gave_it(start: Start, log: io.StringIO) -> None:
+    answered = start(body_seconds=SOON).ask(post(bytes(10), "/named")[:-1])
+    assert b"\r\nx-request-id: the-applications\r\n" in answered
+    assert log.getvalue().endswith(" request_id=the-applications\n")
+
+
+def test_a_refusal_is_not_taken_for_the_request_before_it(start: Start, log: io.StringIO) -> None:
+    with start().connect() as client:
+        client.send(get("x-request-id: mine", path="/v1/embeddings"))
+        assert client.answer()[0] == 200
+        client.send(b"\r\n" * 4096)
+        answered = client.rest()
+    refusal(answered, 431, "HeadersTooLarge")
+    assert b"mine" not in answered
+    assert "mine" not in log.getvalue()
+    assert ' path="" ' in log.getvalue()
 
 
 # What goes on as ever
@@ -552,6 +618,15 @@ def test_pipelined_requests(start: Start) -> None:
         client.send(b"".join(map(post, bodies)))
         assert [client.answer() for _ in bodies] == [(200, body) for body in bodies]
     assert running.counted == []
+
+
+def test_who_leaves_stops_the_request_at_work_and_not_only_the_last_one(start: Start) -> None:
+    running = start()
+    with running.connect() as client:
+        client.send(post(b"one", "/watch") + post(b"two"))
+        wait_until(lambda: running.app.seen == ["/watch"])
+    wait_until(lambda: running.app.seen == ["/watch", "disconnect"])
+    assert len(running.app.scopes) == 1
 
 
 @pytest.mark.parametrize("size", [1, 7])

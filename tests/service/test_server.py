@@ -8,15 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from harness import ROOT, MakeBundle, Process, Serve
+from harness import PATIENCE, ROOT, MakeBundle, Process, Serve, has_cuda, wait_until
 from live import (
     BODY,
-    PATIENCE,
     Gate,
     answer,
     connect,
@@ -27,13 +26,14 @@ from live import (
     request,
     served,
     statuses,
-    wait_until,
 )
 from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
+from service.__main__ import main
 from service.app import create_app
+from service.errors import BadSettings
 from service.health import HUNG
-from service.server import FORCED
+from service.server import FORCED, bind
 from service.settings import Settings
 
 
@@ -72,12 +72,6 @@ def test_who_sends_a_body_over_the_limit_reads_the_answer(server: Process) -> No
             assert (status, json.loads(body)["error_type"]) == (413, "PayloadTooLarge")
 
 
-def test_two_requests_on_one_connection_at_once(server: Process) -> None:
-    with connect(server.url) as stream:
-        stream.sendall(2 * (head(f"content-length: {len(BODY)}") + BODY))
-        assert answer(stream)[0] == 200
-
-
 @pytest.mark.parametrize(("trusted", "client"), [(None, "127.0.0.1"), ("127.0.0.1", "192.0.2.7")])
 def test_who_a_client_says_it_is_counts_where_its_proxy_is_named(
     trusted: str | None, client: str, serve: Serve, bundle: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +94,10 @@ def test_what_is_no_http(server: Process) -> None:
 
 def test_a_client_that_leaves_in_the_middle_of_its_body(server: Process) -> None:
     with connect(server.url) as stream:
-        stream.sendall(head("content-length: 9000") + b'{"inp')
+        stream.sendall(head("content-length: 9000", "/embed?key=secret", "x-request-id: who-left") + b'{"inp')
+    wait_until(lambda: "who-left" in server.log)
+    (line,) = [line for line in server.log.splitlines() if "who-left" in line]
+    assert re.search(r" INFO \S+ POST /embed status=499 ms=\S+ client=127\.0\.0\.1 request_id=who-left$", line)
     assert httpx.post(f"{server.url}/embed", content=BODY, headers={"content-type": "application/json"}).is_success
 
 
@@ -179,9 +176,25 @@ def test_a_drain_that_lasts_too_long_tells_the_clients(serve: Serve, slow_bundle
     assert "Traceback" not in process.log
 
 
+def test_a_drain_that_cuts_an_answer_short_says_so(serve: Serve, make_bundle: MakeBundle) -> None:
+    """The answer is of many megabytes, more than the sockets hold, and its client does not read on."""
+    wide = make_bundle(dimension=512)
+    process = serve("--bundle", str(wide), "--threads", "1", "--drain-seconds", "1")
+    with socket.socket() as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.connect(("127.0.0.1", int(process.url.rpartition(":")[2])))
+        stream.sendall(request({"inputs": ["a man"] * 3000}))
+        assert stream.recv(2000).startswith(b"HTTP/1.1 200")
+        assert process.end(signal.SIGTERM) == 0
+    assert re.search(r" POST /embed status=200 .* error_type=Unhealthy ", process.log)
+    assert "drained requests=0 given_up=1 answered_in_all=0" in process.log
+    assert "Traceback" not in process.log
+    assert "ASGI" not in process.log
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_with_status_0(serve: Serve, bundle: Path, number: int) -> None:
-    process = serve("--bundle", str(bundle))
+    process = serve("--bundle", str(bundle), "--provider", "cpu")
     with connect(process.url):  # an idle connection does not hold it
         assert process.end(number) == 0
     assert "Traceback" not in process.log
@@ -221,6 +234,14 @@ def test_sigterm_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> N
     assert "given_up=1" in process.log or "a batch hangs still" in process.log
 
 
+@pytest.mark.parametrize("option", [[], ["--check"]])
+def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: list[str]) -> None:
+    bundle = make_bundle(model=hanging(), template='two dogs "[X]" means [MASK].')
+    found = run("--bundle", str(bundle), "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "0.5", *option)
+    assert (found.returncode, found.stdout) == (HUNG, "")
+    assert found.stderr.endswith("model tiny: warming up has hung for 1 s: the process ends with status 70\n")
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "service", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
@@ -232,14 +253,6 @@ def test_help_lists_every_setting() -> None:
     words = found.stdout.replace("\n", " ")
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in words
-
-
-@pytest.mark.parametrize("option", [[], ["--check"]])
-def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: list[str]) -> None:
-    bundle = make_bundle(model=hanging(), template='two dogs "[X]" means [MASK].')
-    found = run("--bundle", str(bundle), "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "0.5", *option)
-    assert (found.returncode, found.stdout) == (HUNG, "")
-    assert found.stderr.endswith("model tiny: warming up has hung for 1 s: the process ends with status 70\n")
 
 
 def test_a_second_interrupt_ends_at_once_even_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
@@ -257,21 +270,24 @@ def test_a_second_interrupt_ends_at_once_even_while_a_batch_hangs(serve: Serve, 
 KEYS = {"few": "short\n", "nothing": "# no key\n", "twice": "a-key-of-16-chars\na-key-of-16-chars\n"}
 
 
-@pytest.fixture
-def place(tmp_path: Path, bundle: Path) -> Callable[[str], str]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[str], str]:
     """A path for each word in capitals."""
-    write_bundle(tmp_path / "two" / "a")
-    write_bundle(tmp_path / "two" / "b")
-    (tmp_path / "empty").mkdir()
-    shutil.copytree(bundle, tmp_path / "altered")
-    with (tmp_path / "altered" / "onnx" / "model.onnx").open("ab") as file:
+    folder = tmp_path_factory.mktemp("places")
+    write_bundle(folder / "two" / "a")
+    write_bundle(folder / "two" / "b")
+    (folder / "empty").mkdir()
+    shutil.copytree(bundle, folder / "altered")
+    with (folder / "altered" / "onnx" / "model.onnx").open("ab") as file:
         file.write(b"x")
-    shutil.copytree(bundle, tmp_path / "missing")
-    (tmp_path / "missing" / "tokenizer.json").unlink()
+    shutil.copytree(bundle, folder / "missing")
+    (folder / "missing" / "tokenizer.json").unlink()
     for name, text in KEYS.items():
-        (tmp_path / name).write_text(text)
-    return lambda word: str(bundle) if word == "BUNDLE" else word.replace("TMP", str(tmp_path))
+        (folder / name).write_text(text)
+    return lambda word: str(bundle) if word == "BUNDLE" else word.replace("TMP", str(folder))
 
+
+no_cuda = pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 
 BAD_STARTS = [
     ([], "bundle is not set"),
@@ -284,8 +300,9 @@ BAD_STARTS = [
     (["--bundle", "TMP/two", "--model", "c"], "model is 'c', and"),
     (["--bundle", "BUNDLE", "--model", "c"], "model is 'c', and"),
     (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
-    (["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA"),
+    pytest.param(["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA", marks=no_cuda),
     (["--bundle", "BUNDLE", "--stall-seconds", "0"], "--stall-seconds (CLOZE_STALL_SECONDS) is '0'"),
+    (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
     (["--bundle", "BUNDLE", "--api-key-file", "TMP/absent"], "cannot read the API keys"),
     (["--bundle", "BUNDLE", "--api-key-file", "TMP/few"], "has 5 characters; at least 16 are needed"),
     (["--bundle", "BUNDLE", "--api-key-file", "TMP/nothing"], "holds no API key"),
@@ -294,35 +311,68 @@ BAD_STARTS = [
 ]
 
 
+@pytest.fixture
+def check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    monkeypatch.setattr("service.__main__.configure", lambda *_: caplog.set_level("INFO"))
+    monkeypatch.setattr("service.__main__.give_back", lambda: None)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+    def run_here(*arguments: str) -> tuple[int, str, str]:
+        status = main([*arguments, "--check"])
+        assert caplog.messages == []  # each would be a line of stderr
+        return status, *capsys.readouterr()
+
+    yield run_here
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(("arguments", "words"), BAD_STARTS)
 def test_a_start_that_cannot_be_is_one_line_and_status_2(
-    place: Callable[[str], str], arguments: list[str], words: str
+    place: Callable[[str], str], check: Callable[..., tuple[int, str, str]], arguments: list[str], words: str
 ) -> None:
-    found = run(*map(place, arguments), "--check")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("error: ")
-    assert words in found.stderr
-    (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
-    assert len(found.stderr.splitlines()) == 1
+    status, printed, told = check(*map(place, arguments))
+    assert (status, printed) == (2, "")
+    assert told.startswith("error: ")
+    assert words in told
+    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([], "bundle is not set"),
         (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     ],
 )
-def test_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:
+def test_a_process_ends_so_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:
     found = run(*map(place, arguments))
-    assert found.returncode == 2
+    assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert words in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("256.256.256.256", "cannot listen on host '256.256.256.256'"),
+        ("a" * 300, "no name of a host; choose another"),
+    ],
+)
+def test_a_host_that_cannot_be_had_is_told(host: str, words: str) -> None:
+    with pytest.raises(BadSettings, match=re.escape(words)):
+        bind(host, 0)
 
 
 def test_a_check_says_what_would_be_served_and_opens_no_port(place: Callable[[str], str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        found = run("--bundle", place("TMP/two"), "--model", "b", "--port", port, "--check")
+        found = run("--bundle", place("TMP/two"), "--model", "b", "--provider", "cpu", "--port", port, "--check")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.splitlines() == [
         f"a: {TEMPLATE!r} read at mask, dimension 16, fp32 on cpu",
