@@ -5,22 +5,12 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from harness import Process
-from prometheus_server import FOLDER, Prometheus, until
+from harness import Process, wait_until
+from prometheus_server import FOLDER, Prometheus
 from tiny_bundle import write_bundle
-
-not_tested: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A skip is one letter among hundreds; this is a section of its own."""
-    for reason in not_tested:
-        terminalreporter.section("MONITORING NOT TESTED", red=True, bold=True)
-        terminalreporter.write_line(reason)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,10 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def binary(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        reason = f"There is no {name} on the path; Debian's package `prometheus` has it"
-        if reason not in not_tested:
-            not_tested.append(reason)
-        pytest.skip(reason)
+        pytest.skip(f"There is no {name} on the path; Debian's package `prometheus` has it")
     return found
 
 
@@ -73,14 +60,14 @@ def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory
         (folder / name).write_text(changed)
     server = Prometheus(binary("prometheus"), folder)
     try:
-        until(lambda: len(server.query('up{job="cloze"} == 1')) == len(services))
+        wait_until(lambda: len(server.query('up{job="cloze"} == 1')) == len(services))
         _traffic(services[0])
-        until(lambda: server.query("status:cloze_requests:rate5m{status='424'} > 0"))
-        until(lambda: server.query("model:cloze_space_mean_cosine:avg1h{model='two'}"))
-        until(lambda: server.query("increase(cloze_reloads_total[1m]) > 0"))
+        wait_until(lambda: server.query("status:cloze_requests:rate5m{status='424'} > 0"))
+        wait_until(lambda: server.query("model:cloze_space_mean_cosine:avg1h{model='two'}"))
+        wait_until(lambda: server.query("increase(cloze_reloads_total[1m]) > 0"))
         # Groups of rules take turns within a second, each seeing what the one before has recorded.
         recorded = [rule["name"] for rule in server.rules("record")]
-        until(lambda: all(server.query(name) for name in recorded))
+        wait_until(lambda: all(server.query(name) for name in recorded))
         yield server
     finally:
         server.close()

@@ -2,23 +2,13 @@
 
 import re
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+from harness import wait_until
 
 FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
-PATIENCE = 60  # seconds; only a hang runs out of it
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what must come true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)
 
 
 class Prometheus:
@@ -37,10 +27,10 @@ class Prometheus:
                 stderr=log,
                 stdout=log,
             )
-        until(lambda: self._process.poll() is not None or self._address())
+        wait_until(lambda: self._process.poll() is not None or self._address())
         assert self._process.poll() is None, self._log.read_text()
         self.http = httpx.Client(base_url=f"http://{self._address()}", timeout=60)
-        until(lambda: self.http.get("/-/ready").status_code == 200)
+        wait_until(lambda: self.http.get("/-/ready").status_code == 200)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an instant vector, or a scalar as one; an expression that cannot be evaluated is an error."""

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from harness import ROOT, Process
-from prometheus_server import FOLDER, Prometheus, until
+from harness import ROOT, Process, wait_until
+from prometheus_server import FOLDER, Prometheus
 
 from service.metrics import Metrics
 
@@ -135,7 +135,7 @@ def test_a_service_that_is_killed_is_seen(prometheus: Prometheus, services: list
     killed = services[1]
     killed.close()
     instance = killed.url.removeprefix("http://")
-    until(lambda: prometheus.query(f'ALERTS{{alertname="ClozeDown", instance="{instance}"}}'))
+    wait_until(lambda: prometheus.query(f'ALERTS{{alertname="ClozeDown", instance="{instance}"}}'))
     assert not prometheus.query(f'ALERTS{{alertname="ClozeDown", instance!="{instance}"}}')
 
 

@@ -55,7 +55,7 @@ def two_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(bundle: Path) -> Settings:
-    return Settings(bundle=bundle, threads=1, tokenizer_threads=2)
+    return Settings(bundle=bundle, provider="cpu", threads=1, tokenizer_threads=2)
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def client(make_app: MakeApp) -> MakeClient:
 @pytest.fixture(scope="module")
 async def both(two_bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of one app that serves `tiny`, the default, and `other`; for tests that leave nothing behind."""
-    settings = Settings(bundle=two_bundles, model="tiny", threads=1, tokenizer_threads=2, token_ids=True)
+    settings = Settings(
+        bundle=two_bundles, model="tiny", provider="cpu", threads=1, tokenizer_threads=2, token_ids=True
+    )
     async with open_client(create_app(settings)) as http:
         yield http
 

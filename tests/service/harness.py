@@ -5,22 +5,37 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import ClassVar
 
 import httpx
+import onnxruntime as ort
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from tiny_bundle import graph
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # seconds; only a hang runs out of it
 
 MakeBundle = Callable[..., Path]
 MakeApp = Callable[..., FastAPI]
 MakeClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Hold = Callable[[], AbstractContextManager[None]]
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether ONNX Runtime finds a CUDA device; where it has CUDA and no device, a session is on the CPU in silence."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        return False
+    ort.preload_dlls()
+    wanted = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    return ort.InferenceSession(graph().SerializeToString(), providers=wanted).get_providers()[0] == wanted[0]
 
 
 @asynccontextmanager
@@ -32,20 +47,28 @@ async def open_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for it, and fail after half a minute."""
-    async with asyncio.timeout(30):
+    """Wait for what a task will do."""
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.001)
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process will do."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
 def samples_of(text: str) -> dict[str, float]:
-    """`name{label=value}` to value, without the histograms' buckets."""
+    """`name{label=value}`, or `name` where there is no label, to value; without the histograms' buckets."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             if not sample.name.endswith("_bucket"):
-                found[f"{sample.name}{{{labels}}}"] = sample.value
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 
 
@@ -67,8 +90,9 @@ class Process:
         self._served = Event()
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._served.wait()
-        assert self.url, f"the server ended before it served:\n{self.log}"
+        if not self._served.wait(PATIENCE):
+            self.close()
+        assert self.url, f"the server did not serve:\n{self.log}"
 
     def _read(self) -> None:
         """Take the log until the end: each POST is a line of it, and a full pipe would hold the server up."""
@@ -87,8 +111,8 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        self._reader.join(60)
-        return self.process.wait(60)
+        self._reader.join(PATIENCE)
+        return self.process.wait(PATIENCE)
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -14,10 +14,9 @@ import numpy as np
 import onnx
 import uvicorn
 from fastapi import FastAPI
-from harness import Process
+from harness import PATIENCE, Process, samples_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from prometheus_client.parser import text_string_to_metric_families
 from tiny_bundle import graph, vocabulary
 
 from encoding.bundle import INPUTS, OUTPUT
@@ -25,7 +24,6 @@ from encoding.text import Batch
 from service.embedder import Embedder
 from service.server import configure
 
-PATIENCE = 60.0  # seconds; only a hang runs out of it
 BODY = json.dumps({"inputs": "a man"}).encode()
 
 
@@ -59,16 +57,6 @@ def reset(stream: socket.socket) -> None:
     """Close without a farewell: whatever is on its way is lost."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.close()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread or process will do; only a hang runs out of patience."""
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
-        if condition():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it never came true")
 
 
 class Background(threading.Thread):
@@ -129,13 +117,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """`name{label=value}` to value, without the histograms' buckets."""
-    found = {}
-    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").raise_for_status().text):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
+    return samples_of(httpx.get(f"{url}/metrics").raise_for_status().text)
 
 
 def statuses(url: str, route: str = "/embed") -> dict[int, int]:

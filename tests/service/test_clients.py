@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from harness import Process, Serve
+from harness import Process, Serve, wait_until
 from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
@@ -244,7 +244,7 @@ def test_openai_tries_again_until_there_is_room(narrow: Process) -> None:
     with client(narrow, max_retries=10) as ai, ThreadPoolExecutor(1) as other:
         with occupied(narrow):
             answer = other.submit(ai.embeddings.create, model="tiny", input="a man")
-            until(lambda: refused(narrow) > before)
+            wait_until(lambda: refused(narrow) > before)
         assert len(answer.result().data) == 1
 
 
@@ -260,7 +260,7 @@ def occupied(server: Process) -> Iterator[None]:
     url = httpx.URL(server.url)
     with socket.create_connection((url.host, url.port)) as line:
         line.sendall(head.encode() + body)
-        until(lambda: metric(server, "cloze_tokens_in_flight") > 0)
+        wait_until(lambda: metric(server, "cloze_tokens_in_flight") > 0)
         yield
 
 
@@ -271,13 +271,6 @@ def refused(server: Process) -> float:
 def metric(server: Process, name: str) -> float:
     page = httpx.get(f"{server.url}/metrics").text
     return next(float(line.split()[-1]) for line in page.splitlines() if line.rpartition(" ")[0] == name)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # LangChain

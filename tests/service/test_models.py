@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import onnx
 import pytest
-from harness import Process, Serve, open_client, until
-from live import PATIENCE, Background, Gate, embed, metrics, served, statuses, unit, wait_until
+from harness import PATIENCE, Process, Serve, open_client, until, wait_until
+from live import Background, Gate, embed, metrics, served, statuses, unit
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from tiny_bundle import OTHER, graph, sequence, vector, vocabulary, write_bundle
