@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 from harness import Hold, MakeApp, MakeClient, open_client, until
 from tiny_bundle import sequence
 
@@ -102,6 +103,18 @@ async def test_any_other_is_made_anew(both: httpx.AsyncClient, sent: Any) -> Non
     found = [(await both.get("/health", headers=headers)).headers["x-request-id"] for _ in range(2)]
     assert found[0] != found[1]
     assert all(len(made) == 32 and made.isalnum() for made in found)
+
+
+async def test_the_id_is_left_for_a_refusal_while_the_request_is_at_work(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.get("/seen")
+    async def seen(request: Request) -> str:
+        return str(request.state.request_id)
+
+    async with open_client(app) as http:
+        response = await http.get("/seen")
+    assert response.json() == response.headers["x-request-id"]
 
 
 # Deadlines
