@@ -169,7 +169,7 @@ def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the tokenizer
     if provider == "cpu":
         options.add_session_config_entry("session.use_env_allocators", "1")
-        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights go with it
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # not in the arena
     return options
 
 

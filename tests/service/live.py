@@ -32,6 +32,17 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), PATIENCE)
 
 
+def ask_for_megabytes(url: str) -> socket.socket:
+    """A connection on which an answer of a model with 512 dimensions comes, more than the sockets hold."""
+    host, port = url.removeprefix("http://").split(":")
+    stream = socket.socket()
+    stream.settimeout(PATIENCE)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stream.connect((host, int(port)))
+    stream.sendall(request({"inputs": ["a man"] * 3000}))
+    return stream
+
+
 def head(length: str, path: str = "/embed", *lines: str) -> bytes:
     first = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *lines, length, "", ""]
     return "\r\n".join(first).encode()

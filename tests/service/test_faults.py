@@ -21,6 +21,7 @@ from live import (
     Breakable,
     Gate,
     answer,
+    ask_for_megabytes,
     connect,
     embed,
     files,
@@ -151,11 +152,7 @@ def test_slow_readers_are_cut_off_and_hold_up_nobody(serve: Serve, make_bundle: 
     with ExitStack() as stack:
         streams = []
         for _ in range(5):
-            stream = stack.enter_context(socket.socket())
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stream.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-            stream.sendall(request({"inputs": ["a man"] * 3000}))
-            streams.append(stream)
+            streams.append(stack.enter_context(ask_for_megabytes(server.url)))
         assert embed(server.url, ["a man"]).shape == (1, 512)
         wait_until(lambda: metrics(server.url)["cloze_failures_total{reason=Slow}"] == 5)
         wait_until(lambda: files(server) <= opened)
@@ -171,10 +168,7 @@ def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: M
     """So that answers in memory are as many as `max_requests` at most."""
     wide = make_bundle(dimension=512)
     server = serve("--bundle", str(wide), "--threads", "1", "--max-requests", "1")
-    with socket.socket() as stream:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stream.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-        stream.sendall(request({"inputs": ["a man"] * 3000}))
+    with ask_for_megabytes(server.url) as stream:
         start = stream.recv(2000)
         assert start.startswith(b"HTTP/1.1 200")
         assert httpx.post(f"{server.url}/embed", json={"inputs": "a"}).status_code == 429

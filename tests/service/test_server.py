@@ -18,6 +18,7 @@ from live import (
     BODY,
     Gate,
     answer,
+    ask_for_megabytes,
     connect,
     embed,
     hanging,
@@ -177,13 +178,10 @@ def test_a_drain_that_lasts_too_long_tells_the_clients(serve: Serve, slow_bundle
 
 
 def test_a_drain_that_cuts_an_answer_short_says_so(serve: Serve, make_bundle: MakeBundle) -> None:
-    """The answer is of many megabytes, more than the sockets hold, and its client does not read on."""
+    """Its client does not read on."""
     wide = make_bundle(dimension=512)
     process = serve("--bundle", str(wide), "--threads", "1", "--drain-seconds", "1")
-    with socket.socket() as stream:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stream.connect(("127.0.0.1", int(process.url.rpartition(":")[2])))
-        stream.sendall(request({"inputs": ["a man"] * 3000}))
+    with ask_for_megabytes(process.url) as stream:
         assert stream.recv(2000).startswith(b"HTTP/1.1 200")
         assert process.end(signal.SIGTERM) == 0
     assert re.search(r" POST /embed status=200 .* error_type=Unhealthy ", process.log)
