@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+# Each is read once, when the library is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Cloze
 
 SENTENCES = [
     "A man is playing the guitar on a stage.",

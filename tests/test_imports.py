@@ -85,3 +85,12 @@ def test_encoding_without_torch_and_without_the_service() -> None:
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny")
     assert without(FORBIDDEN["service"] | {"onnx"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
+
+
+@pytest.mark.parametrize("module", ["service.session", "training.graph", "training.runner"])
+def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
+    """ONNX Runtime keeps an identifier and what it will upload under the home folder, where it is left to."""
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}  # without CI, where it is silent by itself
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, timeout=120)
+    assert done.returncode == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
