@@ -39,7 +39,7 @@ def sentence_transformers(parent: str) -> Contender:
 
 
 def graph(bundle: str, precision: str) -> Contender:
-    """The service's own session and text encoder, without HTTP; batches of at most 4096 padded tokens, by length."""
+    """The service's own session and text encoder, without HTTP; batches by length, as large as the service's."""
     from encoding.bundle import Bundle
     from service.session import Session
 
@@ -50,7 +50,7 @@ def graph(bundle: str, precision: str) -> Contender:
         sequences = sorted((tokens.ids for tokens in loaded.text_encoder.encode(texts)), key=len)
         rows: list[list[int]] = []
         for ids in sequences:
-            if rows and len(ids) * (len(rows) + 1) > 4096:
+            if rows and len(ids) * (len(rows) + 1) > session.batch_tokens:
                 session.run(loaded.text_encoder.pad(rows))
                 rows = []
             rows.append(ids)

@@ -46,7 +46,7 @@ class _Entry(Waiting, Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs items in batches whose padded cost, longest × count, stays within `max_cost`.
+    """Runs items in batches whose padded cost, longest × count, stays within `max_cost`, the padding in `max_padding`.
 
     Clients take turns by cost, so that one's ten thousand items do not keep another's one waiting, and the items
     nearest in cost join, so that little is padding: see FairQueue. An item dearer than `max_cost` runs alone. A
@@ -58,12 +58,14 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[list[Item]], Awaitable[Sequence[Result]]],
         cost: Callable[[Item], int],
         max_cost: int,
+        max_padding: int,
         max_age: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._cost = cost
         self.max_cost = max_cost
+        self.max_padding = max_padding
         self.max_age = max_age
         self._clock = clock
         self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
@@ -185,7 +187,7 @@ class Batcher(Generic[Item, Result]):
     def _take(self) -> list[_Entry[Item, Result]]:
         """The next batch, without what waited too long. Empty where nothing waits."""
         self._expire()
-        batch = self._queue.take(self.max_cost)
+        batch = self._queue.take(self.max_cost, self.max_padding)
         for entry in batch:
             entry.request.waiting -= 1
             self._untouched.pop(entry.request, None)

@@ -20,7 +20,7 @@ from service.batcher import Batcher
 from service.device import Device
 from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.metrics import Metrics, ModelMetrics
-from service.session import PROFILES, Session
+from service.session import Session
 from service.settings import Settings
 
 __all__ = ["Embedder", "Embeddings", "Inputs", "Timing"]
@@ -91,9 +91,9 @@ class Embedder:
         self.bundle = bundle
         self.session = session
         self.device = device
-        self.max_batch_tokens = settings.max_batch_tokens or PROFILES[session.provider].max_batch_tokens
+        self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
         self.batcher: Batcher[_Item, _Row] = Batcher(
-            self._run, lambda item: len(item.ids), self.max_batch_tokens, settings.queue_seconds
+            self._run, lambda item: len(item.ids), self.max_batch_tokens, session.batch_padding, settings.queue_seconds
         )
         self.load_seconds = 0.0  # warming up included
         self._max_inputs = settings.max_inputs

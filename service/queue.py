@@ -22,6 +22,37 @@ Entry = TypeVar("Entry", bound=Waiting)
 
 
 @dataclass(slots=True)
+class _Batch(Generic[Entry]):
+    """A batch that is being filled, within `max_cost`, longest × count, of which `max_padding` is padding."""
+
+    max_cost: int
+    max_padding: int
+    entries: list[Entry] = field(default_factory=list)
+    longest: int = 0
+    padding: int = 0
+
+    def room(self, cost: int) -> int:
+        """How many more of this cost it may take; 0 of all beyond a cost that it may take none of."""
+        longest = max(self.longest, cost)
+        padding = self._padding(longest)
+        if padding > self.max_padding:
+            return 0
+        count = max(0, self.max_cost // longest - len(self.entries))
+        return min(count, (self.max_padding - padding) // (longest - cost)) if longest > cost else count
+
+    def add(self, entries: list[Entry]) -> None:
+        """Add entries of one cost."""
+        longest = max(self.longest, entries[0].cost)
+        self.padding = self._padding(longest) + (longest - entries[0].cost) * len(entries)
+        self.longest = longest
+        self.entries += entries
+
+    def _padding(self, longest: int) -> int:
+        """What its padding is with another longest."""
+        return self.padding + (longest - self.longest) * len(self.entries)
+
+
+@dataclass(slots=True)
 class _Client:
     """A client of which something waits; its tag, the last it was given, is then no less than the virtual time."""
 
@@ -88,10 +119,10 @@ class FairQueue(Generic[Entry]):
         if not client.items:
             del self._clients[entry.client]
 
-    def take(self, max_cost: int) -> list[Entry]:
-        """The next batch, longest × count within `max_cost`; a seed dearer than that is alone.
+    def take(self, max_cost: int, max_padding: int) -> list[Entry]:
+        """The next batch: longest × count within `max_cost`, and of that no more padding than `max_padding`.
 
-        Empty where nothing waits.
+        A seed dearer than that is alone. Empty where nothing waits.
         """
         self._sweep()
         while self._turns and not self._turns[0][-1].waits:
@@ -101,27 +132,27 @@ class FairQueue(Generic[Entry]):
         seed = heapq.heappop(self._turns)[-1]
         self._time = seed.tag
         self.remove(seed)
-        batch = [seed]
-        self._fill(batch, max_cost)
-        return batch
+        batch = _Batch[Entry](max_cost, max_padding)
+        batch.add([seed])
+        self._fill(batch)
+        return batch.entries
 
-    def _fill(self, batch: list[Entry], max_cost: int) -> None:
+    def _fill(self, batch: _Batch[Entry]) -> None:
         """Add the seed's neighbours, shelf by shelf outwards; of two as near the longer first."""
-        seed = longest = batch[0].cost
-        above = bisect_left(self._costs, seed)
+        costs, seed = self._costs, batch.longest
+        above = bisect_left(costs, seed)
         below = above - 1
-        while longest <= (limit := max_cost // (len(batch) + 1)):  # what one more may make the longest
-            longer = self._costs[above] if above < len(self._costs) and self._costs[above] <= limit else None
-            shorter = self._costs[below] if below >= 0 else None
+        while True:
+            longer = costs[above] if above < len(costs) and batch.room(costs[above]) else None
+            shorter = costs[below] if below >= 0 and batch.room(costs[below]) else None
             if longer is not None and (shorter is None or longer - seed <= seed - shorter):
                 cost, above = longer, above + 1
             elif shorter is not None:
                 cost, below = shorter, below - 1
             else:
                 break
-            found = self._unshelve(cost, max_cost // max(longest, cost) - len(batch))
-            batch += found
-            longest = max(longest, cost) if found else longest
+            if found := self._unshelve(cost, batch.room(cost)):
+                batch.add(found)
         self._discard(below + 1, above)
 
     def _unshelve(self, cost: int, count: int) -> list[Entry]:

@@ -28,11 +28,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Profile:
-    """What suits one provider: its name in ONNX Runtime, its precisions, best first, and its batch."""
+    """What suits one provider: its name in ONNX Runtime, its precisions, best first, and its batch.
+
+    `batch_tokens` is the size, padding included, from which on a larger batch is no faster. `batch_padding` is what a
+    batch costs beside its tokens, in tokens: more padding costs more than one more batch. On the CPU both are for each
+    thread.
+    """
 
     name: str
     precisions: tuple[Precision, ...]
-    max_batch_tokens: int
+    batch_tokens: int
+    batch_padding: int
     options: tuple[tuple[str, str], ...] = ()
 
 
@@ -40,13 +46,14 @@ PROFILES: Final[dict[Provider, Profile]] = {
     "cuda": Profile(
         "CUDAExecutionProvider",
         precisions=("fp16", "fp32", "int8"),
-        max_batch_tokens=32_768,
+        batch_tokens=32_768,
+        batch_padding=4_096,  # an estimate: no GPU has measured it
         options=(
             ("arena_extend_strategy", "kSameAsRequested"),  # the largest batch is warmed first: no growth by doubling
             ("use_tf32", "0"),  # whoever asks for fp32 gets it
         ),
     ),
-    "cpu": Profile("CPUExecutionProvider", precisions=("fp32", "int8", "fp16"), max_batch_tokens=4_096),
+    "cpu": Profile("CPUExecutionProvider", precisions=("fp32", "int8", "fp16"), batch_tokens=256, batch_padding=16),
 }
 
 
@@ -59,6 +66,9 @@ class Session:
         self.precision: Precision = precision
         self.dimension = dimension
         self.threads: int = session.get_session_options().intra_op_num_threads
+        parallel = self.threads if provider == "cpu" else 1
+        self.batch_tokens = PROFILES[provider].batch_tokens * parallel
+        self.batch_padding = PROFILES[provider].batch_padding * parallel
 
     @classmethod
     def load(

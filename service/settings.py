@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one and logs it")
     max_batch_tokens: int = Field(
-        0, ge=0, description="padded tokens of one batch, longest text × texts; 0 takes the provider's own"
+        0, ge=0, description="padded tokens of one batch, longest text × texts; 0 takes what suits the hardware"
     )
     max_tokens_in_flight: int = Field(
         1_000_000, ge=1, description="tokens accepted and not yet answered; a request beyond is refused whole with 429"

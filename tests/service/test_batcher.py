@@ -57,7 +57,7 @@ class Clock:
 
 
 def start(worker: Worker, max_cost: int = 100, max_age: float = 30, clock: Clock | None = None) -> Batcher[int, int]:
-    batcher = Batcher(worker, lambda item: item, max_cost, max_age, clock or Clock())
+    batcher = Batcher(worker, lambda item: item, max_cost, max_cost, max_age, clock or Clock())
     batcher.start()
     return batcher
 
@@ -359,7 +359,7 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
     async def forgetful(batch: list[int]) -> list[int]:
         return []
 
-    batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 30)
+    batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 100, 30)
     batcher.start()
     with pytest.raises(RuntimeError, match="1 items gave 0 results"):
         await batcher.submit([1])
@@ -372,7 +372,7 @@ async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> N
             raise asyncio.CancelledError
         return batch
 
-    batcher: Batcher[int, int] = Batcher(run, lambda item: item, 100, 30)
+    batcher: Batcher[int, int] = Batcher(run, lambda item: item, 100, 100, 30)
     batcher.start()
     with pytest.raises(RuntimeError, match="cancelled while it ran"):
         await batcher.submit([12, 13])
@@ -480,7 +480,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
         answers += 1
 
     max_age = dice.choice([5, 30, 10**6])
-    batcher = Batcher(run, cost, max_cost, max_age, clock)
+    batcher = Batcher(run, cost, max_cost, dice.choice([0, 3, max_cost]), max_age, clock)
     batcher.start()
     calls = []
     for _ in range(dice.randint(50, 300)):

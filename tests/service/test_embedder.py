@@ -218,7 +218,7 @@ async def test_a_warm_up_that_fails_says_what_to_do(
         raise BackendFailed("out of memory")
 
     monkeypatch.setattr(embedder.session, "run", broken)
-    with pytest.raises(SessionError, match=r"128 texts of 32 tokens: out of memory; lower max_batch_tokens"):
+    with pytest.raises(SessionError, match=r"8 texts of 32 tokens: out of memory; lower max_batch_tokens"):
         embedder.warm_up()
 
 

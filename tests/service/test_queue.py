@@ -20,7 +20,7 @@ def arrive(queue: Queue, client: str, *costs: int) -> list[Waiting]:
 
 def take(queue: Queue, max_cost: int) -> str:
     """The clients of the next batch, the seed's first."""
-    return "".join(entry.client for entry in queue.take(max_cost))
+    return "".join(entry.client for entry in queue.take(max_cost, max_cost))
 
 
 def seeds(queue: Queue, count: int) -> str:
@@ -96,7 +96,7 @@ def test_what_fills_a_batch_is_paid_for() -> None:
     arrive(queue, "b", *[5] * 200)
     tokens = Counter[str]()
     for _ in range(300):
-        for entry in queue.take(8):
+        for entry in queue.take(8, 8):
             tokens[entry.client] += entry.cost
         assert abs(tokens["a"] - tokens["b"]) <= 8 + 5
     assert tokens["a"] > 900
@@ -125,7 +125,7 @@ def test_who_comes_last_among_many_is_served_within_the_bound() -> None:
 def test_items_of_one_client_and_cost_keep_their_order() -> None:
     queue = Queue()
     entries = arrive(queue, "a", *[3, 2, 1, 2] * 50)
-    taken = [entry for _ in range(200) for entry in queue.take(6)]
+    taken = [entry for _ in range(200) for entry in queue.take(6, 6)]
     for cost in (1, 2, 3):
         assert [entry for entry in taken if entry.cost == cost] == [entry for entry in entries if entry.cost == cost]
 
@@ -136,10 +136,10 @@ def test_a_removed_entry_is_not_taken_and_may_be_removed_twice() -> None:
     queue.remove(gone)
     queue.remove(gone)
     assert (len(queue), queue.cost) == (1, 3)
-    assert queue.take(100) == [stays]
+    assert queue.take(100, 100) == [stays]
     queue.remove(stays)
     assert (len(queue), queue.cost) == (0, 0)
-    assert queue.take(100) == []
+    assert queue.take(100, 100) == []
 
 
 def test_what_has_left_is_forgotten() -> None:
@@ -147,25 +147,50 @@ def test_what_has_left_is_forgotten() -> None:
     for number in range(2000):
         entries = arrive(queue, f"client {number}", 1 + number % 300, 1 + number % 7)
         if number % 2:
-            queue.take(50)
+            queue.take(50, 50)
         for entry in entries:
             queue.remove(entry)
         assert held(queue) <= 20
-    queue.take(50)
+    queue.take(50, 50)
     assert held(queue) == 0
     stays = arrive(queue, "stays", *[5] * 100)
     for _ in range(200):
         for entry in arrive(queue, "goes", *range(1, 50)):
             queue.remove(entry)
-    assert sum(len(queue.take(5)) for _ in range(50)) == 50
+    assert sum(len(queue.take(5, 5)) for _ in range(50)) == 50
     assert held(queue) <= 6 * len(stays)
 
 
-def nearest(waiting: list[Waiting], batch: list[Waiting], max_cost: int) -> Waiting | None:
+@pytest.mark.parametrize(
+    ("max_padding", "batches"),
+    [
+        (0, [[10, 10], [9], [12], [7], [20]]),
+        (1, [[10, 10, 9], [12], [7], [20]]),
+        (3, [[10, 10, 9], [12], [7], [20]]),
+        (6, [[10, 10, 9, 7], [12], [20]]),  # 12 would make it 12 × 4 - 41
+        (7, [[10, 10, 9, 12], [7], [20]]),
+        (12, [[10, 10, 9, 12, 7], [20]]),
+        (51, [[10, 10, 9, 12, 7], [20]]),
+        (52, [[10, 10, 9, 12, 7, 20]]),
+    ],
+)
+def test_no_more_of_a_batch_is_padding_than_is_allowed(max_padding: int, batches: list[list[int]]) -> None:
+    queue = Queue()
+    arrive(queue, "a", 10, 9, 12, 7, 20, 10)
+    taken = [[entry.cost for entry in queue.take(1000, max_padding)] for _ in range(len(batches) + 1)]
+    assert taken == [*batches, []]
+
+
+def nearest(waiting: list[Waiting], batch: list[Waiting], max_cost: int, max_padding: int) -> Waiting | None:
     """What a full look at all that waits would add next."""
-    seed, longest = batch[0].cost, max(entry.cost for entry in batch)
-    fits = [entry for entry in waiting if max(longest, entry.cost) * (len(batch) + 1) <= max_cost]
-    return min(fits, key=lambda entry: (abs(entry.cost - seed), entry.cost < seed), default=None)
+    seed = batch[0].cost
+
+    def fits(entry: Waiting) -> bool:
+        costs = [each.cost for each in (*batch, entry)]
+        padded = max(costs) * len(costs)
+        return padded <= max_cost and padded - sum(costs) <= max_padding
+
+    return min(filter(fits, waiting), key=lambda entry: (abs(entry.cost - seed), entry.cost < seed), default=None)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -173,7 +198,7 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
     """Nothing is lost; the least tag is the seed and its nearest fill; no wait passes C (1 + d / m)."""
     dice = random.Random(seed)
     clients, costs = range(dice.choice([1, 2, 3, 10])), range(dice.choice([1, 3]), dice.choice([4, 30, 300]))
-    max_cost = dice.choice([1, 8, 100, 1000])
+    max_cost, max_padding = dice.choice([1, 8, 100, 1000]), dice.choice([0, 3, 30, 1000])
     queue, time, batches = Queue(), 0, 0
     waiting: dict[Waiting, int] = {}  # the batch by which it is due; insertion is arrival
     for step in range(400):
@@ -184,7 +209,7 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
             queue.remove(entry)
             del waiting[entry]
         assert (len(queue), queue.cost) == (len(waiting), sum(entry.cost for entry in waiting))
-        batch = queue.take(max_cost)
+        batch = queue.take(max_cost, max_padding)
         if not batch:
             assert not waiting
             continue
@@ -193,15 +218,15 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
         assert len(batch) == 1 or max(entry.cost for entry in batch) * len(batch) <= max_cost
         for place, entry in enumerate(batch):
             if place:
-                expected = nearest(list(waiting), batch[:place], max_cost)
+                expected = nearest(list(waiting), batch[:place], max_cost, max_padding)
                 assert expected is not None
                 assert entry.cost == expected.cost
                 assert entry.tag == min(each.tag for each in waiting if each.cost == entry.cost)
             assert waiting.pop(entry) >= batches
-        assert nearest(list(waiting), batch, max_cost) is None
+        assert nearest(list(waiting), batch, max_cost, max_padding) is None
         for before, after in pairwise(entry for entry in batch[1:] if entry.cost == batch[0].cost):
             assert before.tag <= after.tag
-    while queue.take(max_cost):
+    while queue.take(max_cost, max_padding):
         pass
     assert (len(queue), queue.cost) == (0, 0)
     assert held(queue) == 0

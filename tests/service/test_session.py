@@ -45,6 +45,11 @@ def test_threads_are_those_asked_for(loaded: Bundle, monkeypatch: pytest.MonkeyP
     assert Session.load(loaded).threads == 5
 
 
+def test_a_batch_grows_with_the_threads(loaded: Bundle) -> None:
+    found = [Session.load(loaded, provider="cpu", threads=threads) for threads in (1, 3)]
+    assert [(session.batch_tokens, session.batch_padding) for session in found] == [(256, 16), (768, 48)]
+
+
 @pytest.mark.parametrize(
     ("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp32", "fp16", "int8"), "fp32")]
 )

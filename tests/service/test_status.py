@@ -182,7 +182,8 @@ async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None
         await http.post("/v1/embeddings", json={"input": ["poison"]})
         await http.get("/no/such/path")
         found = samples_of((await http.get("/metrics")).text)
-    tokens = len(sequence("a")) + len(sequence("a man plays")) + MAX_TOKENS
+    short, longer = len(sequence("a")), len(sequence("a man plays"))
+    tokens = short + longer + MAX_TOKENS
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
     assert found["cloze_requests_total{route=/models/{model}/embed,status=400}"] == 1
     assert found["cloze_requests_total{route=/v1/embeddings,status=500}"] == 1
@@ -191,11 +192,12 @@ async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None
     assert found["cloze_texts_total{model=tiny}"] == 3
     assert found["cloze_tokens_total{model=tiny}"] == tokens
     assert found["cloze_truncations_total{model=tiny}"] == 1
-    assert found["cloze_batch_texts_count{model=tiny}"] == 1
+    assert found["cloze_batch_texts_count{model=tiny}"] == 2  # the long one alone
     assert found["cloze_batch_texts_sum{model=tiny}"] == found["cloze_queue_seconds_count{model=tiny}"] == 3
-    assert found["cloze_batch_tokens_sum{model=tiny}"] == 3 * MAX_TOKENS
-    assert found["cloze_padding_tokens_total{model=tiny}"] == 3 * MAX_TOKENS - tokens
-    assert found["cloze_inference_seconds_count{model=tiny}"] == found["cloze_tokenize_seconds_count{model=tiny}"] == 1
+    assert found["cloze_batch_tokens_sum{model=tiny}"] == 2 * longer + MAX_TOKENS
+    assert found["cloze_padding_tokens_total{model=tiny}"] == longer - short
+    assert found["cloze_inference_seconds_count{model=tiny}"] == 2
+    assert found["cloze_tokenize_seconds_count{model=tiny}"] == 1
     assert found["cloze_inference_failures_total{model=tiny}"] == 1
     assert found["cloze_requests_in_flight"] == 1  # the scrape
 
