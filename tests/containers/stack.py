@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300  # seconds; only a hang runs out of it
+PATIENCE = 900  # seconds; only a hang runs out of it
 
 
 def run(*command: str, settings: dict[str, str] | None = None) -> str:

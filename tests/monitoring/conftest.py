@@ -56,7 +56,7 @@ def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory
     targets = ", ".join(process.url.removeprefix("http://") for process in services)
     for name in ("prometheus.yml", "rules.yml", "alerts.yml"):
         shipped = (FOLDER / name).read_text()
-        changed = shipped.replace("service:8080", targets).replace("15s", "1s").replace("[1h:5m]", "[1h:1s]")
+        changed = shipped.replace("service:8080", targets).replace("15s", "2s").replace("[1h:5m]", "[1h:1s]")
         (folder / name).write_text(changed)
     server = Prometheus(binary("prometheus"), folder)
     try:

@@ -8,11 +8,14 @@ import httpx
 import pytest
 from harness import Process
 from onnx import numpy_helper
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tiny_bundle import graph, write_bundle
 from visitor import KEY, Visitor
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE = 20_000  # milliseconds; only what never comes runs out of it
+
+expect.set_options(timeout=PATIENCE)
 
 
 # Scopes end with the module: while Playwright's synchronous API is open, no other test can start an event loop.
@@ -68,7 +71,7 @@ def service(url: str) -> Iterator[httpx.Client]:
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(PATIENCE)
     yield page
     context.close()
 

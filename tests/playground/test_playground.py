@@ -441,6 +441,7 @@ def test_every_point_can_be_reached_and_read(visitor: Visitor) -> None:
     visitor.turn_to("map")
     visitor.run("map", lines="\n".join(TEXTS))
     points = visitor.result("map").get_by_role("option")
+    expect(points).to_have_count(len(TEXTS))  # drawn a frame after the answer
     page.locator("#map button.primary").focus()
     page.keyboard.press("Tab")
     for onward, back in (("ArrowRight", "ArrowLeft"), ("ArrowDown", "ArrowUp")):

@@ -449,7 +449,7 @@ def test_a_text_that_breaks_the_graph_fails_alone(server: Process) -> None:
 def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBundle) -> None:
     """Not ready first, then status 70; the client sees its connection end."""
     bundle = str(make_bundle(model=hanging()))
-    server = serve("--bundle", bundle, "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "2")
+    server = serve("--bundle", bundle, "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "5")
     np.testing.assert_allclose(embed(server.url, ["a man"]), EXPECTED[:1], atol=1e-5)
     with connect(server.url) as stream:
         stream.sendall(request({"inputs": "two dogs run"}))
@@ -462,7 +462,7 @@ def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBund
 
 
 def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
-    server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1", "--fault-seconds", "2")
+    server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1", "--fault-seconds", "5")
     try:
         assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
         server.process.send_signal(signal.SIGUSR1)

@@ -62,11 +62,11 @@ async def test_ready_says_why_it_is_not_and_is_again(
 
 
 async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> None:
-    for app, status in ((make_app(stall_seconds=60), 200), (make_app(stall_seconds=0.01, fault_seconds=60), 503)):
+    for app, status in ((make_app(stall_seconds=60), 200), (make_app(stall_seconds=0.5, fault_seconds=60), 503)):
         async with open_client(app) as http:
             with hold():
                 work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-                await until(lambda app=app: app.state.device.busy_for > 0.02)
+                await until(lambda app=app: app.state.device.busy_for > 0.5)
                 for path in ("/health/ready", "/models/tiny/health"):
                     response = await http.get(path)
                     assert response.status_code == status

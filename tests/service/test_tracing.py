@@ -72,7 +72,8 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr("service.tracing.FLUSH_SECONDS", 60)
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -19,6 +19,7 @@ from training.fit import main
 
 COMMAND = [sys.executable, "-m", "training.fit"]
 STEPS = 40
+PATIENCE = 600  # seconds; only a hang runs out of it
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,19 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 def run(*arguments: object, code: int = 0) -> str:
     process = start(*arguments)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == code, err
+    output = end(process)
+    assert process.returncode == code, output
+    return output
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """What it wrote, once it has ended."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     return out + err
 
 
@@ -73,7 +85,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def signal_after(process: subprocess.Popen[str], number: int, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENCE
     try:
         while not reached():
             assert process.poll() is None, process.communicate()[1]
@@ -121,15 +133,15 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> No
     folder = tmp_path / "run"
     process = start("simcse", *words, "--out", folder, "--eval_steps", "1000", "--max_steps", "100000")
     signal_after(process, signal.SIGINT, lambda: len(steps(folder)) >= 3)
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 130, err
-    assert f"continue with: python -m training.fit --resume {folder}" in err
+    output = end(process)
+    assert process.returncode == 130, output
+    assert f"continue with: python -m training.fit --resume {folder}" in output
     checkpoint = next(folder.glob("checkpoint-*"))
     last = max(steps(folder))
     assert checkpoint.name == f"checkpoint-{last}"
     again = start("--resume", folder)
     signal_after(again, signal.SIGINT, lambda: max(steps(folder)) > last)
-    again.communicate(timeout=240)
+    end(again)
     assert steps(folder) == list(range(1, max(steps(folder)) + 1))
 
 

@@ -140,7 +140,7 @@ def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) ->
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("finished: ") == 1
