@@ -260,7 +260,7 @@ def _read_spec(folder: Path) -> Spec:
 def _check_files(folder: Path, spec: Spec) -> dict[str, tuple[int, int]]:
     """The stamp that each file had before it was hashed."""
     stamps = {}
-    for name in (*REQUIRED_FILES, *spec.files):
+    for name in dict.fromkeys((*REQUIRED_FILES, *spec.files)):
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts:
             raise BundleError(f"{folder / SPEC_FILE}: file {name!r} lies outside the bundle")

@@ -23,7 +23,7 @@ from starlette.types import Scope
 
 from service.errors import BadSettings, Unauthorized
 
-__all__ = ["ADMIN", "SHORTEST", "Guard", "Keys", "peer"]
+__all__ = ["Guard", "Keys", "peer"]
 
 SHORTEST: Final = 16  # characters of a key
 ADMIN: Final = "/admin/"

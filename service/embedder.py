@@ -67,13 +67,17 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One request's vectors, float32 (texts, dimension), not normalised, and what each text took."""
+    """One request's vectors, a row a text, float32 (dimension,), not normalised; and what they took."""
 
-    vectors: NDArray[np.float32]
-    tokens: list[int]  # of the sequence, template included
-    cut: list[int]  # tokens that a text lost
+    rows: list[NDArray[np.float32]]
+    tokens: int  # of all sequences, templates included
     characters: int  # of all texts; 0 of token ids
     timing: Timing
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """All in one, (texts, dimension): a copy, to be made beside the event loop."""
+        return np.stack(self.rows)
 
 
 class Embedder:
@@ -123,7 +127,7 @@ class Embedder:
         Raises SessionError where the graph cannot.
         """
         started, encoder = perf_counter(), self.bundle.text_encoder
-        texts = max(1, self.max_batch_tokens // len(encoder.longest))
+        texts = -(-self.max_batch_tokens // len(encoder.longest))  # rounded up: no batch is larger
         try:
             self._forward([encoder.longest] * texts)
             self._forward([encoder.shortest])
@@ -231,18 +235,18 @@ class Embedder:
             each for first, part in _slices(inputs) for each in await self._encode(first, part, truncate, direction)
         ]
         now = perf_counter()
-        lengths, cut = [len(each.ids) for each in tokens], [each.cut for each in tokens]
-        with self._admission.admit(sum(lengths), client):
+        total, cut = sum(len(each.ids) for each in tokens), [each.cut for each in tokens]
+        with self._admission.admit(total, client):
             rows = await self.batcher.submit(
                 [_Item(place, each.ids, now) for place, each in enumerate(tokens)], client=client
             )
-        vectors = await self.device.work(lambda: np.stack([row.vector for row in rows]))
+        vectors = [row.vector for row in rows]
         self._metrics.tokenized(now - started)
-        self._metrics.embedded(len(tokens), sum(lengths), sum(lost > 0 for lost in cut))
+        self._metrics.embedded(len(tokens), total, sum(lost > 0 for lost in cut))
         self._metrics.space.observe(vectors, [each.ids for each in tokens], cut)
         timing = Timing(now - started, _mean([row.waited for row in rows]), _mean([row.ran for row in rows]))
         characters = sum(len(text) for text in inputs if isinstance(text, str))
-        return Embeddings(vectors, lengths, cut, characters, timing)
+        return Embeddings(vectors, total, characters, timing)
 
     async def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[Tokens]:
         encoder = self.bundle.text_encoder

@@ -43,7 +43,7 @@ from encoding.errors import ClozeError, TextError, TextTooLong
 __all__ = [
     "ANSWERS",
     "ERROR_TYPES",
-    "INTERNAL",
+    "OPENAI",
     "Answer",
     "BackendFailed",
     "BadRequest",

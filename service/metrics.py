@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from service.errors import ANSWERS, ERROR_TYPES
 from service.space import Space
 
-__all__ = ["DROPPED", "REASONS", "ROUTES", "Metrics", "ModelMetrics", "Outcome", "Queue", "table"]
+__all__ = ["GONE", "REASONS", "ROUTES", "Metrics", "ModelMetrics", "Outcome", "Queue", "table"]
 
 Outcome = Literal["swapped", "unchanged", "failed"]
 

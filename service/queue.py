@@ -29,27 +29,22 @@ class _Batch(Generic[Entry]):
     max_padding: int
     entries: list[Entry] = field(default_factory=list)
     longest: int = 0
-    padding: int = 0
+    cost: int = 0  # without padding
 
     def room(self, cost: int) -> int:
         """How many more of this cost it may take; 0 of all beyond a cost that it may take none of."""
         longest = max(self.longest, cost)
-        padding = self._padding(longest)
-        if padding > self.max_padding:
+        spare = self.max_padding - (longest * len(self.entries) - self.cost)
+        if spare < 0:
             return 0
         count = max(0, self.max_cost // longest - len(self.entries))
-        return min(count, (self.max_padding - padding) // (longest - cost)) if longest > cost else count
+        return min(count, spare // (longest - cost)) if longest > cost else count
 
     def add(self, entries: list[Entry]) -> None:
-        """Add entries of one cost."""
-        longest = max(self.longest, entries[0].cost)
-        self.padding = self._padding(longest) + (longest - entries[0].cost) * len(entries)
-        self.longest = longest
+        for entry in entries:
+            self.longest = max(self.longest, entry.cost)
+            self.cost += entry.cost
         self.entries += entries
-
-    def _padding(self, longest: int) -> int:
-        """What its padding is with another longest."""
-        return self.padding + (longest - self.longest) * len(self.entries)
 
 
 @dataclass(slots=True)

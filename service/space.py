@@ -46,8 +46,8 @@ class Space:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def observe(self, vectors: NDArray[np.float32], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
-        """Take some of one request: its raw vectors (texts, dimension), each text's ids, and how many it lost."""
+    def observe(self, vectors: Sequence[NDArray[np.float32]], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
+        """Take some of one request: each text's raw vector (dimension,), its ids, and how many it lost."""
         if len(self) == self.capacity and self._random.random() >= self.share:
             return
         count = len(ids)

@@ -12,6 +12,7 @@ from encoding.errors import TextError
 from encoding.text import Direction
 from service.embedder import Embedder, Embeddings, Inputs
 from service.errors import BackendFailed, Empty, ErrorBody, Invalid, Late
+from service.metrics import GONE
 from service.models import Models
 from service.settings import Settings
 
@@ -104,9 +105,9 @@ async def embed(
         if type(error) is TextError and not isinstance(inputs[0], str):
             message = f"{message}. {SWITCH}"
         raise type(error)(message, position=error.position) from error
-    state["tokens"] = sum(found.tokens)
+    state["tokens"] = found.tokens
     request.app.state.tracing.stages(
-        begun, found.timing._asdict(), model=embedder.name, texts=len(inputs), tokens=state["tokens"]
+        begun, found.timing._asdict(), model=embedder.name, texts=len(inputs), tokens=found.tokens
     )
     return found
 
@@ -123,7 +124,7 @@ def report(found: Embeddings, request: Request, embedder: Embedder) -> dict[str,
         "x-compute-type": embedder.session.provider,
         "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
         "x-compute-characters": str(found.characters),
-        "x-compute-tokens": str(sum(found.tokens)),
+        "x-compute-tokens": str(found.tokens),
         "x-total-time": f"{ms['total']:.0f}",
         "x-tokenization-time": f"{ms['tokenize']:.0f}",
         "x-queue-time": f"{ms['queue']:.0f}",
@@ -150,7 +151,7 @@ async def attend(request: Request, work: Coroutine[Any, Any, Response]) -> Respo
             return working.result()
         if gone.done():
             request.app.state.metrics.dropped()
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=GONE)
         raise Late(
             f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
         )

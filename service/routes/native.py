@@ -1,7 +1,6 @@
 """text-embeddings-inference's own routes, and search: texts in; vectors, cosines, ranks or tokens out."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -93,39 +92,44 @@ async def _embed(body: EmbedRequest, request: Request) -> Response:
 
 async def _similarity(body: SimilarityRequest, request: Request) -> Response:
     options = body.parameters or Options()
-    texts, compare = _comparison(body.inputs)
+    texts, name, compare = _comparison(body.inputs)
     embedder = pick(request, body.model, options.model)
-    name = partial(_field, body.inputs)
     found = await embed(texts, request, embedder, options.truncate, options.direction, name)
     return await _answer(lambda: to_json(compare(found.vectors)), embedder, request, found)
 
 
-def _comparison(inputs: Sentences | Pairs | Lists) -> tuple[list[str], Callable[[Vectors], Array]]:
-    """The texts to embed, and what to make of their vectors. Raises Empty, Invalid."""
+def _comparison(
+    inputs: Sentences | Pairs | Lists,
+) -> tuple[list[str], Callable[[int], str], Callable[[Vectors], Array]]:
+    """The texts to embed, where in the body each of them stands, and what to make of their vectors.
+
+    Raises Empty, Invalid.
+    """
     match inputs:
-        case Pairs(pairs=[_, *_]):
-            texts = [text for pair in inputs.pairs for text in pair]
-            return texts, lambda vectors: pair_cosines(vectors[::2], vectors[1::2])
+        case Pairs(pairs=[_, *_] as pairs):
+            return (
+                [text for pair in pairs for text in pair],
+                lambda place: f"inputs.pairs[{place // 2}][{place % 2}]",
+                lambda vectors: pair_cosines(vectors[::2], vectors[1::2]),
+            )
         case Lists(source_sentences=[_, *_] as sources, sentences=[_, *_] as sentences):
             rows, cells = len(sources), len(sources) * len(sentences)
             if cells > CELLS:
                 raise Invalid(f"the two lists make {cells} cosines; at most {CELLS} are allowed: send shorter lists")
-            return [*sources, *sentences], lambda vectors: cosine_matrix(vectors[:rows], vectors[rows:])
+            return (
+                [*sources, *sentences],
+                lambda place: (
+                    f"inputs.source_sentences[{place}]" if place < rows else f"inputs.sentences[{place - rows}]"
+                ),
+                lambda vectors: cosine_matrix(vectors[:rows], vectors[rows:]),
+            )
         case Sentences(sentences=[_, *_] as sentences):
-            return [inputs.source_sentence, *sentences], cosines
+            return (
+                [inputs.source_sentence, *sentences],
+                lambda place: f"inputs.sentences[{place - 1}]" if place else "inputs.source_sentence",
+                cosines,
+            )
     raise Empty("a list in inputs is empty; send at least one text")
-
-
-def _field(inputs: Sentences | Pairs | Lists, place: int) -> str:
-    """Where in the body the text stands that `_comparison` gives at this place."""
-    match inputs:
-        case Pairs():
-            return f"inputs.pairs[{place // 2}][{place % 2}]"
-        case Lists(source_sentences=sources) if place < len(sources):
-            return f"inputs.source_sentences[{place}]"
-        case Lists(source_sentences=sources):
-            return f"inputs.sentences[{place - len(sources)}]"
-    return f"inputs.sentences[{place - 1}]" if place else "inputs.source_sentence"
 
 
 async def _search(body: SearchRequest, request: Request) -> Response:

@@ -136,7 +136,6 @@ async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
     embedder = pick(request, body.model)
     check_dimensions(body.dimensions, embedder)
     found = await embed(listed(body.input, request), request, embedder, body.truncate, body.direction)
-    tokens = sum(found.tokens)
 
     def write() -> bytes:
         """The parts as OpenAI orders them, rows written one by one."""
@@ -145,7 +144,7 @@ async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
             b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
             for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
         )
-        usage = orjson.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
+        usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
         return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(embedder.name), usage)
 
     content = await embedder.device.work(write)

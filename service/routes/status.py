@@ -15,7 +15,7 @@ from service.routes.native import CELLS, CHARACTERS, IDS
 from service.routes.schemas import Info, TemplateInfo
 from service.settings import Settings
 
-__all__ = ["probes", "router"]
+__all__ = ["probes", "ready", "router"]
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not ready; the text says why"}}
