@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final, Literal
 
 import torch
 from onnx import ModelProto, NodeProto, helper
@@ -22,12 +22,12 @@ from transformers import AttentionInterface
 from encoding.bundle import INPUTS, OUTPUT
 from training.encoder import SentenceEncoder
 from training.errors import ExportError
+from training.layers import BLOCKED, Form, WrittenOut, divided_attention, writable
 
 __all__ = ["fuse", "halve", "tidy", "trace"]
 
 ATTENTION: Final = "cloze_export"
-BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
-OPSET: Final = 18
+OPSETS: Final = {"rows": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions know the operators of 18
 EXAMPLE: Final = ("one", "two or three", "a somewhat longer text, so that both axes differ")
 HARMLESS: Final = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # torch's exporter about torch
@@ -35,17 +35,18 @@ HARMLESS: Final = (
 )
 
 
-def trace(encoder: SentenceEncoder) -> ModelProto:
+def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:
     """The whole of `encoder.forward` in evaluation mode, as a graph of standard operators.
 
-    Raises ExportError where its architecture cannot be traced.
+    `form` is one of `training.layers`, or `plain`: transformers' own layers, all rows of the last one. An architecture
+    unlike BERT's has no other. Raises ExportError where it cannot be traced at all.
     """
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()
     batch = encoder.prompt.text_encoder.batch(EXAMPLE)
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     try:
-        module = _Traced(encoder).eval()
+        module = _Traced(encoder, form).eval()
         with _plain_attention(encoder), _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
@@ -54,7 +55,7 @@ def trace(encoder: SentenceEncoder) -> ModelProto:
                 input_names=INPUTS,
                 output_names=(OUTPUT,),
                 dynamic_shapes=dict.fromkeys(INPUTS, axes),
-                opset_version=OPSET,
+                opset_version=OPSETS[form],
                 verbose=False,
             )
     except (torch.onnx.OnnxExporterError, ValueError, TypeError) as error:
@@ -102,34 +103,38 @@ def halve(model: ModelProto) -> ModelProto:
 class _Traced(nn.Module):
     """`SentenceEncoder.forward` in a form that exports well: the mask as an addend, the biases as a table."""
 
-    def __init__(self, encoder: SentenceEncoder) -> None:
+    def __init__(self, encoder: SentenceEncoder, form: Form | Literal["plain"]) -> None:
         super().__init__()
         self.encoder = encoder
+        self.read = _Plain(encoder) if form == "plain" or not writable(encoder.backbone) else WrittenOut(encoder, form)
         if encoder.prompt.denoising:
             lengths = torch.arange(encoder.prompt.text_encoder.text_tokens + 1)
             with torch.no_grad():
                 self.register_buffer("bias", encoder.template_bias(lengths))  # (text tokens + 1, d)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         prompt = self.encoder.prompt
-        words = self.encoder.words(input_ids, attention_mask, prompt)
-        vectors = prompt.read(self.encoder.hidden(words, blocked), attention_mask)
+        vectors = self.read(input_ids, attention_mask)
         bias = self.bias[prompt.lengths(attention_mask)] if prompt.denoising else None
         return self.encoder.finish(vectors, bias)
 
 
-def _divided_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any
-) -> tuple[Tensor, None]:
-    """Attention as the fusion knows it: scores (n, heads, L, L) divided by a constant, and not multiplied."""
-    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + attention_mask
-    return (torch.softmax(scores, dim=-1) @ value).transpose(1, 2), None
+class _Plain(nn.Module):
+    """`SentenceEncoder.read` by transformers' own layers."""
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
+        words = self.encoder.words(input_ids, attention_mask, self.encoder.prompt)
+        return self.encoder.prompt.read(self.encoder.hidden(words, blocked), attention_mask)
 
 
 @contextmanager
 def _plain_attention(encoder: SentenceEncoder) -> Iterator[None]:
-    AttentionInterface.register(ATTENTION, _divided_attention)
+    AttentionInterface.register(ATTENTION, divided_attention)
     former = encoder.backbone.config._attn_implementation
     encoder.backbone.set_attn_implementation(ATTENTION)
     try:

@@ -1,7 +1,6 @@
 """One training run: recipe -> corpus -> objective -> Trainer -> run folder; in each process that torchrun started."""
 
 import time
-from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -10,13 +9,13 @@ from transformers import EarlyStoppingCallback, set_seed
 from transformers.integrations import TensorBoardCallback
 
 from training.corpus import Corpus, read_corpus
+from training.dev import DevData
 from training.encoder import SentenceEncoder
 from training.errors import CorpusError, RecipeError, RunError
 from training.objective import Objective
 from training.objectives import OBJECTIVES
 from training.recipe import Recipe
 from training.run import Run
-from training.sts import Pairs, load_pairs
 from training.trainer import Interrupt, Journal, ObjectiveTrainer, OwnDropout, training_arguments
 
 __all__ = ["console", "fit", "prepare", "processes"]
@@ -35,13 +34,13 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
     """
     group = processes()
-    corpus, pairs, objective = prepare(recipe)
+    corpus, dev, objective = prepare(recipe)
     group.wait_for_everyone()  # until all have found the folder free
     with group.main_process_first():
         run.start(recipe, corpus)
         checkpoint = run.rewind(group.num_processes) if resume else None
-    arguments = training_arguments(recipe, run, dev=pairs is not None, resumed=checkpoint is not None)
-    trainer = ObjectiveTrainer(objective, pairs, args=arguments, train_dataset=corpus)
+    arguments = training_arguments(recipe, run, dev and dev.chooser, resumed=checkpoint is not None)
+    trainer = ObjectiveTrainer(objective, dev, args=arguments, train_dataset=corpus)
     interrupt = Interrupt()
     _add_callbacks(trainer, recipe, run, interrupt)
     began = time.monotonic()
@@ -52,7 +51,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     figures = {
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
-        "dev_spearman": trainer.state.best_metric,
+        "dev_score": trainer.state.best_metric,
         "loss": result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -61,14 +60,14 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     return True
 
 
-def prepare(recipe: Recipe) -> tuple[Corpus, Pairs | None, Objective]:
-    """Read the corpus and the dev pairs, then build the objective with seeded fresh weights."""
+def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
+    """Read the corpus and the dev data, then build the objective with seeded fresh weights."""
     _check_devices(recipe)
     kind = OBJECTIVES[recipe.method]
     if (len(recipe.columns) or 1) not in kind.columns:
         allowed = " or ".join(map(str, kind.columns))
         raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
-    pairs = load_pairs(Path(recipe.dev)) if recipe.dev else None
+    dev = DevData.load(recipe)
     corpus = read_corpus(
         recipe.corpus, recipe.columns, recipe.min_words, recipe.max_words, recipe.sentences, recipe.seed
     )
@@ -83,7 +82,7 @@ def prepare(recipe: Recipe) -> tuple[Corpus, Pairs | None, Objective]:
         final_period=recipe.final_period,
         denoising=False,  # whatever the parent served; a method that serves it says so
     )
-    return corpus, pairs, kind(encoder, recipe)
+    return corpus, dev, kind(encoder, recipe)
 
 
 def _check_devices(recipe: Recipe) -> None:

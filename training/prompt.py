@@ -34,7 +34,7 @@ class Prompt:
         assert index is not None, "a template read at the mask has one: Template.parse holds it. This is a bug."
         if index >= 0:
             return hidden[:, index]
-        rows = torch.arange(len(hidden), device=hidden.device)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len: tracing would take it for a constant
         return hidden[rows, attention_mask.sum(1) + index]
 
 

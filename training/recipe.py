@@ -22,6 +22,7 @@ from training.errors import RecipeError
 __all__ = [
     "LARGEST_SEED",
     "PRESETS",
+    "Positive",
     "Recipe",
     "choose_preset",
     "parse_value",
@@ -73,7 +74,12 @@ class Recipe(BaseModel):
         None,
         description="scored pairs that choose the best checkpoint: sts-dev.csv, or columns sentence1, sentence2, score",
     )
-    eval_steps: Positive = Field(125, description="score the dev pairs and save a checkpoint every so many steps")
+    dev_retrieval: tuple[str, ...] = Field(
+        (),
+        description="folders of collections to search, as BEIR lays them out; the checkpoint with the highest mean of "
+        "their nDCG@10 and of the dev pairs' correlation is the best",
+    )
+    eval_steps: Positive = Field(125, description="score the dev data and save a checkpoint every so many steps")
     patience: Positive | None = Field(
         None, description="stop after so many evaluations in a row without a better dev score; unset: never"
     )
@@ -92,7 +98,7 @@ class Recipe(BaseModel):
             raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
-        if self.patience is not None and self.dev is None:
+        if self.patience is not None and self.dev is None and not self.dev_retrieval:
             raise ValueError(f"patience is {self.patience} and counts dev scores; write dev, or remove patience")
         return self
 

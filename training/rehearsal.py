@@ -32,7 +32,7 @@ def dry_run(recipe: Recipe, steps: int = 2) -> None:
     with tempfile.TemporaryDirectory() as folder:
         update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1}
         short = recipe.model_copy(update=update)
-        arguments = training_arguments(short, Run(Path(folder)), dev=False)
+        arguments = training_arguments(short, Run(Path(folder)), chooser=None)
         arguments.save_strategy = SaveStrategy.NO
         result = ObjectiveTrainer(objective, None, args=arguments, train_dataset=corpus).train()
         seconds = result.metrics["train_runtime"] / steps

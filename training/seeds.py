@@ -58,7 +58,7 @@ def fit_seeds(recipe: Recipe, seeds: Sequence[int], folder: Path) -> bool:
         if not fit(recipes[seed], run, resume=run.recipe_file.is_file()):
             return False
     if processes().is_main_process:
-        figures = summary({seed: run.provenance()["dev_spearman"] for seed, run in runs.items()})
+        figures = summary({seed: run.provenance()["dev_score"] for seed, run in runs.items()})
         (folder / SUMMARY).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(_table(figures))
     return True
@@ -68,7 +68,7 @@ def summary(scores: Mapping[int, float]) -> dict[str, Any]:
     """Seed -> score to the content of seeds.json; one seed has no standard deviation."""
     values = list(scores.values())
     return {
-        "dev_spearman": {str(seed): score for seed, score in scores.items()},
+        "dev_score": {str(seed): score for seed, score in scores.items()},
         "mean": statistics.mean(values),
         "sd": statistics.stdev(values) if len(values) > 1 else None,
         "min": min(values),
@@ -96,7 +96,7 @@ def _table(figures: Mapping[str, Any]) -> Table:
     table = Table()
     table.add_column("seed")
     table.add_column("dev Spearman", justify="right")
-    for seed, score in figures["dev_spearman"].items():
+    for seed, score in figures["dev_score"].items():
         table.add_row(seed, f"{score:.2f}")
     table.add_section()
     spread = "" if figures["sd"] is None else f" ± {figures['sd']:.2f}"

@@ -1,4 +1,4 @@
-"""transformers' Trainer around an objective: named loss parts in the log, dev pairs as evaluation, a soft Ctrl-C."""
+"""transformers' Trainer around an objective: named loss parts in the log, dev data as evaluation, a soft Ctrl-C."""
 
 import math
 import signal
@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from training.cached import backward_in_chunks
+from training.dev import DevData
 from training.encoder import quiet
 from training.errors import RunError
 from training.gather import average_gradients
@@ -29,23 +30,22 @@ from training.objective import Objective
 from training.recipe import Recipe
 from training.run import Run
 from training.sampler import LengthGroupedSampler, NeighbourSampler
-from training.sts import Pairs, spearman
 
-__all__ = ["DEV_SCORE", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "training_arguments"]
+__all__ = ["DEV", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "training_arguments"]
 
-DEV_SCORE = "eval_dev_spearman"
+DEV = "eval_dev_"
 UNSHOWN = ("epoch", "total_flos")
 
 
 class ObjectiveTrainer(Trainer):
-    """Trains `objective`; its evaluation is Spearman's correlation x 100 of the encoder on scored pairs."""
+    """Trains `objective`; its evaluation is what the encoder scores on the dev data."""
 
-    def __init__(self, objective: Objective, pairs: Pairs | None, **keywords: Any) -> None:
-        super().__init__(model=objective, eval_dataset=pairs, data_collator=objective.views, **keywords)
+    def __init__(self, objective: Objective, dev: DevData | None, **keywords: Any) -> None:
+        super().__init__(model=objective, eval_dataset=dev, data_collator=objective.views, **keywords)
         self.remove_callback(ProgressCallback)
         self.add_callback(Progress())
         self.objective = objective
-        self.pairs = pairs
+        self.dev = dev
         self._parts: list[dict[str, Tensor]] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
@@ -96,10 +96,10 @@ class ObjectiveTrainer(Trainer):
             super()._save_checkpoint(*arguments, **keywords)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        assert self.pairs is not None, "evaluation is asked for only where there are dev pairs. This is a bug."
-        first = self.is_world_process_zero()
-        score = [spearman(self.objective.encoder.embed, self.pairs) if first else math.nan]
-        metrics = {DEV_SCORE: broadcast_object_list(score)[0]}  # so that all agree which checkpoint is best
+        assert self.dev is not None, "evaluation is asked for only where there is dev data. This is a bug."
+        scores = [self.dev.score(self.objective.encoder.embed) if self.is_world_process_zero() else {}]
+        broadcast_object_list(scores)  # so that all agree which checkpoint is best
+        metrics = {f"{DEV}{name}": score for name, score in scores[0].items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -179,8 +179,10 @@ class Interrupt(TrainerCallback):
         signal.signal(signal.SIGINT, self._former)
 
 
-def training_arguments(recipe: Recipe, run: Run, dev: bool, resumed: bool = False) -> TrainingArguments:
+def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: bool = False) -> TrainingArguments:
     """A recipe in the Trainer's words. One seed for all; the last, short batch of an epoch is dropped.
+
+    `chooser` is the dev figure that chooses a checkpoint; None without dev data.
 
     Under torchrun each batch is split, so that the processes together see what one would see alone.
     """
@@ -207,15 +209,15 @@ def training_arguments(recipe: Recipe, run: Run, dev: bool, resumed: bool = Fals
         logging_strategy="steps",
         logging_steps=recipe.log_steps,
         logging_nan_inf_filter=False,
-        eval_strategy="steps" if dev else "no",
+        eval_strategy="steps" if chooser else "no",
         eval_steps=recipe.eval_steps,
-        eval_on_start=dev and not resumed,
+        eval_on_start=bool(chooser) and not resumed,
         save_strategy="steps",
         save_steps=recipe.eval_steps,
         save_total_limit=2,
-        load_best_model_at_end=dev,
+        load_best_model_at_end=bool(chooser),
         restore_callback_states_from_checkpoint=recipe.patience is not None,
-        metric_for_best_model=DEV_SCORE if dev else None,
-        greater_is_better=True if dev else None,
+        metric_for_best_model=DEV + chooser if chooser else None,
+        greater_is_better=True if chooser else None,
         report_to=[],
     )

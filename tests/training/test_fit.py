@@ -122,7 +122,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, wor
     scores = {entry["step"]: entry["eval_dev_spearman"] for entry in log if "eval_dev_spearman" in entry}
     provenance = json.loads((killed / "run.json").read_text(encoding="utf-8"))
     assert sorted(scores) == list(range(0, STEPS + 1, 5))
-    assert provenance["dev_spearman"] == max(score for step, score in scores.items() if step)
+    assert provenance["dev_score"] == max(score for step, score in scores.items() if step)
     assert provenance["steps"] == STEPS
     assert provenance["seeds"] == [42]
     assert "finished; nothing to do" in run("--resume", killed)

@@ -26,7 +26,7 @@ def test_a_run_a_seed_and_the_spread_of_their_scores(
     assert main([*words, "--out", str(out), "--seeds", "0-1", "7"]) == 0
     found = json.loads((out / "seeds.json").read_text(encoding="utf-8"))
     runs = {seed: json.loads((out / f"seed-{seed}" / "run.json").read_text(encoding="utf-8")) for seed in (0, 1, 7)}
-    assert found["dev_spearman"] == {str(seed): run["dev_spearman"] for seed, run in runs.items()}
+    assert found["dev_score"] == {str(seed): run["dev_score"] for seed, run in runs.items()}
     assert [run["seeds"] for run in runs.values()] == [[0], [1], [7]]
     assert len({(out / f"seed-{seed}" / "model" / "model.safetensors").read_bytes() for seed in runs}) == 3
     table = capsys.readouterr().err
@@ -77,7 +77,7 @@ def test_seeds_are_numbers_and_ranges() -> None:
 
 def test_the_summary_is_mean_sample_deviation_and_extremes() -> None:
     assert summary({0: 78.0, 3: 80.0, 4: 79.0}) == {
-        "dev_spearman": {"0": 78.0, "3": 80.0, "4": 79.0},
+        "dev_score": {"0": 78.0, "3": 80.0, "4": 79.0},
         "mean": 79.0,
         "sd": 1.0,  # divided by n - 1
         "min": 78.0,

@@ -1,17 +1,23 @@
 """Distillation: match a teacher's sentence vectors, so that a good sentence encoder learns to speak at [MASK].
 
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
-between teacher's and student's distributions of similarity over the batch. Signs carry little of a sentence's meaning
-and sway a vector all the same: a teacher that sees words only, and a student that sees some texts without signs, learn
-the vector of what is said.
+between teacher's and student's distributions of similarity over the batch. The teacher's vector of a text is the sum
+of what it gives for several views of it. Punctuation carries little of a sentence's meaning and sways a vector all the
+same, so one view has words only; long texts blur a teacher of sentences, so others have windows of them.
+
+Of sentences alone a student learns nothing about search. So some become passages, joined with the sentences after them,
+and some become queries, a few of their words; a batch holds all three, of the same places in the corpus.
 """
 
+import random
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Final, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -23,11 +29,20 @@ from training.errors import RecipeError
 from training.gather import gather
 from training.losses import cosine_distance, similarity_divergence
 from training.objective import Objective, View, view
-from training.recipe import Recipe
+from training.prompt import Prompt
+from training.recipe import Positive, Recipe
+from training.trimmed import encode_trimmed
 
-__all__ = ["Distill", "DistillRecipe"]
+__all__ = ["Distill", "DistillRecipe", "search_text", "windows", "words_only"]
 
 Weight = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TeacherView = Literal["text", "words", "text-windows", "words-windows"]
+
+QUERY_WORDS: Final = 9  # of a query made from a sentence, at most
+QUESTION_SHARE: Final = 0.25  # of the queries: given a question word
+BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
+QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
 
 class DistillRecipe(Recipe):
@@ -37,22 +52,52 @@ class DistillRecipe(Recipe):
     teacher: str = Field(description="encoder to match: a local folder or a hub name")
     teacher_template: str = Field("[X]", description="words around the teacher's text")
     teacher_read_out: ReadOut = Field("mean", description="where the teacher's vector is read: mask, cls or mean")
+    teacher_views: tuple[TeacherView, ...] = Field(
+        ("text",),
+        min_length=1,
+        description="what the teacher sees of a text, its vector being the sum: text; words, without punctuation; and "
+        "of one longer than teacher_window, text-windows and words-windows",
+    )
+    teacher_window: Positive = Field(
+        80, description="words of the parts in which the teacher sees a long text, at most"
+    )
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
-    teacher_words_only: bool = Field(False, description="show the teacher a text's words and a period, no other signs")
-    words_only_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="share of the texts of which the student, too, sees the words only, and no period"
+    words_only_share: Share = Field(
+        0.0, description="share of the texts of which the student sees the words only, without punctuation"
+    )
+    passage_share: Share = Field(
+        0.0,
+        description="share of the sentences that become passages, joined with others of their run of neighbours",
+    )
+    query_share: Share = Field(
+        0.0, description="share of the sentences that become short queries, a few of their words"
     )
 
     @model_validator(mode="after")
     def _weights(self) -> Self:
+        if not {"text", "words"} & set(self.teacher_views):
+            raise ValueError("teacher_views has windows only, which short texts have not; add text or words")
         if self.cosine_weight == self.divergence_weight == 0:
             raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
         try:
             Template.parse(self.teacher_template, self.teacher_read_out)
         except TemplateError as error:
             raise ValueError(f"teacher_template: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        if self.passage_share + self.query_share > 1:
+            raise ValueError(
+                f"passage_share is {self.passage_share} and query_share {self.query_share}; together at most 1"
+            )
+        if self.passage_share and (self.neighbours == 1 or self.batch_size % self.neighbours):
+            raise ValueError(
+                f"passage_share is {self.passage_share}, and a passage is made of a run of neighbours: write "
+                f"neighbours = 8, say, and batch_size as a multiple of it (found {self.neighbours}, {self.batch_size})"
+            )
         return self
 
 
@@ -71,22 +116,44 @@ class Distill(Objective):
                 f"teacher {recipe.teacher!r} has {teacher.dimension} dimensions and the encoder {encoder.dimension}; "
                 "choose a teacher of the same width, or cosine_weight = 0"
             )
+        if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
+            for each in (encoder, teacher):
+                each.backbone.set_attn_implementation("eager")
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
         self.teacher_prompt = teacher.make_prompt(
             recipe.teacher_template, min(recipe.max_tokens, teacher.reading.max_tokens)
         )
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        texts = [text for (text,) in rows]
-        seen = [words_only(text) if _share(text) < self.recipe.words_only_share else text for text in texts]
-        taught = [f"{words_only(text)}." for text in texts] if self.recipe.teacher_words_only else texts
-        return {"student": view(self.prompt, seen), "teacher": view(self.teacher_prompt, taught)}
+        """`teacher` has a row for each part it sees, with the `text` it is of and its `weight` in that vector."""
+        recipe = self.recipe
+        sentences = [text for (text,) in rows]
+        runs = [sentences[first : first + recipe.neighbours] for first in range(0, len(rows), recipe.neighbours)]
+        texts = [
+            search_text(run, place, recipe.passage_share, recipe.query_share)
+            for run in runs
+            for place in range(len(run))
+        ]
+        seen = [words_only(text) if _share(text) < recipe.words_only_share else text for text in texts]
+        parts = [(place, part, weight) for place, text in enumerate(texts) for part, weight in self._taught(text)]
+        places, taught, weights = zip(*parts, strict=True)
+        teacher = view(self.teacher_prompt, taught) | {"text": torch.tensor(places), "weight": torch.tensor(weights)}
+        return {"student": view(self.prompt, seen), "teacher": teacher}
+
+    def _taught(self, text: str) -> Iterator[tuple[str, float]]:
+        """The parts of a text that the teacher sees, and the weight of each: 1 for all of one view together."""
+        parts = windows(text, self.recipe.teacher_window)
+        for kind in self.recipe.teacher_views:
+            if kind in ("text", "words"):
+                yield text if kind == "text" else _spoken(text), 1.0
+            elif len(parts) > 1:
+                shown = parts if kind == "text-windows" else map(_spoken, parts)
+                yield from ((part, 1 / len(parts)) for part in shown)
 
     def forward(self, student: View, teacher: View) -> dict[str, Tensor]:
         self.encoder.eval()
-        vectors = self.encoder(**student, prompt=self.prompt)  # (n, d)
-        with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
-            targets = self._teacher[0].to(vectors.device)(**teacher, prompt=self.teacher_prompt)
+        vectors = self._encode(self.encoder, self.prompt, student)  # (n, d)
+        targets = self._targets(teacher, vectors)
         vectors, targets = gather(vectors), gather(targets)  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
@@ -97,10 +164,62 @@ class Distill(Objective):
         loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
 
+    @torch.no_grad()
+    def _targets(self, teacher: View, like: Tensor) -> Tensor:
+        """The teacher's vectors, (n, teacher's d): the weighted sum of its parts' unit vectors."""
+        encoder = self._teacher[0].to(like.device)
+        units = F.normalize(self._encode(encoder, self.teacher_prompt, teacher), dim=-1)
+        units = units * teacher["weight"].unsqueeze(1)
+        return units.new_zeros(len(like), encoder.dimension).index_add_(0, teacher["text"], units)
+
+    @staticmethod
+    def _encode(encoder: SentenceEncoder, prompt: Prompt, view: View) -> Tensor:
+        return encode_trimmed(partial(encoder, prompt=prompt), view["input_ids"], view["attention_mask"])
+
+
+def search_text(run: Sequence[str], place: int, passage_share: float, query_share: float) -> str:
+    """What the sentence at `place` of a run of consecutive ones is trained as: itself, a passage or a query.
+
+    The sentence alone decides, so that a resumed run makes the same choices.
+    """
+    sentence = run[place]
+    chance = random.Random(zlib.crc32(sentence.encode()))
+    kind = chance.random()
+    if kind < passage_share:
+        count = chance.randint(2, max(2, len(run)))
+        first = max(0, min(place, len(run) - count))
+        return " ".join(run[first : first + count])
+    return _query(sentence, chance) if kind < passage_share + query_share else sentence
+
+
+def windows(text: str, longest: int) -> list[str]:
+    """A text's words in as few parts of at most `longest` words as there can be, of like size."""
+    words = text.split()
+    count = max(1, -(-len(words) // longest))
+    size = max(1, -(-len(words) // count))
+    return [" ".join(words[first : first + size]) for first in range(0, len(words), size)] or [text]
+
 
 def words_only(text: str) -> str:
     """The words without punctuation and other signs; a text that has no words stays as it is."""
     return " ".join(re.findall(r"\w+", text)) or text
+
+
+def _spoken(text: str) -> str:
+    """The words, as one sentence."""
+    return f"{words_only(text)}."
+
+
+def _query(sentence: str, chance: random.Random) -> str:
+    """A few consecutive words, as someone would type them."""
+    words = sentence.split()
+    count = chance.randint(1, QUERY_WORDS)
+    first = chance.randrange(max(1, len(words) - count))
+    query = " ".join(words[first : first + count])
+    form = chance.random()
+    if form < QUESTION_SHARE:
+        return f"{chance.choice(QUESTIONS)} {query}{chance.choice(('', '?', '?'))}"
+    return query.strip(".,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
 
 
 def _share(text: str) -> float:

@@ -1,0 +1,102 @@
+"""BERT's and RoBERTa's layers written out for export, the last one for the row that is read only.
+
+Of the other tokens the last layer needs keys and values, no more. Two forms give the same vectors:
+
+- `rows`, for the CPU: all tokens of a batch are the rows of one matrix (n·L, d), and attention is ONNX's own operator,
+  which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases go: a key's adds the same to all
+  scores of a query, which the softmax does not see, and a value's passes through weights that sum to 1, so it joins the
+  next one;
+- `fusible`, for GPUs: (n, L, d) throughout, and attention in the parts that ONNX Runtime's fusion joins.
+"""
+
+from typing import Any, Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from training.encoder import SentenceEncoder
+
+__all__ = ["BLOCKED", "Form", "WrittenOut", "divided_attention", "writable"]
+
+BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
+
+Form = Literal["rows", "fusible"]
+
+
+def writable(backbone: PreTrainedModel) -> bool:
+    """Whether the backbone's layers are built as BERT's and RoBERTa's are."""
+    layers = getattr(getattr(backbone, "encoder", None), "layer", None)
+    return bool(layers) and hasattr(layers[-1], "feed_forward_chunk") and hasattr(layers[-1].attention.self, "query")
+
+
+class WrittenOut(nn.Module):
+    """What `SentenceEncoder.read` gives by the encoder's own prompt, in evaluation mode."""
+
+    def __init__(self, encoder: SentenceEncoder, form: Form) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.form = form
+        for number, layer in enumerate(encoder.backbone.encoder.layer):
+            dense, value = layer.attention.output.dense, layer.attention.self.value
+            self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ value.bias).detach())  # (d)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids and their mask (n, L) -> vectors (n, d)."""
+        prompt = self.encoder.prompt
+        n, length = input_ids.shape
+        blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
+        states = self._embeddings(input_ids, attention_mask)  # (n, L, d)
+        everywhere, layer = blocked, self._fusible_layer
+        if self.form == "rows":
+            everywhere, layer = blocked.expand(n, 1, length, length), self._rows_layer
+            states = states.flatten(0, 1)  # (n·L, d)
+        last = len(self.encoder.backbone.encoder.layer) - 1
+        for number in range(last):
+            states = layer(number, states, states, everywhere)
+        if prompt.read_out == "mean":  # of all rows
+            states = layer(last, states, states, everywhere)
+            return prompt.read(states.view(n, length, states.shape[-1]), attention_mask)
+        read = prompt.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
+        if self.form == "rows":
+            return layer(last, read, states, blocked)
+        return layer(last, read.unsqueeze(1), states, blocked).squeeze(1)
+
+    def _embeddings(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        words = self.encoder.words(input_ids, attention_mask, self.encoder.prompt)
+        return self.encoder.backbone.embeddings(**{"input_ids" if words.dim() == 2 else "inputs_embeds": words})
+
+    def _fusible_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
+        """One layer's output (n, Q, d) for `queries`, which attend to `states` (n, L, d)."""
+        layer = self.encoder.backbone.encoder.layer[number]
+        attention = layer.attention.self
+
+        def heads(rows: Tensor) -> Tensor:  # (n, heads, Q or L, d / heads)
+            return rows.view(*rows.shape[:-1], attention.num_attention_heads, -1).transpose(1, 2)
+
+        query, key, value = attention.query(queries), attention.key(states), attention.value(states)
+        context, _ = divided_attention(attention, heads(query), heads(key), heads(value), blocked)
+        return layer.feed_forward_chunk(layer.attention.output(context.reshape(queries.shape), queries))
+
+    def _rows_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
+        """The same for queries (n·Q, d) and states (n·L, d)."""
+        layer = self.encoder.backbone.encoder.layer[number]
+        attention, output = layer.attention.self, layer.attention.output
+        n, _, count, length = blocked.shape
+        width, heads = queries.shape[-1], int(attention.num_attention_heads)
+        query = attention.query(queries).view(n, count, width)
+        key = (states @ attention.key.weight.T).view(n, length, width)
+        value = (states @ attention.value.weight.T).view(n, length, width)
+        context, *_ = torch.onnx.ops.attention(query, key, value, blocked, q_num_heads=heads, kv_num_heads=heads)
+        bias = self.get_buffer(f"bias_{number}")
+        dense = F.linear(context.view(queries.shape), output.dense.weight, bias)
+        return layer.feed_forward_chunk(output.LayerNorm(dense + queries))
+
+
+def divided_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any
+) -> tuple[Tensor, None]:
+    """Attention as the fusion knows it: scores (n, heads, L, L) divided by a constant, and not multiplied."""
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + attention_mask
+    return (torch.softmax(scores, dim=-1) @ value).transpose(1, 2), None
