@@ -117,8 +117,7 @@ class Distill(Objective):
                 "choose a teacher of the same width, or cosine_weight = 0"
             )
         if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
-            for each in (encoder, teacher):
-                each.backbone.set_attn_implementation("eager")
+            encoder.backbone.set_attn_implementation("eager")
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
         self.teacher_prompt = teacher.make_prompt(
             recipe.teacher_template, min(recipe.max_tokens, teacher.reading.max_tokens)
