@@ -1,6 +1,7 @@
 # make serve           the shipped model on 127.0.0.1:8080
 # make test            every test          make check   lint and types
 # make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
+# make reference       the vectors of the shipped model that the tests hold every machine to
 # make methods         every method from one parent, side by side: benchmarks/methods.md (hours on two cores)
 # make lock            resolve all versions again
 
@@ -14,7 +15,7 @@ PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 STS    := $(DATA)/senteval/downstream
 
-.PHONY: serve check test default-model methods lock clean
+.PHONY: serve check test default-model reference methods lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -34,6 +35,9 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 256 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
+
+reference: .venv/dev
+	$(BIN)/python tests/reference/vectors.py
 
 methods: .venv/dev $(PARENT)
 	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \

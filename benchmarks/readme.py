@@ -4,11 +4,16 @@ python benchmarks/readme.py
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import graphs
 import throughput
 
 from encoding.bundle import Bundle
+from training.evaluate.suite import search_columns
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -22,30 +27,38 @@ BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of fi
 def with_figures(page: str) -> str:
     """The page with the tables as they must be."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{scores()}\n\n{speeds()}\n\n{soak()}\n\n{END}{rest.split(END)[1]}"
+    parts = (scores(COLUMNS), search(), graph_speeds(), speeds(), soak())
+    text = "\n\n".join(parts)
+    return f"{before}{BEGIN}\n{text}\n\n{END}{rest.split(END)[1]}"
 
 
-def scores() -> str:
-    """The seven STS tasks: the shipped graph, the same before quantisation, its parent."""
+def scores(columns: Sequence[str]) -> str:
+    """Figures of the shipped graph, of the same before quantisation, and of its parent."""
     bundle = Bundle.load(MODEL)
     size = bundle.graph("int8").stat().st_size / 1e6
     rows = {
         f"**cloze-mini**, int8, {size:.1f} MB, [MASK]": bundle.spec.provenance.scores["int8"],
         "cloze-mini before quantisation, fp32, [MASK]": bundle.spec.provenance.scores["fp32"],
-        "its parent all-MiniLM-L6-v2, fp32, mean": json.loads(PARENT.read_text(encoding="utf-8"))["scores"][
-            "torch fp32"
-        ],
+        "its parent all-MiniLM-L6-v2, fp32, mean": parent(),
     }
-    lines = [f"| | {' | '.join(COLUMNS)} |", "| --- |" + " ---: |" * len(COLUMNS)]
+    lines = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(f'{row[column]:.2f}' for column in COLUMNS)} |")
+        lines.append(f"| {name} | {' | '.join(f'{row[column]:.2f}' for column in columns)} |")
     return "\n".join(lines)
 
 
+def search() -> str:
+    return scores(search_columns([parent()]))
+
+
+def graph_speeds() -> str:
+    results = _results(graphs)
+    return f"{graphs.table(results)}\n\n{results['texts']}, in process, {results['machine']}; {_versions(results)}."
+
+
 def speeds() -> str:
-    results = json.loads(throughput.RESULTS.read_text(encoding="utf-8"))
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return f"{throughput.table(results)}\n\n{results['texts']}, {results['machine']}; {versions}."
+    results = _results(throughput)
+    return f"{throughput.table(results)}\n\n{results['texts']}, {results['machine']}; {_versions(results)}."
 
 
 def soak() -> str:
@@ -58,6 +71,21 @@ def soak() -> str:
         f"{requests['lost']} lost; {found['checked']:,} rows held against the idle service's, {len(found['wrong'])} "
         f"wrong; the server's memory {before:.0f} MB after the first minute, {after:.0f} at the end."
     )
+
+
+def parent() -> dict[str, float]:
+    """The parent's figures, as `python -m training.evaluate --json` wrote them."""
+    found: dict[str, float] = json.loads(PARENT.read_text(encoding="utf-8"))["scores"]["torch fp32"]
+    return found
+
+
+def _results(benchmark: ModuleType) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def _versions(results: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in results["versions"].items())
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results" / "throughput.json"
 PACKAGES = ("onnxruntime", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy")
 
+VECTOR_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
+
 Contender = Callable[[Sequence[str]], object]
 
 
@@ -112,9 +114,11 @@ def table(results: dict[str, Any]) -> str:
 
 
 def processor() -> str:
+    """The CPU's name, and which of the vector extensions it has that int8 arithmetic uses."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    vectors = [flag for flag in VECTOR_FLAGS if flag in found.get("flags", "").split()]
+    return f"{found.get('model name') or platform.processor()} ({', '.join(vectors) or 'no AVX2'})"
 
 
 def main() -> None:

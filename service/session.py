@@ -16,6 +16,7 @@ from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from encoding.text import Batch
 from service.cpu import available_cpus
 from service.errors import BackendFailed, SessionError
+from service.race import fastest
 from service.settings import PrecisionChoice, ProviderChoice
 
 __all__ = ["PROFILES", "Profile", "Provider", "Session"]
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 class Profile:
     """What suits one provider: its name in ONNX Runtime, its precisions, best first, and its batch.
 
+    Of `raced` precisions the fastest here is the best; the others follow in order.
     `batch_tokens` is the size, padding included, from which on a larger batch is no faster. `batch_padding` is what a
     batch costs beside its tokens, in tokens: more padding costs more than one more batch. On the CPU both are for each
     thread.
@@ -39,6 +41,7 @@ class Profile:
     precisions: tuple[Precision, ...]
     batch_tokens: int
     batch_padding: int
+    raced: tuple[Precision, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
 
 
@@ -53,7 +56,13 @@ PROFILES: Final[dict[Provider, Profile]] = {
             ("use_tf32", "0"),  # whoever asks for fp32 gets it
         ),
     ),
-    "cpu": Profile("CPUExecutionProvider", precisions=("fp32", "int8", "fp16"), batch_tokens=256, batch_padding=16),
+    "cpu": Profile(
+        "CPUExecutionProvider",
+        precisions=("fp32", "int8", "fp16"),
+        batch_tokens=256,
+        batch_padding=16,
+        raced=("fp32", "int8"),
+    ),
 }
 
 
@@ -85,16 +94,25 @@ class Session:
         the bundle has no graph of that precision.
         """
         for candidate in _candidates(provider):
-            chosen = _precision(bundle, candidate) if precision == "auto" else precision
-            session = _open(bundle, candidate, chosen, threads or available_cpus())
-            if session is not None:
-                _check(session, bundle, chosen)
-                return cls(session, candidate, chosen, bundle.spec.dimension)
+            choices = _choices(bundle, candidate) if precision == "auto" else (precision,)
+            found = [cls._load(bundle, candidate, choice, threads or available_cpus()) for choice in choices]
+            sessions = [session for session in found if session is not None]
+            if sessions:
+                return sessions[0] if len(sessions) == 1 else fastest(sessions, bundle.text_encoder, bundle.name)
         raise SessionError(
             "provider is cuda, and ONNX Runtime cannot use CUDA here "
             f"(it offers {', '.join(ort.get_available_providers())}); install `cloze[gpu]` where there is an "
             "NVIDIA driver, or choose the provider auto or cpu"
         )
+
+    @classmethod
+    def _load(cls, bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> Self | None:
+        """None where the provider is not there."""
+        session = _open(bundle, provider, precision, threads)
+        if session is None:
+            return None
+        _check(session, bundle, precision)
+        return cls(session, provider, precision, bundle.spec.dimension)
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Raises BackendFailed where the graph fails or gives a vector that is not finite."""
@@ -128,8 +146,11 @@ def _candidates(provider: ProviderChoice) -> tuple[Provider, ...]:
     return ("cuda", "cpu") if provider == "auto" else (provider,)
 
 
-def _precision(bundle: Bundle, provider: Provider) -> Precision:
-    return next(precision for precision in PROFILES[provider].precisions if precision in bundle.precisions)
+def _choices(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
+    """The precisions to choose among by a race, or the best one."""
+    profile = PROFILES[provider]
+    there = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
+    return tuple(precision for precision in there if precision in profile.raced) or there[:1]
 
 
 def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession | None:
@@ -176,7 +197,7 @@ def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # one plan is kept for every shape, and shapes are endless
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with the tokenizer
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # between batches the tokenizer has the cores
     if provider == "cpu":
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # not in the arena

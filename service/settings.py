@@ -53,7 +53,7 @@ class Settings(BaseSettings):
 
     bundle: Path = Field(description="folder of one bundle, or of several, each then served under its folder's name")
     model: str = Field("", description="model that answers where a request names none; needed where there are several")
-    precision: PrecisionChoice = Field("auto", description="graph to run; auto takes the best that is there")
+    precision: PrecisionChoice = Field("auto", description="graph to run; auto takes the fastest here")
     provider: ProviderChoice = Field("auto", description="where to run it; auto takes CUDA if there is one")
     threads: int = Field(0, ge=0, le=1024, description="threads of the CPU graph; 0 takes the CPUs the process may use")
     tokenizer_threads: int = Field(

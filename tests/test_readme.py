@@ -20,7 +20,9 @@ def test_the_figures_are_those_of_the_model_and_the_benchmark() -> None:
 
 def test_the_shipped_model_meets_its_bar() -> None:
     bundle = Bundle.load(MODEL)
-    assert bundle.spec.provenance.scores["int8"]["Avg."] >= 79.3
+    scores = bundle.spec.provenance.scores["int8"]
+    assert scores["Avg."] >= 80.0
+    assert scores["STS-B dev"] >= 86.5
     assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) <= 30_000_000
     learnt_from = {source.name for source in bundle.spec.provenance.data}
     assert learnt_from == {"enwiki_sentences.txt", "enwikinews_sentences.txt"}  # nothing for research only
@@ -32,7 +34,7 @@ async def test_the_call_it_shows_gives_the_answer_it_shows() -> None:
     async with open_client(create_app(Settings(bundle=MODEL))) as http:
         response: httpx.Response = await http.post(path, json=body)
     assert response.status_code == 200
-    assert response.json() == pytest.approx(answer, abs=5e-3)  # int8 arithmetic differs a little between processors
+    assert response.json() == pytest.approx(answer, abs=5e-4)
 
 
 def shown() -> tuple[str, object, list[float]]:

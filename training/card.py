@@ -7,6 +7,7 @@ from typing import Any
 
 from encoding.bundle import GRAPHS, Provenance, Reading
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.evaluate.suite import search_columns
 
 __all__ = ["model_card", "parent_licence"]
 
@@ -91,12 +92,19 @@ def _figures(provenance: Provenance, sizes: dict[str, int]) -> str:
     if not provenance.scores:
         missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
         return f"Not scored: the export was given no evaluation data.{missing}"
-    columns = (*STS_TASKS, "Avg.", *DEV_TASKS)
+    similarity = _table(provenance, sizes, (*STS_TASKS, "Avg.", *DEV_TASKS))
+    text = f"Spearman ×100, 'all' aggregation, measured on the graphs themselves.\n\n{similarity}"
+    if columns := search_columns(provenance.scores.values()):
+        text += f"\n\nSearch by cosine, ×100.\n\n{_table(provenance, sizes, columns)}"
+    return text
+
+
+def _table(provenance: Provenance, sizes: dict[str, int], columns: Sequence[str]) -> str:
     rows = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     for precision, scores in provenance.scores.items():
         where = precision if precision in sizes else f"{precision} (not in this bundle)"
         rows.append(f"| {where} | {' | '.join(f'{scores[column]:.2f}' for column in columns)} |")
-    return "Spearman ×100, 'all' aggregation, measured on the graphs themselves.\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _training(provenance: Provenance) -> str:

@@ -66,24 +66,21 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
     return tidy(program.model_proto)
 
 
-def fuse(model: ModelProto, encoder: SentenceEncoder, separate: bool = False) -> ModelProto:
-    """Join `model`'s operators into ONNX Runtime's own: attention, skip + layer norm, bias + GELU.
+def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
+    """Join the operators of a `fusible` graph into ONNX Runtime's own: attention, skip + layer norm, bias + GELU.
 
-    `separate` leaves the matrix products of queries, keys and values outside attention, where `quantise` finds them.
-    Raises ExportError unless every layer is fused.
+    The last layer's attention stays as it is where only one row is read. Raises ExportError unless all else is fused.
     """
     config = encoder.backbone.config
     copy = ModelProto()
     copy.CopyFrom(model)
     _part_unsqueeze(copy)
-    options = FusionOptions("bert")
-    options.use_multi_head_attention = separate
     with _quiet():
-        fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, options)
+        fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
     layers = config.num_hidden_layers
-    attention = "MultiHeadAttention" if separate else "Attention"
-    wanted = {attention: layers, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
+    whole = layers if encoder.prompt.read_out == "mean" or not writable(encoder.backbone) else layers - 1
+    wanted = {"Attention": whole, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
     found = {name: len(fused.get_nodes_by_op_type(name)) for name in wanted}
     if found != wanted:
         raise ExportError(f"fusion is incomplete: {found} where {wanted} was due")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from training.encoder import SentenceEncoder
 
-__all__ = ["BLOCKED", "Form", "WrittenOut", "divided_attention", "writable"]
+__all__ = ["BLOCKED", "Form", "WrittenOut", "divided_attention", "one_row", "writable"]
 
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
 
@@ -29,6 +29,14 @@ def writable(backbone: PreTrainedModel) -> bool:
     """Whether the backbone's layers are built as BERT's and RoBERTa's are."""
     layers = getattr(getattr(backbone, "encoder", None), "layer", None)
     return bool(layers) and hasattr(layers[-1], "feed_forward_chunk") and hasattr(layers[-1].attention.self, "query")
+
+
+def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
+    """Parts of the names of the matrices that `rows` multiplies one row a text by: the last layer's, and a head's."""
+    if encoder.prompt.read_out == "mean" or not writable(encoder.backbone):
+        return (".head.",)
+    last = len(encoder.backbone.encoder.layer) - 1
+    return f".encoder.layer.{last}.", ".head."
 
 
 class WrittenOut(nn.Module):
@@ -72,12 +80,16 @@ class WrittenOut(nn.Module):
         layer = self.encoder.backbone.encoder.layer[number]
         attention = layer.attention.self
 
-        def heads(rows: Tensor) -> Tensor:  # (n, heads, Q or L, d / heads)
-            return rows.view(*rows.shape[:-1], attention.num_attention_heads, -1).transpose(1, 2)
+        def heads(projection: nn.Linear, rows: Tensor) -> Tensor:  # (n, heads, Q or L, d / heads)
+            return projection(rows).view(*rows.shape[:-1], -1, attention.attention_head_size).transpose(1, 2)
 
-        query, key, value = attention.query(queries), attention.key(states), attention.value(states)
-        context, _ = divided_attention(attention, heads(query), heads(key), heads(value), blocked)
-        return layer.feed_forward_chunk(layer.attention.output(context.reshape(queries.shape), queries))
+        query, key, value = (
+            heads(attention.query, queries),
+            heads(attention.key, states),
+            heads(attention.value, states),
+        )
+        context, _ = divided_attention(attention, query, key, value, blocked)
+        return layer.feed_forward_chunk(layer.attention.output(context.reshape(*queries.shape[:-1], -1), queries))
 
     def _rows_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
         """The same for queries (n·Q, d) and states (n·L, d)."""

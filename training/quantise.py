@@ -7,7 +7,7 @@ every CPU too. For that the weights keep to 7 bits: products of unsigned by sign
 16 bits that AVX2 and SSE have for them; unsigned weights do not, and take half as long again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -29,16 +29,16 @@ TINY: Final = 1e-30  # a row of zeros is divided by this
 Tensors = dict[str, NDArray[np.generic]]
 
 
-def quantise(model: ModelProto) -> ModelProto:
+def quantise(model: ModelProto, kept: Sequence[str] = ()) -> ModelProto:
     """A copy of `model` whose constant matrix products and word embeddings are int8.
 
     Changed are a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
-    constant table.
+    constant table; but for a matrix in whose name one of `kept` stands.
     """
     quantised = ModelProto()
     quantised.CopyFrom(model)
     graph = quantised.graph
-    nodes, tensors = _Quantiser(graph).run()
+    nodes, tensors = _Quantiser(graph, kept).run()
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items())
     del graph.node[:]
     graph.node.extend(nodes)
@@ -55,7 +55,8 @@ def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[
 class _Quantiser:
     """Walks a graph once; rows that several products share are quantised once."""
 
-    def __init__(self, graph: GraphProto) -> None:
+    def __init__(self, graph: GraphProto, kept: Sequence[str]) -> None:
+        self.kept = kept
         self.nodes = list(graph.node)
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         self.makers = {output: node for node in self.nodes for output in node.output}
@@ -95,6 +96,8 @@ class _Quantiser:
         """The constant (k, n) that a node multiplies by; None where it is no such product."""
         if node.op_type not in ("Gemm", "MatMul") or node.input[1] not in self.weights:
             return None
+        if any(part in node.input[1] for part in self.kept):
+            return None
         matrix: NDArray[np.float32] = numpy_helper.to_array(self.weights[node.input[1]])
         return matrix.T if any(each.name == "transB" and each.i for each in node.attribute) else matrix
 
@@ -114,7 +117,7 @@ class _Quantiser:
         yield helper.make_node("MatMulIntegerToFloat", inputs, [product], name=f"{name}.product", domain=DOMAIN)
         if not bias:
             return
-        match self.readers[name]:
+        match self.readers.get(name):
             case [gelu] if gelu.op_type == "Gelu":
                 yield helper.make_node("BiasGelu", [product, *bias], list(gelu.output), name=name, domain=DOMAIN)
             case _:

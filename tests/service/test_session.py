@@ -50,12 +50,26 @@ def test_a_batch_grows_with_the_threads(loaded: Bundle) -> None:
     assert [(session.batch_tokens, session.batch_padding) for session in found] == [(256, 16), (768, 48)]
 
 
-@pytest.mark.parametrize(
-    ("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp32", "fp16", "int8"), "fp32")]
-)
-def test_cpu_takes_the_best_precision_there_is(make_bundle: MakeBundle, there: tuple[str, ...], chosen: str) -> None:
+@pytest.mark.parametrize(("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp16", "int8"), "int8")])
+def test_cpu_takes_the_only_precision_that_suits_it(
+    make_bundle: MakeBundle, there: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "fastest", None)  # no race of one
     session = Session.load(Bundle.load(make_bundle(precisions=there)), provider="cpu")
     assert (session.provider, session.precision) == ("cpu", chosen)
+
+
+@pytest.mark.parametrize("winner", ["fp32", "int8"])
+def test_cpu_takes_the_fastest_of_fp32_and_int8(
+    make_bundle: MakeBundle, winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fastest(sessions: list[Session], *_: object) -> Session:
+        assert [session.precision for session in sessions] == ["fp32", "int8"]
+        return next(session for session in sessions if session.precision == winner)
+
+    monkeypatch.setattr(module, "fastest", fastest)
+    loaded = Bundle.load(make_bundle(precisions=("fp32", "fp16", "int8")))
+    assert Session.load(loaded, provider="cpu").precision == winner
 
 
 def test_a_precision_asked_for_is_the_one_run(make_bundle: MakeBundle) -> None:

@@ -19,9 +19,12 @@ from training.encoder import SentenceEncoder
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.evaluate.suite import Suite
 from training.graph import trace
 from training.heads import Head
+from training.layers import Form
 from training.origin import origin
+from training.retrieval import Collection
 from training.runner import GraphEncoder
 from training.source import resolve
 from training.sts import Pairs
@@ -53,10 +56,10 @@ def run(tmp_path: Path, tiny_bert: Path) -> Path:
 def traced_once(monkeypatch: pytest.MonkeyPatch, graphs: dict[str, ModelProto]) -> None:
     """Tracing takes seconds, and every run here holds the same weights: one graph a reading is enough."""
 
-    def remembered(encoder: SentenceEncoder) -> ModelProto:
-        key = encoder.reading.model_dump_json()
+    def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
+        key = f"{form} {encoder.reading.model_dump_json()}"
         if key not in graphs:
-            graphs[key] = trace(encoder)
+            graphs[key] = trace(encoder, form)
         return graphs[key]
 
     monkeypatch.setattr(export, "trace", remembered)
@@ -68,12 +71,12 @@ def graphs() -> dict[str, ModelProto]:
 
 
 @pytest.fixture
-def few_pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> Suite:
     pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.0, 1.0, 5.0])
-    tasks = dict.fromkeys((*STS_TASKS, *DEV_TASKS), pairs)
-    for module in (export, evaluate):
-        monkeypatch.setattr(module, "load_tasks", lambda data, names: tasks)
-    return pairs
+    weather = Collection("weather", ["rain over the city", "two dogs", "a letter"], ["rain", "dogs"], [{0: 1}, {1: 2}])
+    suite = Suite(dict.fromkeys((*STS_TASKS, *DEV_TASKS), pairs), (weather,))
+    monkeypatch.setattr(Suite, "load", lambda data: suite)
+    return suite
 
 
 def nothing_left(out: Path) -> bool:
@@ -117,13 +120,16 @@ def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
     assert Bundle.load(out).precisions == ("int8",)
 
 
-def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: Pairs) -> None:
+def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: Suite) -> None:
     out = tmp_path / "out"
     export.export(run, out, ["int8"], data="anywhere")
     scores = Bundle.load(out).spec.provenance.scores
     assert set(scores) == {"fp32", "int8"}
-    assert set(scores["int8"]) == {*STS_TASKS, *DEV_TASKS, "Avg."}
-    assert "fp32 (not in this bundle)" in (out / "README.md").read_text(encoding="utf-8")
+    assert set(scores["int8"]) == {*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"}
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.count("fp32 (not in this bundle)") == 2
+    figure = scores["fp32"]["weather nDCG@10"]
+    assert f"| | weather nDCG@10 |\n| --- | ---: |\n| fp32 (not in this bundle) | {figure:.2f} |" in card
 
 
 def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
@@ -169,16 +175,27 @@ def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, mo
         export.export(run, tmp_path / "out", ["fp32"])
 
 
-@pytest.mark.parametrize(("after", "refused"), [(79.5, False), (79.49, True), (float("nan"), True)])
+@pytest.mark.parametrize(
+    ("name", "after", "refused"),
+    [
+        ("STS-B dev", 79.7, False),
+        ("STS-B dev", 79.69, True),
+        ("STS-B dev", float("nan"), True),
+        ("weather nDCG@10", 79.5, False),
+        ("weather nDCG@10", 79.49, True),
+        ("STS12", 70.0, False),
+    ],
+)
 def test_int8_that_costs_too_much_is_refused(
-    run: Path, tmp_path: Path, few_pairs: Pairs, monkeypatch: pytest.MonkeyPatch, after: float, refused: bool
+    run: Path, tmp_path: Path, few_pairs: Suite, monkeypatch: pytest.MonkeyPatch, name: str, after: float, refused: bool
 ) -> None:
     def scores(precision: str, *_: object) -> dict[str, float]:
-        return dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg."), 80.0 if precision == "fp32" else after)
+        figures = dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"), 80.0)
+        return figures if precision == "fp32" else figures | {name: after}
 
     monkeypatch.setattr(export, "_scores", scores)
     if refused:
-        with pytest.raises(ExportError, match=r"int8 costs .* allowed are 0\.5"):
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, allowed are 0\.[35]"):
             export.export(run, tmp_path / "out", ["int8"], data="anywhere")
         assert nothing_left(tmp_path / "out")
     else:
@@ -186,7 +203,7 @@ def test_int8_that_costs_too_much_is_refused(
         assert Bundle.load(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(1.2, "fused"), (0.8, "plain")])
+@pytest.mark.parametrize(("ratio", "kept"), [(1.2, "rows"), (0.8, "fused")])
 def test_the_faster_graph_is_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
 ) -> None:
@@ -203,8 +220,8 @@ def test_a_graph_that_cannot_be_fused_stays_plain(
 
     monkeypatch.setattr(candidates, "fuse", refuse)
     export.export(run, tmp_path / "out", ["fp32", "fp16"])
-    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "plain", "fp16": "plain"}
-    assert "kept plain" in capsys.readouterr().err
+    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "rows", "fp16": "plain"}
+    assert "not fused" in capsys.readouterr().err
 
 
 def drop(key: str) -> Callable[[dict[str, Any]], object]:
@@ -256,7 +273,7 @@ def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_scores_runs_bundles_and_encoders(
-    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Pairs, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Suite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, figures = tmp_path / "out", tmp_path / "figures.json"
     export.export(run, bundle, ["fp32", "int8"])
@@ -269,17 +286,17 @@ def test_evaluate_scores_runs_bundles_and_encoders(
     of_run = scores(run)
     assert of_run == scores(tiny_bert, "--template", TEMPLATE, "--read-out", "mask")
     assert list(of_run) == ["torch fp32"]
-    assert list(of_run["torch fp32"]) == [*STS_TASKS, *DEV_TASKS, "Avg."]
+    assert list(of_run["torch fp32"]) == [*STS_TASKS, *DEV_TASKS, "weather nDCG@10", "Avg."]
     of_bundle = scores(bundle)
     assert list(of_bundle) == ["fp32", "int8"]
     assert of_bundle["fp32"] == of_run["torch fp32"]
     assert list(scores(bundle, "--precision", "int8")) == ["int8"]
     table = capsys.readouterr().out
-    assert all(column in table for column in (*STS_TASKS, "Avg.", *DEV_TASKS))
+    assert all(column in table for column in (*STS_TASKS, "Avg.", *DEV_TASKS, "Search", "weather"))
 
 
 def test_evaluate_refuses_what_makes_no_sense(
-    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Pairs, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Suite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export.export(run, tmp_path / "out", ["fp32"])
     for words in (

@@ -22,7 +22,7 @@ ROBERTA = {
 def build(name: str, folder: Path, **words: Any) -> Objective:
     overrides = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]}
     if name == "distill":
-        overrides["teacher"] = [str(folder)]
+        overrides |= {"teacher": [str(folder)], "neighbours": ["4"], "max_tokens": ["64"]}
     recipe = load_recipe(name, overrides | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
@@ -123,7 +123,14 @@ def test_promptbert_cuts_the_text_and_never_the_template(tiny_bert: Path) -> Non
 
 
 def test_distilling_from_oneself_costs_nothing(tiny_bert: Path) -> None:
-    same = {"template": ["[X]"], "read_out": ["mean"], "teacher_words_only": ["false"], "words_only_share": ["0"]}
+    same = {
+        "template": ["[X]"],
+        "read_out": ["mean"],
+        "teacher_views": ["text"],
+        "passage_share": ["0"],
+        "query_share": ["0"],
+        "words_only_share": ["0"],
+    }
     objective = build("distill", tiny_bert, **same).train()
     outputs = objective(**objective.views(ROWS))
     assert outputs["loss"].item() == pytest.approx(0, abs=1e-5)
@@ -152,7 +159,9 @@ def test_a_teacher_of_another_width_is_refused(tiny_bert: Path, tmp_path: Path) 
 
 
 def test_signs_are_kept_from_the_teacher_and_from_a_share_of_the_students_texts(tiny_bert: Path) -> None:
-    objective = build("distill", tiny_bert, teacher_words_only=["true"], words_only_share=["0.5"])
+    objective = build(
+        "distill", tiny_bert, teacher_views=["words"], passage_share=["0"], query_share=["0"], words_only_share=["0.5"]
+    )
     rows = [(f'The "dogs", No. {number}, don\'t run!',) for number in range(64)] + [("?!",)]
     views = objective.views(rows)
     decode = objective.encoder.tokenizer.decode

@@ -185,7 +185,7 @@ def test_one_head_of_the_papers_width_starts_as_bert_does(tiny_bert: Path) -> No
 def test_the_schedule_is_the_papers(tiny_bert: Path, tmp_path: Path) -> None:
     objective = build("sg-opt", tiny_bert)
     corpus = Corpus(rows=ROWS * 8)
-    arguments = training_arguments(objective.recipe, Run(tmp_path), dev=False)
+    arguments = training_arguments(objective.recipe, Run(tmp_path), chooser=None)
     trainer = ObjectiveTrainer(objective, None, args=arguments, train_dataset=corpus)
     trainer.create_optimizer_and_scheduler(1079)
     decays = {group["weight_decay"] for group in trainer.optimizer.param_groups}

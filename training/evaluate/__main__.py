@@ -1,7 +1,7 @@
-"""python -m training.evaluate PATH --data DIR: the STS figures of a run, a bundle or any encoder.
+"""python -m training.evaluate PATH --data DIR: the STS and search figures of a run, a bundle or any encoder.
 
 A bundle's graphs are run as they are, one row a precision. Test sets compare models; the two development sets, printed
-apart, are the ones to choose by.
+apart, are the ones to choose by. Collections to search are those in the data's folder retrieval.
 """
 
 import argparse
@@ -20,10 +20,11 @@ from encoding.template import READ_OUTS
 from training.cli import check_new_file, positive, run
 from training.encoder import SentenceEncoder, fastest_device
 from training.errors import RunError
-from training.evaluate.sts import DEV_TASKS, STS_TASKS, average, load_tasks, sts_dev
+from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.evaluate.suite import SEARCH, Suite, search_columns
 from training.runner import GraphEncoder
 from training.source import resolve
-from training.sts import Embed, Pairs
+from training.sts import Embed
 from training.words import MaskedWords
 
 __all__ = ["main", "subjects"]
@@ -36,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     options = _parser().parse_args(arguments)
     if options.json:
         check_new_file(options.json)
-    tasks = load_tasks(options.data, (*STS_TASKS, *DEV_TASKS))  # first: reading is quick and may fail
+    suite = Suite.load(options.data)  # first: reading is quick and may fail
     scores: dict[str, dict[str, float]] = {}
     for name, embed in subjects(options).items():
-        scores[name] = _score(embed, tasks, name)
+        scores[name] = _score(embed, suite, name)
     _show(options.path, scores)
     if options.json:
         content = {"path": options.path, "suite": options.suite, "scores": scores}
@@ -71,23 +72,25 @@ def subjects(options: argparse.Namespace) -> dict[str, Embed]:
     return {"torch fp32": SentenceEncoder.load(folder, **changes).to(fastest_device()).embed}
 
 
-def _score(embed: Embed, tasks: dict[str, Pairs], name: str) -> dict[str, float]:
+def _score(embed: Embed, suite: Suite, name: str) -> dict[str, float]:
     console = Console(stderr=True)
-    scores = {}
-    for task in track(tasks, description=name, console=console, transient=True, disable=not console.is_terminal):
-        scores[task] = sts_dev(embed, tasks[task])
-    return scores | {"Avg.": average(scores)}
+    follow = partial(track, description=name, console=console, transient=True, disable=not console.is_terminal)
+    return suite.score(embed, follow)
 
 
 def _show(path: str, scores: dict[str, dict[str, float]]) -> None:
-    for title, columns in (
-        (f"{path}: STS test sets, Spearman x100 ('all')", (*STS_TASKS, "Avg.")),
-        ("Development sets", DEV_TASKS),
-    ):
+    tables: dict[str, Sequence[str]] = {
+        f"{path}: STS test sets, Spearman x100 ('all')": (*STS_TASKS, "Avg."),
+        "Development sets": DEV_TASKS,
+        "Search, nDCG@10 x100": search_columns(scores.values()),
+    }
+    for title, columns in tables.items():
+        if not columns:
+            continue
         table = Table(title=title, title_justify="left")
         table.add_column("")
         for column in columns:
-            table.add_column(column, justify="right")
+            table.add_column(column.removesuffix(SEARCH), justify="right")
         for name, row in scores.items():
             table.add_row(name, *(f"{row[column]:.2f}" for column in columns))
         width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own

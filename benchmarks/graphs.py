@@ -1,0 +1,114 @@
+"""Sentences a second of one model's graphs in process, side by side: plain fp32, the exported forms, int8.
+
+    python benchmarks/graphs.py --run runs/cloze-mini --data DATA [--former BUNDLE]
+
+The texts are sentences of STS-B dev and documents of the collections to search, sorted by length, in batches of 512
+padded tokens. The graphs take turns batch by batch, and the best of several times counts, so that what else the machine
+does counts little. `--former` adds the int8 graph of another bundle. Writes benchmarks/results/graphs.json and prints
+its table.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from throughput import processor
+
+from encoding.bundle import Bundle
+from encoding.text import Batch
+from training.encoder import SentenceEncoder
+from training.graph import fuse, trace
+from training.layers import one_row
+from training.prompt import token_batches
+from training.quantise import quantise
+from training.retrieval import find_collections, load_collection
+from training.sts import load_pairs
+
+RESULTS = Path(__file__).parent / "results" / "graphs.json"
+PACKAGES = ("onnxruntime", "onnx", "torch", "numpy")
+BATCH_TOKENS = 512
+SENTENCES, DOCUMENTS = 400, 30
+
+
+def graphs(run: Path, former: str | None) -> dict[str, bytes]:
+    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=256)
+    plain, rows = trace(encoder, "plain"), trace(encoder, "rows")
+    models = {
+        "fp32, plain": plain,
+        "fp32, last layer for one row, fused": fuse(trace(encoder, "fusible"), encoder),
+        "fp32, last layer for one row, rows": rows,
+        "int8 by row": quantise(rows, one_row(encoder)),
+    }
+    found = {name: model.SerializeToString() for name, model in models.items()}
+    if former:
+        bundle = Bundle.load(former)
+        found["int8 of the former bundle"] = bundle.graph("int8").read_bytes()
+    return found
+
+
+def batches(data: Path, run: Path) -> tuple[list[Batch], int]:
+    """Batches of padded token ids, and how many texts they hold."""
+    pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
+    texts = sorted({*pairs.left, *pairs.right})[:: 2 * len(pairs) // SENTENCES][:SENTENCES]
+    for folder in find_collections(data):
+        texts += load_collection(folder).documents[:DOCUMENTS]
+    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=256).prompt.text_encoder
+    sequences = [tokens.ids for tokens in encoder.encode(texts)]
+    parts = token_batches([len(ids) for ids in sequences], BATCH_TOKENS)
+    return [encoder.pad([sequences[row] for row in rows]) for rows in parts], len(texts)
+
+
+def measure(models: dict[str, bytes], work: Sequence[Batch], threads: int, rounds: int) -> dict[str, float]:
+    """Seconds for all batches, by graph."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # as the service has it
+    sessions = {name: ort.InferenceSession(model, options) for name, model in models.items()}
+    seconds = dict.fromkeys(sessions, 0.0)
+    for batch in work:
+        best = dict.fromkeys(sessions, float("inf"))
+        for _ in range(rounds):
+            for name, session in sessions.items():
+                started = time.perf_counter()
+                session.run(None, batch._asdict())
+                best[name] = min(best[name], time.perf_counter() - started)
+        for name, least in best.items():
+            seconds[name] += least
+    return seconds
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = ["| graph | sentences a second | of the plain graph's speed |", "| --- | ---: | ---: |"]
+    plain = next(iter(results["speeds"].values()))
+    lines += [f"| {name} | {speed:.0f} | {speed / plain:.2f} |" for name, speed in results["speeds"].items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="finished run whose model is exported and raced")
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
+    parser.add_argument("--former", help="bundle whose int8 graph races too")
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    work, count = batches(options.data, options.run)
+    seconds = measure(graphs(options.run, options.former), work, threads, options.rounds)
+    results = {
+        "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",
+        "machine": f"{processor()}, {threads} CPUs",
+        "versions": {package: version(package) for package in PACKAGES},
+        "speeds": {name: count / total for name, total in seconds.items()},
+    }
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The shipped model gives the same vectors on every CPU: here, and on two older ones that qemu-user emulates."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from reference.vectors import FILE, ROOT, TEXTS, embed
+
+from training.quantise import WEIGHT_LEVELS
+
+LEAST_COSINE = 0.9999
+QEMU = shutil.which("qemu-x86_64")
+CPUS = {"Haswell": "AVX2, no AVX-512", "Nehalem": "SSE4.2, no AVX"}
+
+
+def test_this_machine_gives_the_reference_vectors() -> None:
+    hold(embed())
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(QEMU is None, reason="qemu-user is not here")
+@pytest.mark.parametrize("cpu", CPUS)
+def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "reference" / "vectors.py"
+    interpreter = Path(sys.executable).resolve()  # qemu runs a program, no link to one
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(tmp_path),
+    }
+    command = [str(QEMU), "-cpu", cpu, str(interpreter), str(script), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    hold(np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1))
+
+
+def hold(vectors: NDArray[np.float32]) -> None:
+    """Each within LEAST_COSINE of the reference, and README's similarities to three decimals."""
+    reference = np.load(FILE)
+    cosines = (vectors * reference).sum(1)
+    assert vectors.shape == reference.shape
+    assert cosines.min() >= LEAST_COSINE, dict(zip(TEXTS, cosines, strict=True))
+    guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
+    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
+
+
+README_TEXTS = (
+    "A man is playing the guitar.",
+    "Someone plays an instrument.",
+    "The man is cooking dinner.",
+    "Shares fell sharply on Monday.",
+)
+
+
+def test_no_sum_of_two_products_overflows_sixteen_bits() -> None:
+    """AVX2 and SSE add pairs of unsigned by signed products in 16 bits; beyond, CPUs would differ."""
+    assert np.iinfo(np.int16).max >= 2 * 255 * WEIGHT_LEVELS

@@ -1,0 +1,124 @@
+"""Distillation's texts and targets: what a sentence is trained as, and what the teacher says of it."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_objectives import build
+
+from training.errors import RecipeError
+from training.fit import load_recipe
+from training.objectives.distill import QUERY_WORDS, search_text, windows, words_only
+from training.trimmed import encode_trimmed
+
+RUN = [f"Sentence {number} of the story has, one might say, some ten words." for number in range(8)]
+
+
+def test_a_sentence_becomes_a_passage_a_query_or_stays() -> None:
+    sentences = [f"No. {number}: a sentence that has more words than any query is made of." for number in range(8000)]
+    runs = [sentences[first : first + 8] for first in range(0, len(sentences), 8)]
+    kinds: Counter[str] = Counter()
+    lengths: Counter[int] = Counter()
+    for run in runs:
+        for place, sentence in enumerate(run):
+            text = search_text(run, place, 0.35, 0.25)
+            assert text == search_text(run, place, 0.35, 0.25)
+            count = text.count("No. ")
+            if text == sentence:
+                kinds["sentence"] += 1
+            elif count > 1:
+                kinds["passage"] += 1
+                lengths[count] += 1
+                assert text in " ".join(run)
+            else:
+                kinds["query"] += 1
+                assert 1 <= len(text.split()) <= QUERY_WORDS + 2  # and two words of a question
+    assert kinds["passage"] / 8000 == pytest.approx(0.35, abs=0.02)
+    assert kinds["query"] / 8000 == pytest.approx(0.25, abs=0.02)
+    assert set(lengths) == set(range(2, 9))
+
+
+def test_without_shares_every_sentence_stays() -> None:
+    assert [search_text(RUN, place, 0, 0) for place in range(8)] == RUN
+
+
+def test_a_run_of_one_has_no_other_to_join() -> None:
+    assert search_text(["Alone."], 0, 1, 0) == "Alone."
+
+
+def test_windows_are_of_like_size_and_lose_nothing() -> None:
+    words = [str(number) for number in range(170)]
+    parts = windows(" ".join(words), 80)
+    assert [len(part.split()) for part in parts] == [57, 57, 56]
+    assert " ".join(parts).split() == words
+    assert windows("a b", 80) == ["a b"]
+    assert windows("", 80) == [""]
+
+
+@pytest.mark.parametrize("views", [["text"], ["words"], ["words", "words-windows", "text-windows"]])
+def test_the_teachers_vector_is_the_sum_over_its_views(views: list[str], tiny_bert: Path) -> None:
+    keys = {"teacher_views": views, "teacher_window": ["5"], "passage_share": ["0"], "query_share": ["0"]}
+    objective = build("distill", tiny_bert, **keys)
+    rows = [("Two dogs run.",), ("A man, on a stage, is playing the guitar in the old city.",), ("?!",), ("Rain.",)]
+    teacher = objective._teacher[0]
+
+    def vector(text: str) -> torch.Tensor:
+        return F.normalize(torch.from_numpy(teacher.embed([text])[0]), dim=0)
+
+    found = objective._targets(objective.views(rows)["teacher"], torch.zeros(len(rows), 1))
+    for (text,), target in zip(rows, found, strict=True):
+        expected = torch.zeros(32)
+        if "text" in views:
+            expected += vector(text)
+        if "words" in views:
+            expected += vector(f"{words_only(text)}.")
+        parts = windows(text, 5)
+        if "words-windows" in views and len(parts) > 1:
+            expected += sum(vector(f"{words_only(part)}.") for part in parts) / len(parts)
+            expected += sum(vector(part) for part in parts) / len(parts)
+        torch.testing.assert_close(target, expected, atol=1e-5, rtol=0)
+
+
+def test_trimming_gives_each_row_what_it_gets_in_one_batch(tiny_bert: Path) -> None:
+    encoder = build("distill", tiny_bert).encoder
+    texts = ["rain", "two dogs run " * 12, "", "a letter", "the old friend in the city", "dogs", "a man"]
+    ids, mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch(texts))
+    seen: list[tuple[int, ...]] = []
+
+    def encode(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(ids.shape))
+        return encoder(ids, mask)
+
+    with torch.no_grad():
+        torch.testing.assert_close(encode_trimmed(encode, ids, mask), encoder(ids, mask), atol=1e-6, rtol=0)
+    assert sum(rows * length for rows, length in seen) < ids.numel() * 0.7
+
+
+def test_the_gradient_of_trimmed_parts_is_that_of_one_batch(tiny_bert: Path) -> None:
+    encoder = build("distill", tiny_bert).encoder
+    ids, mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch(["rain", "two dogs run over", "a man"]))
+    gradients = []
+    for vectors in (encode_trimmed(encoder, ids, mask, parts=3), encoder(ids, mask)):
+        encoder.zero_grad()
+        (vectors @ vectors.T).tanh().sum().backward()
+        gradients.append(
+            torch.cat([weight.grad.flatten() for weight in encoder.parameters() if weight.grad is not None])
+        )
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"passage_share": ["0.6"], "query_share": ["0.5"]}, "together at most 1"),
+        ({"passage_share": ["0.5"], "neighbours": ["1"]}, "a passage is made of a run of neighbours"),
+        ({"passage_share": ["0.5"], "neighbours": ["5"]}, r"as a multiple of it \(found 5, 64\)"),
+        ({"teacher_views": ["text-windows"]}, "add text or words"),
+        ({"teacher_views": []}, "teacher_views"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(keys: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("distill", {"encoder": ["e"], "teacher": ["t"], "corpus": ["c.txt"], **keys})

@@ -1,0 +1,121 @@
+"""Search scores: nDCG worked by hand and against scikit-learn's, and folders that cannot be read."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import ndcg_score
+
+from training.dev import DevData
+from training.errors import CorpusError
+from training.fit import load_recipe
+from training.retrieval import Collection, find_collections, load_collection, ndcg, search_score
+
+VECTORS = {"north": (0.0, 1.0), "east": (2.0, 0.0), "north east": (1.0, 1.0), "up": (0.1, 0.9), "nowhere": (0.0, 0.0)}
+
+
+def embed(texts: list[str]) -> np.ndarray:
+    return np.array([VECTORS[text] for text in texts], dtype=np.float32)
+
+
+def write(folder: Path, qrels: str = "q1\td2\t1\nq2\td1\t2\n", name: str = "qrels.tsv", **lines: list[object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    documents = [{"_id": "d1", "title": "north", "text": ""}, {"_id": "d2", "text": "east"}]
+    queries = [{"_id": "q1", "text": "up"}, {"_id": "q2", "text": "north east"}, {"_id": "q3", "text": "north"}]
+    for file, records in {"corpus": documents, "queries": queries}.items():
+        text = "".join(json.dumps(record) + "\n" for record in lines.get(file, records))
+        (folder / f"{file}.jsonl").write_text(text)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("query-id\tcorpus-id\tscore\n" + qrels)
+    return folder
+
+
+def test_ndcg_by_hand() -> None:
+    assert ndcg([0, 1, 2], {0: 1}) == 1
+    assert ndcg([1, 0, 2], {0: 1}) == pytest.approx(1 / math.log2(3))
+    assert ndcg([3, 4, 5], {0: 1}) == 0
+    found, best = 1 + 3 / math.log2(3), 3 + 1 / math.log2(3)
+    assert ndcg([1, 0], {0: 3, 1: 1}) == pytest.approx(found / best)
+
+
+def test_ndcg_is_scikit_learns() -> None:
+    chance = np.random.default_rng(0)
+    for _ in range(20):
+        grades, scores = chance.integers(0, 3, 40), chance.normal(size=40)
+        grades[0] = 1
+        ranking = np.argsort(-scores)[:10]
+        expected = ndcg_score(grades[None], scores[None], k=10)
+        assert ndcg(ranking, dict(enumerate(grades.tolist()))) == pytest.approx(expected)
+
+
+def test_a_collection_is_read_and_scored(tmp_path: Path) -> None:
+    collection = load_collection(write(tmp_path / "compass"))
+    assert collection == Collection("compass", ["north", "east"], ["up", "north east"], [{1: 1}, {0: 2}])
+    # "up" finds east second; "north east" is as near to both, and the first of equals comes first
+    assert search_score(embed, collection) == round(100 * (1 / math.log2(3) + 1) / 2, 2)
+
+
+def test_a_vector_of_zeros_finds_nothing_and_breaks_nothing() -> None:
+    assert search_score(embed, Collection("c", ["nowhere", "east"], ["nowhere"], [{1: 1}])) == pytest.approx(63.09)
+
+
+def test_judgements_of_queries_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, "q1\td2\t1\nq9\td1\t1\nq2\td1\t0\n", name="qrels/test.tsv")
+    assert load_collection(folder).queries == ["up"]
+
+
+def test_collections_are_found_by_folder(tmp_path: Path) -> None:
+    assert find_collections(tmp_path) == []
+    for name in ("b", "a"):
+        write(tmp_path / "retrieval" / name)
+    (tmp_path / "retrieval" / "other").mkdir()
+    assert [path.name for path in find_collections(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl"),
+        ("q1\td1\tmuch\n", r"line 2: score 'much' is not a whole number"),
+        ("q1\td1\t0\n", "has no query with a relevant document"),
+        ("q1\td1\n", "line 2: no text under 'score'"),
+    ],
+)
+def test_judgements_that_cannot_be_used_are_refused(qrels: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=message):
+        load_collection(write(tmp_path, qrels))
+
+
+@pytest.mark.parametrize("file", ["corpus.jsonl", "queries.jsonl", "qrels.tsv"])
+def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
+    (write(tmp_path) / file).unlink()
+    with pytest.raises(CorpusError, match=rf"{file} is missing"):
+        load_collection(tmp_path)
+
+
+def test_a_record_without_its_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl, line 1: no text under 'text' \(it has _id, body\)"):
+        load_collection(write(tmp_path, corpus=[{"_id": "d1", "body": "x"}]))
+
+
+def test_dev_data_chooses_by_the_mean_of_its_figures(tmp_path: Path) -> None:
+    pairs = tmp_path / "dev.csv"
+    pairs.write_text("sentence1,sentence2,score\nnorth,up,5\nnorth,east,0\nnorth,north east,3\n")
+    folder = write(tmp_path / "compass")
+
+    def load(**keys: list[str]) -> DevData | None:
+        return DevData.load(load_recipe("simcse", {"encoder": ["e"], "corpus": ["c.txt"], **keys}))
+
+    both = load(dev=[str(pairs)], dev_retrieval=[str(folder)])
+    assert both is not None
+    scores = both.score(embed)
+    assert both.chooser == "mean"
+    assert scores == {"spearman": pytest.approx(100), "compass_ndcg": 81.55, "mean": pytest.approx((100 + 81.55) / 2)}
+    for keys, chooser in (({"dev": [str(pairs)]}, "spearman"), ({"dev_retrieval": [str(folder)]}, "compass_ndcg")):
+        one = load(**keys)
+        assert one is not None
+        assert one.chooser == chooser
+        assert list(one.score(embed)) == [chooser]
+    assert load() is None
