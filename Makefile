@@ -32,7 +32,7 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.fit distill --out $(RUN) --encoder $(PARENT) --teacher $(PARENT) \
 	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev_retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
-	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 256 --data $(DATA) \
+	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
 

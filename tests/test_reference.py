@@ -17,6 +17,10 @@ from reference.vectors import FILE, ROOT, TEXTS, embed
 from training.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
+# A sum in fp32 may round differently on another CPU, and one code that tips over moves others after it. This text has
+# such a code. docs/int8.md says how often that happens and how far it leads.
+TIPPING = "Rain fell on the hills for nine days. " * 12
+LEAST_WHERE_IT_TIPS = 0.998
 QEMU = shutil.which("qemu-x86_64")
 CPUS = {"Haswell": "AVX2, no AVX-512", "Nehalem": "SSE4.2, no AVX"}
 
@@ -35,6 +39,7 @@ def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> N
         "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(tmp_path),
+        "OPENBLAS_CORETYPE": cpu,  # OpenBLAS asks the real CPU; nothing here uses it
     }
     command = [str(QEMU), "-cpu", cpu, str(interpreter), str(script), "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
@@ -43,11 +48,12 @@ def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> N
 
 
 def hold(vectors: NDArray[np.float32]) -> None:
-    """Each within LEAST_COSINE of the reference, and README's similarities to three decimals."""
+    """Each within LEAST_COSINE of the reference but the one that tips; README's similarities to three decimals."""
     reference = np.load(FILE)
-    cosines = (vectors * reference).sum(1)
     assert vectors.shape == reference.shape
-    assert cosines.min() >= LEAST_COSINE, dict(zip(TEXTS, cosines, strict=True))
+    cosines = dict(zip(TEXTS, (vectors * reference).sum(1), strict=True))
+    assert cosines.pop(TIPPING) >= LEAST_WHERE_IT_TIPS
+    assert min(cosines.values()) >= LEAST_COSINE, cosines
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
     np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
 

@@ -2,9 +2,9 @@
 
 Each matrix product becomes one of integers. A weight matrix has one scale an output column; the activations have one
 scale a row, found as the graph runs. So a row's result depends on that row alone, and a text has the same vector in any
-batch; dynamic quantisation by tensor has not that property. Sums of integers are exact, so the vectors are the same on
-every CPU too. For that the weights keep to 7 bits: products of unsigned by signed 8 bits, added in pairs, overflow the
-16 bits that AVX2 and SSE have for them; unsigned weights do not, and take half as long again.
+batch; dynamic quantisation by tensor has not that property. Sums of integers are exact on every CPU. For that the
+weights keep to 7 bits: products of unsigned by signed 8 bits, added in pairs, overflow the 16 bits that AVX2 and SSE
+have for them; unsigned weights do not, and take half as long again. docs/int8.md has the measurements.
 """
 
 from collections.abc import Iterator, Sequence
