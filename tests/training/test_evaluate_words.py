@@ -10,6 +10,7 @@ from training.cli import run as run_command
 from training.encoder import SentenceEncoder
 from training.evaluate import __main__ as evaluate
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.evaluate.suite import Suite
 from training.mlm import MaskedHead, save_masked_lm
 from training.sts import Pairs, spearman
 from training.words import MaskedWords
@@ -24,7 +25,8 @@ PAIRS = Pairs(
 
 @pytest.fixture
 def model(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(evaluate, "load_tasks", lambda _data, names: dict.fromkeys(names, PAIRS))
+    suite = Suite(dict.fromkeys((*STS_TASKS, *DEV_TASKS), PAIRS), ())
+    monkeypatch.setattr(Suite, "load", lambda _data: suite)
     encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', read_out="mask")
     head = MaskedHead(encoder.backbone.config)
     nn.init.normal_(head.bias)
