@@ -21,7 +21,7 @@ import onnxruntime as ort
 from throughput import processor
 
 from encoding.bundle import Bundle
-from encoding.text import Batch
+from encoding.text import Batch, TextEncoder
 from training.encoder import SentenceEncoder
 from training.graph import fuse, trace
 from training.layers import one_row
@@ -36,8 +36,8 @@ BATCH_TOKENS = 512
 SENTENCES, DOCUMENTS = 400, 30
 
 
-def graphs(run: Path, former: str | None) -> dict[str, bytes]:
-    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=256)
+def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
+    """Every form of the encoder's graph, plain first."""
     plain, rows = trace(encoder, "plain"), trace(encoder, "rows")
     models = {
         "fp32, plain": plain,
@@ -52,13 +52,12 @@ def graphs(run: Path, former: str | None) -> dict[str, bytes]:
     return found
 
 
-def batches(data: Path, run: Path) -> tuple[list[Batch], int]:
+def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
     """Batches of padded token ids, and how many texts they hold."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     texts = sorted({*pairs.left, *pairs.right})[:: 2 * len(pairs) // SENTENCES][:SENTENCES]
     for folder in find_collections(data):
         texts += load_collection(folder).documents[:DOCUMENTS]
-    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=256).prompt.text_encoder
     sequences = [tokens.ids for tokens in encoder.encode(texts)]
     parts = token_batches([len(ids) for ids in sequences], BATCH_TOKENS)
     return [encoder.pad([sequences[row] for row in rows]) for rows in parts], len(texts)
@@ -98,8 +97,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
-    work, count = batches(options.data, options.run)
-    seconds = measure(graphs(options.run, options.former), work, threads, options.rounds)
+    encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
+    work, count = batches(options.data, encoder.prompt.text_encoder)
+    seconds = measure(graphs(encoder, options.former), work, threads, options.rounds)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",
         "machine": f"{processor()}, {threads} CPUs",

@@ -39,7 +39,7 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
     """The whole of `encoder.forward` in evaluation mode, as a graph of standard operators.
 
     `form` is one of `training.layers`, or `plain`: transformers' own layers, all rows of the last one. An architecture
-    unlike BERT's has no other. Raises ExportError where it cannot be traced at all.
+    unlike BERT's is always traced plainly. Raises ExportError where it cannot be traced at all.
     """
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()

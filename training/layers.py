@@ -46,7 +46,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.form = form
-        for number, layer in enumerate(encoder.backbone.encoder.layer):
+        for number, layer in enumerate(encoder.backbone.encoder.layer if form == "rows" else ()):
             dense, value = layer.attention.output.dense, layer.attention.self.value
             self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ value.bias).detach())  # (d)
 

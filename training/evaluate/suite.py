@@ -1,6 +1,6 @@
 """All that scores a model: the STS tasks, the two development sets, and the collections to search that are there."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -42,9 +42,4 @@ class Suite:
 
 def search_columns(scores: Iterable[dict[str, float]]) -> list[str]:
     """The names of the collections' figures among others."""
-    return list(dict.fromkeys(_search_names(scores)))
-
-
-def _search_names(scores: Iterable[dict[str, float]]) -> Iterator[str]:
-    for row in scores:
-        yield from (name for name in row if name.endswith(SEARCH))
+    return list(dict.fromkeys(name for row in scores for name in row if name.endswith(SEARCH)))
