@@ -22,6 +22,7 @@ from throughput import processor
 
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
+from training.calibration import vocabulary_feeds
 from training.encoder import SentenceEncoder
 from training.graph import fuse, trace
 from training.layers import one_row
@@ -43,7 +44,7 @@ def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
         "fp32, plain": plain,
         "fp32, last layer for one row, fused": fuse(trace(encoder, "fusible"), encoder),
         "fp32, last layer for one row, rows": rows,
-        "int8 by row": quantise(rows, one_row(encoder)),
+        "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.prompt.text_encoder), one_row(encoder)),
     }
     found = {name: model.SerializeToString() for name, model in models.items()}
     if former:

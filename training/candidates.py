@@ -1,4 +1,4 @@
-"""Which graph is shipped for a precision: fp32 the faster of two, fp16 the fused one, int8 the quantised rows."""
+"""Which graph is shipped for a precision: fp32 the faster of two, fp16 the fused one, int8 the quantised one."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from onnx import ModelProto
 from rich.console import Console
 
 from encoding.bundle import INPUTS, Precision
+from training.calibration import vocabulary_feeds
 from training.encoder import SentenceEncoder
 from training.errors import ExportError
 from training.graph import fuse, halve
@@ -30,7 +31,8 @@ def make_graph(
     """A graph, and in a few words what it is; `traced` gives the encoder's graph in a form of `training.layers`."""
     if precision == "int8":
         # one row a text costs next to nothing in fp32, and the last layer has a third of the loss
-        return quantise(traced("rows"), one_row(encoder)), "weights in 7 bits by column, activations in 8 bits by row"
+        feeds = vocabulary_feeds(encoder.prompt.text_encoder)
+        return quantise(traced("exact"), feeds, one_row(encoder)), "weights in 7 bits by column, activations in 8 bits"
     try:
         fused = fuse(traced("fusible"), encoder)
     except ExportError as error:

@@ -1,11 +1,13 @@
 """BERT's and RoBERTa's layers written out for export, the last one for the row that is read only.
 
-Of the other tokens the last layer needs keys and values, no more. Two forms give the same vectors:
+Of the other tokens the last layer needs keys and values, no more. Three forms give the same vectors:
 
 - `rows`, for the CPU: all tokens of a batch are the rows of one matrix (n·L, d), and attention is ONNX's own operator,
   which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases go: a key's adds the same to all
   scores of a query, which the softmax does not see, and a value's passes through weights that sum to 1, so it joins the
   next one;
+- `exact`, which int8 is made of: the same, but for attention, which rounds on purpose and gives the same bits with any
+  vector extension of the CPU, as `training.quantise` needs it (docs/int8.md);
 - `fusible`, for GPUs: (n, L, d) throughout, and attention in the parts that ONNX Runtime's fusion joins.
 """
 
@@ -18,11 +20,12 @@ from transformers import PreTrainedModel
 
 from training.encoder import SentenceEncoder
 
-__all__ = ["BLOCKED", "Form", "WrittenOut", "divided_attention", "one_row", "writable"]
+__all__ = ["BITS", "BLOCKED", "Form", "WrittenOut", "coarse", "divided_attention", "one_row", "writable"]
 
+BITS: Final = {"query": 8, "key": 8, "score": 8, "weight": 9, "value": 8}  # behind the binary point, in attention
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
 
-Form = Literal["rows", "fusible"]
+Form = Literal["rows", "exact", "fusible"]
 
 
 def writable(backbone: PreTrainedModel) -> bool:
@@ -32,7 +35,7 @@ def writable(backbone: PreTrainedModel) -> bool:
 
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
-    """Parts of the names of the matrices that `rows` multiplies one row a text by: the last layer's, and a head's."""
+    """Parts of the names of the matrices that multiply one row a text, unless fusible: the last layer's, a head's."""
     if encoder.prompt.read_out == "mean" or not writable(encoder.backbone):
         return (".head.",)
     last = len(encoder.backbone.encoder.layer) - 1
@@ -46,7 +49,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.form = form
-        for number, layer in enumerate(encoder.backbone.encoder.layer if form == "rows" else ()):
+        for number, layer in enumerate(encoder.backbone.encoder.layer if form != "fusible" else ()):
             dense, value = layer.attention.output.dense, layer.attention.self.value
             self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ value.bias).detach())  # (d)
 
@@ -57,9 +60,11 @@ class WrittenOut(nn.Module):
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         states = self._embeddings(input_ids, attention_mask)  # (n, L, d)
         everywhere, layer = blocked, self._fusible_layer
-        if self.form == "rows":
-            everywhere, layer = blocked.expand(n, 1, length, length), self._rows_layer
+        if self.form != "fusible":
+            layer = self._rows_layer
             states = states.flatten(0, 1)  # (n·L, d)
+        if self.form == "rows":
+            everywhere = blocked.expand(n, 1, length, length)
         last = len(self.encoder.backbone.encoder.layer) - 1
         for number in range(last):
             states = layer(number, states, states, everywhere)
@@ -67,9 +72,9 @@ class WrittenOut(nn.Module):
             states = layer(last, states, states, everywhere)
             return prompt.read(states.view(n, length, states.shape[-1]), attention_mask)
         read = prompt.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
-        if self.form == "rows":
-            return layer(last, read, states, blocked)
-        return layer(last, read.unsqueeze(1), states, blocked).squeeze(1)
+        if self.form == "fusible":
+            return layer(last, read.unsqueeze(1), states, blocked).squeeze(1)
+        return layer(last, read, states, blocked)
 
     def _embeddings(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         words = self.encoder.words(input_ids, attention_mask, self.encoder.prompt)
@@ -95,15 +100,54 @@ class WrittenOut(nn.Module):
         """The same for queries (n·Q, d) and states (n·L, d)."""
         layer = self.encoder.backbone.encoder.layer[number]
         attention, output = layer.attention.self, layer.attention.output
-        n, _, count, length = blocked.shape
+        n, length = blocked.shape[0], blocked.shape[-1]
         width, heads = queries.shape[-1], int(attention.num_attention_heads)
-        query = attention.query(queries).view(n, count, width)
-        key = (states @ attention.key.weight.T).view(n, length, width)
-        value = (states @ attention.value.weight.T).view(n, length, width)
-        context, *_ = torch.onnx.ops.attention(query, key, value, blocked, q_num_heads=heads, kv_num_heads=heads)
+        query, key, value = attention.query(queries), states @ attention.key.weight.T, states @ attention.value.weight.T
+        if self.form == "rows":
+            parts = (query.view(n, -1, width), key.view(n, length, width), value.view(n, length, width))
+            context, *_ = torch.onnx.ops.attention(*parts, blocked, q_num_heads=heads, kv_num_heads=heads)
+        else:
+            context = exact_attention(query, key, value, blocked, heads)
         bias = self.get_buffer(f"bias_{number}")
         dense = F.linear(context.view(queries.shape), output.dense.weight, bias)
         return layer.feed_forward_chunk(output.LayerNorm(dense + queries))
+
+
+def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, heads: int) -> Tensor:
+    """softmax(query keyᵀ / √d + blocked) value for each head, (n·Q, d) from queries (n·Q, d) and others (n·L, d).
+
+    Both products have factors of so few bits that fp32 holds the sums exactly, in any order. exp is not the same on
+    every CPU to the last bit, but of so few arguments it is the same once rounded. `FusedMatMul` reads the keys as they
+    lie, and scales on the way.
+    """
+    n, length, width = blocked.shape[0], blocked.shape[-1], key.shape[-1]
+    size = width // heads
+    query, key, value = (
+        coarse(rows, BITS[name]).view(n, -1, heads, size).transpose(1, 2)
+        for name, rows in (("query", query), ("key", key), ("value", value))
+    )
+    scores = torch.onnx.ops.symbolic(
+        "com.microsoft::FusedMatMul",
+        (query, key),
+        {"transB": 1, "alpha": size**-0.5},
+        dtype=query.dtype,
+        shape=(n, heads, query.shape[2], length),
+        version=1,
+    )
+    scores = scores + (blocked + summand(BITS["score"]))  # which rounds, and goes with the largest score
+    weights = coarse(torch.exp(scores - scores.amax(-1, keepdim=True)), BITS["weight"])
+    context = (weights @ value) / weights.sum(-1, keepdim=True)
+    return context.transpose(1, 2).reshape(-1, width)
+
+
+def coarse(numbers: Tensor, bits: int) -> Tensor:
+    """Numbers below 2^(22 - bits), rounded to multiples of 2^-bits."""
+    return (numbers + summand(bits)) - summand(bits)
+
+
+def summand(bits: int) -> float:
+    """What leaves a sum in fp32 no more than `bits` behind the binary point."""
+    return 1.5 * 2.0 ** (23 - bits)
 
 
 def divided_attention(

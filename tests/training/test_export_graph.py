@@ -13,14 +13,15 @@ from onnx import ModelProto, helper, numpy_helper
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from encoding.bundle import INPUTS, OUTPUT
+from training.calibration import largest_magnitudes, vocabulary_feeds
 from training.continuous import ContinuousTemplate
 from training.encoder import SentenceEncoder
 from training.errors import ExportError
 from training.graph import fuse, halve, trace
 from training.heads import Head, HeadKind
-from training.layers import Form, one_row
+from training.layers import BITS, Form, coarse, one_row
 from training.parity import difference, probes
-from training.quantise import GELU_LEAST, GELU_ZERO, TINY, WEIGHT_LEVELS, ZERO, codes, quantise
+from training.quantise import GELU_LEAST, GELU_ZERO, TINY, WEIGHT_LEVELS, ZERO, channel_steps, codes, quantise
 from training.runner import GraphEncoder
 
 CASES = {
@@ -45,6 +46,10 @@ def traced(folder: Path, case: str = "mask", form: Form = "rows") -> tuple[Sente
     return encoder, trace(encoder, form)
 
 
+def int8(encoder: SentenceEncoder, model: ModelProto) -> ModelProto:
+    return quantise(model, vocabulary_feeds(encoder.prompt.text_encoder), one_row(encoder))
+
+
 def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEncoder:
     onnx.save(model, folder / "model.onnx")
     return GraphEncoder(folder / "model.onnx", encoder.prompt.text_encoder)
@@ -59,6 +64,8 @@ def test_graphs_equal_torch(family: str, case: str, request: pytest.FixtureReque
     _, fusible = traced(request.getfixturevalue(family), case, "fusible")
     for model in (fusible, fuse(fusible, encoder)):
         assert difference(encoder, runner(model, encoder, tmp_path), texts) < 1e-5
+    _, exact = traced(request.getfixturevalue(family), case, "exact")
+    assert difference(encoder, runner(exact, encoder, tmp_path), texts) < 5e-3  # it rounds what attention multiplies
 
 
 @pytest.mark.parametrize("case", ["mask", "denoised", "cls", "mean"])
@@ -101,7 +108,7 @@ def test_an_architecture_unlike_berts_keeps_its_own_layers(tmp_path: Path, tiny_
     encoder = load(tmp_path / "distilbert")
     rows, texts = trace(encoder), probes(64)
     assert difference(encoder, runner(rows, encoder, tmp_path), texts) < 1e-5
-    assert difference(encoder, runner(quantise(rows), encoder, tmp_path), texts) < 0.1
+    assert difference(encoder, runner(int8(encoder, rows), encoder, tmp_path), texts) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.reading.max_tokens)
     fused = fuse(trace(encoder, "fusible"), encoder)
-    for model, tolerance in ((rows, 1e-5), (fused, 1e-5), (halve(fused), 5e-3), (quantise(rows), 0.05)):
+    for model, tolerance in ((rows, 1e-5), (fused, 1e-5), (halve(fused), 5e-3), (int8(encoder, rows), 0.05)):
         assert difference(encoder, runner(model, encoder, tmp_path), texts) < tolerance
 
 
@@ -184,13 +191,14 @@ def test_fp16_is_near_and_gives_float32(tiny_bert: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
 def test_int8_is_near_and_the_same_in_any_batch(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    encoder, rows = traced(request.getfixturevalue(family))
-    model = quantise(rows, one_row(encoder))
+    encoder, exact = traced(request.getfixturevalue(family), form="exact")
+    model = int8(encoder, exact)
     kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("MatMulIntegerToFloat") == 6 + 2  # the last layer's keys and values
     assert kinds.count("QuantizeLinear") == 4 + 1  # one for queries, keys and values
     assert kinds.count("Gemm") == 4
-    assert quantise(rows).ByteSize() < rows.ByteSize() / 2  # of two layers one is kept above
+    whole = quantise(exact, vocabulary_feeds(encoder.prompt.text_encoder))
+    assert whole.ByteSize() < exact.ByteSize() / 2  # of two layers one is kept above
     graph, texts = runner(model, encoder, tmp_path), probes(64)
     assert difference(encoder, graph, texts) < 0.05
     alone = np.concatenate([graph.embed([text]) for text in texts])
@@ -204,7 +212,7 @@ def test_a_product_by_row_equals_numpys(hidden: str) -> None:
     matrix, bias = chance.normal(size=(24, 16)).astype(np.float32), chance.normal(size=16).astype(np.float32)
     rows = chance.normal(size=(40, 24)).astype(np.float32) * np.logspace(-3, 3, 40, dtype=np.float32)[:, None]
     rows[7] = 0
-    found = onnxruntime.InferenceSession(quantise(product(hidden, matrix, bias)).SerializeToString()).run(
+    found = onnxruntime.InferenceSession(quantise(product(hidden, matrix, bias), ()).SerializeToString()).run(
         None, {"x": rows}
     )[0]
     shown = onnxruntime.InferenceSession(product(hidden, matrix, bias, hidden_only=True).SerializeToString()).run(
@@ -221,11 +229,64 @@ def test_a_product_by_row_equals_numpys(hidden: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max(1, keepdims=True).min())
 
 
+def test_a_product_behind_a_layer_norm_equals_numpys() -> None:
+    """One step a channel, fixed by what was seen; what is larger saturates."""
+    chance = np.random.default_rng(0)
+    matrix, bias = chance.normal(size=(24, 16)).astype(np.float32), chance.normal(size=16).astype(np.float32)
+    gamma = np.logspace(-2, 1, 24, dtype=np.float32)
+    norm = {"scale": gamma, "shift": np.zeros(24, np.float32)}
+    model = product("LayerNormalization", matrix, bias, constants=norm)
+    hidden = product("LayerNormalization", matrix, bias, hidden_only=True, constants=norm)
+    seen, others = chance.normal(size=(2, 40, 24)).astype(np.float32)
+    others[:24] = 1e6 * np.eye(24)  # in each channel what was never seen there
+    found = onnxruntime.InferenceSession(quantise(model, [{"x": seen}]).SerializeToString()).run(None, {"x": others})[0]
+    session = onnxruntime.InferenceSession(hidden.SerializeToString())
+    [calibrated], [shown] = session.run(None, {"x": seen}), session.run(None, {"x": others})
+    steps = channel_steps(np.abs(calibrated).max(0), np.abs(matrix).max(1))
+    integers = np.clip(np.rint(shown / steps) + ZERO, 0, 255).astype(np.int64) - ZERO
+    assert integers.max() == 255 - ZERO
+    weights, scales = codes(matrix * steps[:, None], WEIGHT_LEVELS, axis=0)
+    np.testing.assert_allclose(found, (integers @ weights) * scales + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_reach_just_beyond_the_largest_activation() -> None:
+    activations, weights = np.float32([1, 10, 0.1]), np.float32([0.1, 0.1, 0.2])
+    steps = channel_steps(activations, weights)
+    assert (steps * (255 - ZERO) / activations).min() == pytest.approx(1.1)
+    assert 1 < steps[1] / steps[0] < 10  # a channel ten times as large shares that with its weights
+    for nothing in (np.zeros(3, np.float32), weights):
+        assert (channel_steps(nothing, np.zeros(3, np.float32)) > 0).all()
+
+
+def test_calibration_is_repeatable_and_reaches_every_length(tiny_bert: Path) -> None:
+    encoder, model = traced(tiny_bert, form="exact")
+    text_encoder = encoder.prompt.text_encoder
+    feeds = vocabulary_feeds(text_encoder)
+    for one, other in zip(feeds, vocabulary_feeds(text_encoder), strict=True):
+        np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+        assert len(one["input_ids"]) == 1
+    lengths = {feed["input_ids"].shape[1] for feed in feeds}
+    assert min(lengths) <= text_encoder.template_tokens + 4
+    assert max(lengths) == encoder.reading.max_tokens
+    assert int8(encoder, model).SerializeToString() == int8(encoder, model).SerializeToString()
+
+
+def test_magnitudes_are_by_channel() -> None:
+    model = product("Identity", np.ones((2, 1), np.float32), np.zeros(1, np.float32))
+    feeds = [{"x": np.float32([[1, -7], [2, 0]])}, {"x": np.float32([[-3, 5]])}]
+    np.testing.assert_array_equal(largest_magnitudes(model, ["shown"], feeds)["shown"], [3, 7])
+
+
 def product(
-    hidden: str, matrix: NDArray[np.float32], bias: NDArray[np.float32], hidden_only: bool = False
+    hidden: str,
+    matrix: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    hidden_only: bool = False,
+    constants: dict[str, NDArray[np.float32]] | None = None,
 ) -> ModelProto:
-    """hidden(x) @ matrix + bias, as torch exports a linear layer."""
-    nodes = [helper.make_node(hidden, ["x"], ["shown"])]
+    """hidden(x, constants) @ matrix + bias, as torch exports a linear layer."""
+    constants = constants or {}
+    nodes = [helper.make_node(hidden, ["x", *constants], ["shown"])]
     if not hidden_only:
         nodes.append(helper.make_node("Gemm", ["shown", "matrix", "bias"], ["y"], transB=1))
     graph = helper.make_graph(
@@ -233,9 +294,32 @@ def product(
         "product",
         [helper.make_tensor_value_info("x", 1, ["batch", matrix.shape[0]])],
         [helper.make_tensor_value_info("shown" if hidden_only else "y", 1, ["batch", None])],
-        [numpy_helper.from_array(matrix.T.copy(), "matrix"), numpy_helper.from_array(bias, "bias")],
+        [
+            numpy_helper.from_array(matrix.T.copy(), "matrix"),
+            numpy_helper.from_array(bias, "bias"),
+            *(numpy_helper.from_array(array, name) for name, array in constants.items()),
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_of_coarse_numbers_do_not_depend_on_their_order(seed: int) -> None:
+    """Not in fp32, which adds them by the CPU's vector width: exact is what equals float64's sum."""
+    query, key = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 64, 64)).astype(np.float32) * 1.5)
+    fine = query @ key.T
+    assert not torch.equal(fine, (query.double() @ key.T.double()).float())
+    query, key = coarse(query, BITS["query"]), coarse(key, BITS["key"])
+    assert torch.equal((query * 2 ** BITS["query"]).round(), query * 2 ** BITS["query"])
+    assert torch.equal((query @ key.T).double(), query.double() @ key.T.double())
+
+
+def test_every_weight_of_attention_is_far_from_the_edge_of_its_rounding() -> None:
+    """So an exp that is wrong in its last bits gives the same weight; its arguments are few enough to try them all."""
+    scores = -np.arange(1, 20 * 2 ** BITS["score"]) / 2 ** BITS["score"]
+    weights = np.exp(scores) * 2 ** BITS["weight"]
+    distance = np.abs(weights - np.floor(weights) - 0.5)
+    assert (distance > 10 * np.finfo(np.float32).eps * weights).all()
 
 
 def test_codes_lose_at_most_half_a_step() -> None:
