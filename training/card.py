@@ -31,7 +31,7 @@ def model_card(
         f"## Files\n\n{_files(sizes, provenance)}",
         f"## Figures\n\n{_figures(provenance, sizes)}",
         f"## Training\n\n{_training(provenance)}",
-        f"## Make it again\n\n{_commands(list(sizes), reading)}",
+        f"## Make it again\n\n{_commands(list(sizes), reading, provenance)}",
         f"## Licence\n\n{_licence(provenance, licence)}",
         notes.strip(),
     ]
@@ -110,22 +110,46 @@ def _table(provenance: Provenance, sizes: dict[str, int], columns: Sequence[str]
 def _training(provenance: Provenance) -> str:
     rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
     rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
-    recipe = "\n".join(f"{key} = {_toml(value)}" for key, value in provenance.recipe.items())
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
-    seeds = ", ".join(map(str, provenance.seeds))
-    table = "\n".join(rows)
-    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, by the recipe\n\n```toml\n{recipe}\n```"
-
-
-def _commands(precisions: list[str], reading: Reading) -> str:
-    denoise = " --denoise" if reading.denoising else ""
-    return (
-        "With the recipe above in `recipe.toml`, its file names completed to the paths of your copies:\n\n```sh\n"
-        "python -m training.fit recipe.toml --out RUN\n"
-        f"python -m training.export RUN OUT --precision {','.join(precisions)} "
-        f"--max-tokens {reading.max_tokens}{denoise} --data DATA\n"
-        "python -m training.evaluate OUT --data DATA\n```"
+    table, recipes = "\n".join(rows), _recipes(provenance)
+    blocks = "\n\n".join(
+        "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
+        for recipe in recipes
     )
+    made = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
+    shares = "" if len(recipes) == 1 else f"\n\nTheir shares: {_shares(provenance)}."
+    seeds = ", ".join(map(str, provenance.seeds))
+    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}"
+
+
+def _recipes(provenance: Provenance) -> list[dict[str, Any]]:
+    """That of the run; of a mean, those of its runs."""
+    runs: list[dict[str, Any]] = provenance.recipe.get("runs") or [provenance.recipe]
+    return runs
+
+
+def _shares(provenance: Provenance) -> str:
+    return " ".join(f"{weight:g}" for weight in provenance.recipe["weights"])
+
+
+def _commands(precisions: list[str], reading: Reading, provenance: Provenance) -> str:
+    denoise = " --denoise" if reading.denoising else ""
+    count = len(_recipes(provenance))
+    if count == 1:
+        recipes, commands = "the recipe above in `recipe.toml`", ["python -m training.fit recipe.toml --out RUN"]
+    else:
+        recipes = "the recipes above in `recipe-1.toml` and so on"
+        numbers = range(1, count + 1)
+        commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
+        runs = " ".join(f"RUN-{number}" for number in numbers)
+        commands.append(f"python -m training.average {runs} --out RUN --weights {_shares(provenance)}")
+    commands += [
+        f"python -m training.export RUN OUT --precision {','.join(precisions)} "
+        f"--max-tokens {reading.max_tokens}{denoise} --data DATA",
+        "python -m training.evaluate OUT --data DATA",
+    ]
+    shown = "\n".join(commands)
+    return f"With {recipes}, file names completed to the paths of your copies:\n\n```sh\n{shown}\n```"
 
 
 def _licence(provenance: Provenance, licence: str | None) -> str:

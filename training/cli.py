@@ -4,6 +4,7 @@ Usage errors end with 2: argparse does that.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from encoding.errors import ClozeError
 from training.errors import RunError
 
-__all__ = ["check_new_file", "positive", "run"]
+__all__ = ["check_new_file", "positive", "positive_number", "run"]
 
 
 def run(main: Callable[[], int | None]) -> int:
@@ -31,6 +32,17 @@ def positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 on")
     return int(word)
+
+
+def positive_number(word: str) -> float:
+    """An option's number above 0, for argparse."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is no number above 0")
+    return number
 
 
 def check_new_file(path: Path) -> None:

@@ -142,6 +142,10 @@ class Run:
             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
             **figures,
         }
+        self.write_provenance(provenance)
+
+    def write_provenance(self, provenance: dict[str, Any]) -> None:
+        """The last file of a run: with it the run is finished."""
         _write_json(self.provenance_file, provenance)
 
 

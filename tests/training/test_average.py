@@ -1,0 +1,97 @@
+"""The mean of runs: its weights, what it tells of them, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from encoding.bundle import Bundle
+from training.average import average, main
+from training.cli import run as run_command
+from training.encoder import SentenceEncoder
+from training.errors import RunError
+from training.export import export
+
+RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
+
+
+def make_run(folder: Path, tiny: Path, seed: int, template: str = '"[X]" means [MASK].', parent: str = "tiny") -> Path:
+    encoder = SentenceEncoder.load(str(tiny), template=template, read_out="mask", max_tokens=32 + seed)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight += 0.01 * torch.randn_like(weight)
+    encoder.save(folder / "model")
+    source = {"name": "a.txt", "sentences": 9, "sha256": f"{seed:064x}"}
+    told = {"parent": parent, "recipe": RECIPE, "data": [source], "commit": None, "seeds": [seed], "rows": seed}
+    (folder / "run.json").write_text(json.dumps(told | {"versions": {}}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def runs(tiny_bert: Path, tmp_path: Path) -> list[Path]:
+    return [make_run(tmp_path / f"run-{seed}", tiny_bert, seed) for seed in (1, 2)]
+
+
+def test_weights_are_the_weighted_mean(runs: list[Path], tmp_path: Path) -> None:
+    main([*map(str, runs), "--out", str(tmp_path / "mean"), "--weights", "3", "1"])
+    first, second, mean = (SentenceEncoder.load(str(run / "model")) for run in (*runs, tmp_path / "mean"))
+    names = dict(mean.named_parameters())
+    assert names
+    for name, found in names.items():
+        expected = 0.75 * first.get_parameter(name) + 0.25 * second.get_parameter(name)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert mean.reading.max_tokens == 34
+
+
+def test_a_mean_of_equals_is_the_same(runs: list[Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[0], copy)
+    average([runs[0], copy], tmp_path / "mean")
+    texts = ["two dogs run", "rain"]
+    same = SentenceEncoder.load(str(tmp_path / "mean" / "model")).embed(texts)
+    np.testing.assert_array_equal(same, SentenceEncoder.load(str(runs[0] / "model")).embed(texts))
+
+
+def test_a_bundle_tells_of_all_its_runs(runs: list[Path], tmp_path: Path) -> None:
+    average(runs, tmp_path / "mean", [2, 1])
+    export(tmp_path / "mean", tmp_path / "bundle", ["fp32"])
+    provenance = Bundle.load(tmp_path / "bundle").spec.provenance
+    assert provenance.parent == "tiny"
+    assert provenance.seeds == [1, 2]
+    assert [source.sha256[-1] for source in provenance.data] == ["1", "2"]
+    assert provenance.recipe["runs"] == [RECIPE, RECIPE]
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "python -m training.average RUN-1 RUN-2 --out RUN --weights 2 1" in card
+    assert card.count('method = "simcse"') == 2
+
+
+def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", tiny_bert, 3, template="[X] [MASK]")
+    stranger = make_run(tmp_path / "stranger", tiny_bert, 3, parent="base")
+    cases = {
+        "have different readings": [runs[0], other],
+        "have different parents": [runs[0], stranger],
+        "needs two runs or more, found 1": runs[:1],
+        "is not a run": [runs[0], tiny_bert],
+    }
+    for message, given in cases.items():
+        with pytest.raises(RunError, match=message):
+            average(given, tmp_path / "mean")
+    with pytest.raises(RunError, match="3 weights for 2 runs"):
+        average(runs, tmp_path / "mean", [1, 1, 1])
+    with pytest.raises(RunError, match="is no empty folder"):
+        average(runs, runs[0])
+    assert not (tmp_path / "mean").exists()
+
+
+def test_mistakes_are_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: main([str(runs[0]), "--out", str(tmp_path / "mean")])) == 1
+    assert capsys.readouterr().err.startswith("error: a mean needs two runs")
+    for word in ("0", "-1", "nan", "much"):
+        with pytest.raises(SystemExit):
+            main([*map(str, runs), "--out", str(tmp_path / "mean"), f"--weights={word}"])
+        assert "is no number above 0" in capsys.readouterr().err

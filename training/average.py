@@ -1,0 +1,119 @@
+"""python -m training.average RUN RUN ... --out OUT: the mean of several runs' weights, as a run.
+
+Runs from one parent with different recipes, say one for sentences and one for search, lie so near each other that the
+mean of their weights is a model too, often better than any of them, and it costs no more to serve (model soups,
+arXiv:2203.05482). Export and evaluate OUT like any other run.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from training.cli import positive_number
+from training.cli import run as run_command
+from training.encoder import SentenceEncoder
+from training.errors import RunError
+from training.run import Run
+from training.source import resolve
+
+__all__ = ["average", "main"]
+
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError; usage errors end the process with 2."""
+    options = _parser().parse_args(arguments)
+    average([Path(run) for run in options.runs], Path(options.out), options.weights)
+
+
+def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> None:
+    """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
+
+    `weights` are one share a run; they need not sum to 1, and are equal where there are none.
+    """
+    if len(runs) < 2:
+        raise RunError(f"a mean needs two runs or more, found {len(runs)}: {', '.join(map(str, runs))}")
+    shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
+    if len(shares) != len(runs):
+        raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one a run, or none")
+    for run in runs:
+        if resolve(str(run)) != "run":
+            raise RunError(f"{run} is not a run; a mean is made of folders that training.fit made")
+    made = Run.fresh(out)
+    provenances = [Run(run).provenance() for run in runs]
+    encoders = [SentenceEncoder.load(str(run / "model")) for run in runs]
+    for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
+        _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
+        _refuse_difference(runs[0], run, "readings", _reading(encoders[0]), _reading(encoder))
+        _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
+    mean = encoders[0]
+    states = [encoder.state_dict() for encoder in encoders]
+    mean.reread(mean.reading.model_copy(update={"max_tokens": max(each.reading.max_tokens for each in encoders)}))
+    mean.load_state_dict({name: _mean([state[name] for state in states], shares / shares.sum()) for name in states[0]})
+    made.path.mkdir(parents=True, exist_ok=True)
+    mean.save(made.model)
+    made.write_provenance(_provenance(provenances, shares.tolist()))
+    console.print(f"{made.model}: the mean of {len(runs)} runs; next: python -m training.export {out} models/NAME")
+
+
+def _mean(tensors: Sequence[torch.Tensor], shares: torch.Tensor) -> torch.Tensor:
+    """The weighted mean, summed in fp64; of counts and positions, which no run changes, the first."""
+    if not tensors[0].is_floating_point():
+        return tensors[0]
+    return torch.stack([tensor.double() for tensor in tensors], -1).mul(shares).sum(-1).to(tensors[0].dtype)
+
+
+def _reading(encoder: SentenceEncoder) -> str:
+    """All but the longest text, which training may have cut to save time."""
+    return str(encoder.reading.model_dump(exclude={"max_tokens"}))
+
+
+def _shapes(encoder: SentenceEncoder) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in encoder.state_dict().items())
+
+
+def _refuse_difference(first: Path, other: Path, what: str, one: str, another: str) -> None:
+    if one != another:
+        shown = f" ({one}; {another})" if len(one + another) < 400 else ""
+        raise RunError(f"{first} and {other} have different {what}{shown}; only runs that share theirs have a mean")
+
+
+def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """That of the first run, but with all recipes, files, rows and seeds."""
+    data = {source["sha256"]: source for part in parts for source in part["data"]}
+    recipe = {
+        "method": "average",
+        "encoder": parts[0]["recipe"]["encoder"],
+        "weights": list(weights),
+        "runs": [part["recipe"] for part in parts],
+    }
+    together = {
+        "recipe": recipe,
+        "data": list(data.values()),
+        "seeds": [seed for part in parts for seed in part["seeds"]],
+        "rows": max(part["rows"] for part in parts),
+    }
+    kept = ("parent", "commit", "versions")
+    return {name: parts[0][name] for name in kept} | together
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.average", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="finished runs from one parent, read in one way")
+    parser.add_argument("--out", required=True, metavar="OUT", help="the folder to write: a run")
+    parser.add_argument(
+        "--weights", nargs="+", type=positive_number, metavar="W", help="each run's share of the mean (default: equal)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
