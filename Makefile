@@ -14,6 +14,9 @@ BIN    := .venv/bin
 PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 STS    := $(DATA)/senteval/downstream
+DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
+	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
+	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev_retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
 .PHONY: serve check test default-model reference methods lock clean
 
@@ -29,10 +32,10 @@ test: .venv/dev
 	$(BIN)/python -m pytest
 
 default-model: .venv/dev $(PARENT)
-	$(BIN)/python -m training.fit distill --out $(RUN) --encoder $(PARENT) --teacher $(PARENT) \
-	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
-	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev_retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
-	$(BIN)/python -m training.export $(RUN) $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
+	$(BIN)/python -m training.fit distill --out $(RUN)/search $(DISTILL)
+	$(BIN)/python -m training.fit distill --preset sentences --out $(RUN)/sentences $(DISTILL)
+	$(BIN)/python -m training.average $(RUN)/search $(RUN)/sentences --out $(RUN)/mean
+	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
 

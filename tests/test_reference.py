@@ -16,10 +16,7 @@ from reference.vectors import FILE, ROOT, TEXTS, embed
 
 from training.quantise import WEIGHT_LEVELS
 
-# A sum in fp32 may round differently on another CPU. Where that tips a code over, others follow, up to the size of the
-# quantisation error; docs/int8.md says how often. So most texts are all but equal, and none is far.
-MOST_COSINE = 0.9999
-LEAST_COSINE = 0.996
+LEAST_COSINE = 0.9999
 QEMU = shutil.which("qemu-x86_64")
 CPUS = {"Haswell": "AVX2, no AVX-512", "Nehalem": "SSE4.2, no AVX"}
 
@@ -47,14 +44,13 @@ def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> N
 
 
 def hold(vectors: NDArray[np.float32]) -> None:
-    """Most of the texts equal to the reference, none far from it, and so README's similarities."""
+    """Each text equal to the reference, and so README's similarities to three decimals."""
     reference = np.load(FILE)
     assert vectors.shape == reference.shape
     cosines = (vectors * reference).sum(1)
-    assert np.median(cosines) >= MOST_COSINE
     assert cosines.min() >= LEAST_COSINE, dict(zip(TEXTS, cosines, strict=True))
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
-    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-3)
+    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
 
 
 README_TEXTS = (

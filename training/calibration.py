@@ -1,4 +1,4 @@
-"""How large a graph's activations grow, by channel, found on texts made of the vocabulary's own tokens.
+"""What a graph's activations are like, by channel, found on texts made of the vocabulary's own tokens.
 
 No corpus is needed: in an encoder with layer norms the extremes stand in a few channels, and come from the template's
 and the special tokens more than from the words.
@@ -6,7 +6,7 @@ and the special tokens more than from the words.
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,19 @@ from onnx import ModelProto, helper
 from encoding.text import TextEncoder
 from training.runner import session
 
-__all__ = ["Feed", "largest_magnitudes", "vocabulary_feeds"]
+__all__ = ["Channels", "Feed", "observe", "vocabulary_feeds"]
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens of a text
 TEXTS: Final = 8  # of each length
 
 Feed = Mapping[str, NDArray[np.generic]]
+
+
+class Channels(NamedTuple):
+    """Of activations (..., k): each channel's largest magnitude, (k), and the sums of products of any two, (k, k)."""
+
+    largest: NDArray[np.float64]
+    products: NDArray[np.float64]
 
 
 def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
@@ -31,17 +38,18 @@ def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
     return [text_encoder.batch([text])._asdict() for text in texts]
 
 
-def largest_magnitudes(
-    model: ModelProto, names: Sequence[str], feeds: Iterable[Feed]
-) -> dict[str, NDArray[np.float32]]:
-    """The largest |x| of each channel, (d), of the activations (..., d) called `names`."""
+def observe(model: ModelProto, names: Sequence[str], feeds: Iterable[Feed]) -> dict[str, Channels]:
+    """The channels of the activations (..., k) called `names`."""
     shown = ModelProto()
     shown.CopyFrom(model)
     shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
     runner = session(shown.SerializeToString())
-    largest: dict[str, NDArray[np.float32]] = {}
+    channels: dict[str, Channels] = {}
     for feed in feeds:
         for name, found in zip(names, runner.run(names, dict(feed)), strict=True):
-            highest = np.abs(found).reshape(-1, found.shape[-1]).max(0)
-            largest[name] = np.maximum(largest.get(name, highest), highest)
-    return largest
+            rows = found.reshape(-1, found.shape[-1]).astype(np.float64)
+            largest, products = np.abs(rows).max(0), rows.T @ rows
+            if name in channels:
+                largest, products = np.maximum(channels[name].largest, largest), channels[name].products + products
+            channels[name] = Channels(largest, products)
+    return channels

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from training.calibration import Feed, largest_magnitudes
+from training.calibration import Channels, Feed, observe
 from training.graph import tidy
 
 __all__ = ["WEIGHT_LEVELS", "channel_steps", "codes", "quantise"]
@@ -34,6 +34,7 @@ GELU_ZERO: Final = 6  # the same behind a GELU, which gives hardly anything belo
 GELU_LEAST: Final = 0.17  # x · Φ(x) is never below -0.17
 TINY: Final = 1e-30  # a row of zeros is divided by this
 MARGIN: Final = 1.1  # a fixed scale leaves room above the largest activation seen; beyond it, codes saturate
+DAMPING: Final = 0.3  # added to the squares of the channels, as a share of their mean
 SHARE: Final = 0.65  # how much of a channel's size its step takes on, SmoothQuant's alpha; the weights take the rest
 NORM: Final = "LayerNormalization"
 CONTEXTS: Final = ("Attention", "Div")  # what gives attention's output; the Div is by the sum of the weights
@@ -46,13 +47,13 @@ def quantise(model: ModelProto, feeds: Sequence[Feed], kept: Sequence[str] = ())
     """A copy of `model` whose constant matrix products and word embeddings are int8.
 
     Changed are a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
-    constant table; but for a matrix in whose name one of `kept` stands. The fixed scales fit what `feeds` give.
+    constant table; but for a matrix in whose name one of `kept` stands. Scales and codes fit what `feeds` give.
     """
     quantised = ModelProto()
     quantised.CopyFrom(model)
     graph = quantised.graph
     quantiser = _Quantiser(graph, kept)
-    nodes, tensors = quantiser.run(largest_magnitudes(model, quantiser.fixed, feeds))
+    nodes, tensors = quantiser.run(observe(model, list(quantiser.products), feeds))
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items())
     del graph.node[:]
     graph.node.extend(nodes)
@@ -64,6 +65,28 @@ def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[
     scales = np.abs(matrix).max(axis, keepdims=True) / np.float32(levels)
     scales[scales == 0] = 1
     return np.rint(matrix / scales).astype(np.int8), scales
+
+
+def fitted_codes(
+    matrix: NDArray[np.float32], products: NDArray[np.float64]
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """`codes` of weights (k, n) by column, with each channel's rounding error made up for by the channels after it.
+
+    `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can stand in
+    for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first.
+    """
+    scales = np.abs(matrix).max(0) / WEIGHT_LEVELS
+    scales[scales == 0] = 1
+    order = np.argsort(-products.diagonal())
+    damped = products[np.ix_(order, order)] + np.eye(len(order)) * (DAMPING * products.diagonal().mean() or 1)
+    factor = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper, (k, k)
+    rest = matrix[order].astype(np.float64)
+    integers = np.empty(matrix.shape, np.int8)
+    for place, channel in enumerate(order):
+        integers[channel] = np.clip(np.rint(rest[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
+        error = (rest[place] - integers[channel] * scales) / factor[place, place]
+        rest[place + 1 :] -= np.outer(factor[place, place + 1 :], error)
+    return integers, scales.astype(np.float32)
 
 
 def channel_steps(activations: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -108,8 +131,8 @@ class _Quantiser:
             "one": np.float32(1),
         }
 
-    def run(self, largest: dict[str, NDArray[np.float32]]) -> tuple[list[NodeProto], Tensors]:
-        """The nodes and new constants of the quantised graph; `largest` has the magnitudes of `fixed`."""
+    def run(self, channels: dict[str, Channels]) -> tuple[list[NodeProto], Tensors]:
+        """The nodes and new constants of the quantised graph, given what each product multiplies."""
         nodes: list[NodeProto] = []
         done: set[str] = set()  # activations that have codes, outputs that a product has taken on
         for node in self.nodes:
@@ -119,8 +142,9 @@ class _Quantiser:
                 name = node.input[0]
                 if f"{name}.codes" not in done:
                     done.add(f"{name}.codes")
-                    nodes += self._fixed(name, largest[name]) if name in largest else self._by_row(name)
-                nodes += self._product(node)
+                    largest = channels[name].largest.astype(np.float32)
+                    nodes += self._fixed(name, largest) if name in self.fixed else self._by_row(name)
+                nodes += self._product(node, channels[name].products)
                 done.add(nodes[-1].output[0])
             elif node.output[0] in self.norms:
                 nodes += self._norm(node)
@@ -201,14 +225,15 @@ class _Quantiser:
     def _kind(self, name: str) -> str:
         return "gelu" if self._source(name) == "Gelu" else "rows"
 
-    def _product(self, node: NodeProto) -> Iterator[NodeProto]:
+    def _product(self, node: NodeProto, products: NDArray[np.float64]) -> Iterator[NodeProto]:
         """activations (..., k) @ matrix (k, n), plus a bias (n) where there is one."""
         rows, name, kind = node.input[0], node.output[0], self._kind(node.input[0])
         matrix, bias = self._matrix(node), list(node.input[2:])
         fixed = rows in self.steps
-        integers, scales = codes(matrix * self.steps[rows][:, None] if fixed else matrix, WEIGHT_LEVELS, axis=0)
+        steps = self.steps[rows][:, None] if fixed else np.ones((len(matrix), 1), np.float32)  # (k, 1)
+        integers, scales = fitted_codes(matrix * steps, products / (steps @ steps.T))
         self.tensors[f"{name}.codes"] = integers  # (k, n)
-        self.tensors[f"{name}.scales"] = scales[0] if fixed else scales[0] * self.tensors[f"{kind}.step"]  # (n)
+        self.tensors[f"{name}.scales"] = scales if fixed else scales * self.tensors[f"{kind}.step"]  # (n)
         scale = "one" if fixed else f"{rows}.largest"
         inputs = [f"{rows}.codes", f"{name}.codes", scale, f"{name}.scales", f"{kind}.zero", "weight.zero"]
         if fixed:

@@ -13,7 +13,7 @@ from onnx import ModelProto, helper, numpy_helper
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from encoding.bundle import INPUTS, OUTPUT
-from training.calibration import largest_magnitudes, vocabulary_feeds
+from training.calibration import observe, vocabulary_feeds
 from training.continuous import ContinuousTemplate
 from training.encoder import SentenceEncoder
 from training.errors import ExportError
@@ -21,7 +21,17 @@ from training.graph import fuse, halve, trace
 from training.heads import Head, HeadKind
 from training.layers import BITS, Form, coarse, one_row
 from training.parity import difference, probes
-from training.quantise import GELU_LEAST, GELU_ZERO, TINY, WEIGHT_LEVELS, ZERO, channel_steps, codes, quantise
+from training.quantise import (
+    GELU_LEAST,
+    GELU_ZERO,
+    TINY,
+    WEIGHT_LEVELS,
+    ZERO,
+    channel_steps,
+    codes,
+    fitted_codes,
+    quantise,
+)
 from training.runner import GraphEncoder
 
 CASES = {
@@ -212,19 +222,19 @@ def test_a_product_by_row_equals_numpys(hidden: str) -> None:
     matrix, bias = chance.normal(size=(24, 16)).astype(np.float32), chance.normal(size=16).astype(np.float32)
     rows = chance.normal(size=(40, 24)).astype(np.float32) * np.logspace(-3, 3, 40, dtype=np.float32)[:, None]
     rows[7] = 0
-    found = onnxruntime.InferenceSession(quantise(product(hidden, matrix, bias), ()).SerializeToString()).run(
-        None, {"x": rows}
-    )[0]
-    shown = onnxruntime.InferenceSession(product(hidden, matrix, bias, hidden_only=True).SerializeToString()).run(
-        None, {"x": rows}
-    )[0]
+    feeds = [{"x": rows}]
+    model = quantise(product(hidden, matrix, bias), feeds)
+    found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds[0])[0]
+    only = product(hidden, matrix, bias, hidden_only=True)
+    shown = onnxruntime.InferenceSession(only.SerializeToString()).run(None, feeds[0])[0]
     zero = GELU_ZERO if hidden == "Gelu" else ZERO
     least = GELU_LEAST * (255 - zero) / zero if hidden == "Gelu" else TINY
     highest = shown.max(1) if hidden == "Gelu" else np.abs(shown).max(1)
     largest = np.maximum(highest, np.float32(least))[:, None]
     step = np.float32(1 / (255 - zero))
     integers = np.clip(np.rint(shown / largest / step) + zero, 0, 255).astype(np.int64) - zero
-    weights, scales = codes(matrix, WEIGHT_LEVELS, axis=0)
+    wide = shown.astype(np.float64)
+    weights, scales = fitted_codes(matrix, wide.T @ wide)
     expected = (integers @ weights) * (largest * step * scales) + bias
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max(1, keepdims=True).min())
 
@@ -242,10 +252,10 @@ def test_a_product_behind_a_layer_norm_equals_numpys() -> None:
     found = onnxruntime.InferenceSession(quantise(model, [{"x": seen}]).SerializeToString()).run(None, {"x": others})[0]
     session = onnxruntime.InferenceSession(hidden.SerializeToString())
     [calibrated], [shown] = session.run(None, {"x": seen}), session.run(None, {"x": others})
-    steps = channel_steps(np.abs(calibrated).max(0), np.abs(matrix).max(1))
+    steps, wide = channel_steps(np.abs(calibrated).max(0), np.abs(matrix).max(1)), calibrated.astype(np.float64)
     integers = np.clip(np.rint(shown / steps) + ZERO, 0, 255).astype(np.int64) - ZERO
     assert integers.max() == 255 - ZERO
-    weights, scales = codes(matrix * steps[:, None], WEIGHT_LEVELS, axis=0)
+    weights, scales = fitted_codes(matrix * steps[:, None], (wide / steps).T @ (wide / steps))
     np.testing.assert_allclose(found, (integers @ weights) * scales + bias, rtol=1e-4, atol=1e-4)
 
 
@@ -271,10 +281,28 @@ def test_calibration_is_repeatable_and_reaches_every_length(tiny_bert: Path) -> 
     assert int8(encoder, model).SerializeToString() == int8(encoder, model).SerializeToString()
 
 
-def test_magnitudes_are_by_channel() -> None:
+def test_channels_are_observed_over_all_feeds() -> None:
     model = product("Identity", np.ones((2, 1), np.float32), np.zeros(1, np.float32))
     feeds = [{"x": np.float32([[1, -7], [2, 0]])}, {"x": np.float32([[-3, 5]])}]
-    np.testing.assert_array_equal(largest_magnitudes(model, ["shown"], feeds)["shown"], [3, 7])
+    channels = observe(model, ["shown"], feeds)["shown"]
+    np.testing.assert_array_equal(channels.largest, [3, 7])
+    np.testing.assert_array_equal(channels.products, [[14, -22], [-22, 74]])
+
+
+def test_fitted_codes_lose_less_than_nearest_ones() -> None:
+    """Of what is multiplied, where channels vary together; where they do not, they are the nearest."""
+    chance = np.random.default_rng(0)
+    matrix = chance.normal(size=(32, 8)).astype(np.float32)
+    matrix[:, 3] = 0
+    nearest, scales = codes(matrix, WEIGHT_LEVELS, axis=0)
+    alone, same = fitted_codes(matrix, np.eye(32))
+    np.testing.assert_array_equal(alone, nearest)
+    np.testing.assert_allclose(same, scales[0], rtol=1e-6)
+    rows = chance.normal(size=(500, 4)) @ chance.normal(size=(4, 32)) + 0.1 * chance.normal(size=(500, 32))
+    fitted, _ = fitted_codes(matrix, rows.T @ rows)
+    assert np.abs(fitted).max() <= WEIGHT_LEVELS
+    lost = [np.linalg.norm(rows @ (each * scales - matrix)) for each in (fitted, nearest)]
+    assert lost[0] < 0.6 * lost[1]
 
 
 def product(
