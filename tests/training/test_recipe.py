@@ -53,7 +53,7 @@ def test_a_preset_lies_over_the_recipe_and_words_over_both(tmp_path: Path) -> No
 
 def test_a_recipe_without_presets_says_so() -> None:
     with pytest.raises(RecipeError, match="no preset 'large'; it has none"):
-        load_recipe("distill", CORPUS, "large")
+        load_recipe("optiprompt", CORPUS, "large")
 
 
 def test_a_resolved_recipe_reads_back_the_same(tmp_path: Path) -> None:
