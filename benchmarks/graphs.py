@@ -1,6 +1,6 @@
 """Sentences a second of one model's graphs in process, side by side: plain fp32, the exported forms, int8.
 
-    python benchmarks/graphs.py --run runs/cloze-mini --data DATA [--former BUNDLE]
+    python benchmarks/graphs.py --run runs/cloze-mini/mean --data DATA [--former BUNDLE]
 
 The texts are sentences of STS-B dev and documents of the collections to search, sorted by length, in batches of 512
 padded tokens. The graphs take turns batch by batch, and the best of several times counts, so that what else the machine

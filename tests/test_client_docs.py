@@ -117,5 +117,5 @@ def same(answer: object, expected: object) -> bool:
         case list(), list():
             return len(answer) == len(expected) and all(map(same, answer, expected))
         case float(), float():
-            return abs(answer - expected) < 1e-2
+            return abs(answer - expected) < 1e-3
     return answer == expected

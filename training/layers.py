@@ -116,9 +116,10 @@ class WrittenOut(nn.Module):
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, heads: int) -> Tensor:
     """softmax(query keyᵀ / √d + blocked) value for each head, (n·Q, d) from queries (n·Q, d) and others (n·L, d).
 
-    Both products have factors of so few bits that fp32 holds the sums exactly, in any order. exp is not the same on
-    every CPU to the last bit, but of so few arguments it is the same once rounded. `FusedMatMul` reads the keys as they
-    lie, and scales on the way.
+    Both products have factors of so few bits that fp32 holds the sums exactly, in any order: for the scores while
+    |query · key| stays below 2^(24 - 16), for the context while the weighted sums stay below 2^(24 - 17). exp is not
+    the same on every CPU to the last bit, but of so few arguments it is the same once rounded. `FusedMatMul` reads the
+    keys as they lie, and scales on the way.
     """
     n, length, width = blocked.shape[0], blocked.shape[-1], key.shape[-1]
     size = width // heads
