@@ -15,6 +15,7 @@ from encoding.errors import ClozeError
 from service import VERSION
 from service.admission import Admission
 from service.auth import Guard, Keys
+from service.cache import Cache
 from service.cpu import available_cpus
 from service.device import Device
 from service.errors import respond
@@ -49,7 +50,8 @@ def create_app(settings: Settings) -> FastAPI:
     metrics, traffic, admission = Metrics(), Traffic(), Admission(settings.max_tokens_in_flight)
     device = Device(settings.tokenizer_threads or min(4, max(2, available_cpus() // 2)))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
-    models = Models.load(settings, metrics, device, admission)
+    cache = Cache(settings.cache_mb * 2**20)
+    models = Models.load(settings, metrics, device, admission, cache)
     health = Health(lambda: models, lambda: device.busy_for, settings.stall_seconds, settings.fault_seconds)
     app = FastAPI(
         title="Cloze",
@@ -83,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         tokens=lambda: admission.tokens,
         tokens_limit=settings.max_tokens_in_flight,
         ready=lambda: health.ready,
+        cache=cache,
     )
     return app
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from service.errors import Late, Unavailable
 from service.queue import FairQueue, Waiting
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "Failed"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,11 +38,20 @@ class _Request(Generic[Result]):
 
 @dataclass(eq=False, slots=True)
 class _Entry(Waiting, Generic[Item, Result]):
-    """One item of a request."""
+    """One item of a request, and the places in it where that item stands."""
 
     request: _Request[Result]
-    index: int
+    key: Hashable
     item: Item
+    places: list[int]
+
+
+class Failed(Exception):
+    """`run` failed on the caller's item at `place` alone; the cause says why."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(f"item {place} failed")
+        self.place = place
 
 
 class Batcher(Generic[Item, Result]):
@@ -50,7 +59,9 @@ class Batcher(Generic[Item, Result]):
 
     Clients take turns by cost, so that one's ten thousand items do not keep another's one waiting, and the items
     nearest in cost join, so that little is padding: see FairQueue. An item dearer than `max_cost` runs alone. A
-    batch that fails is halved until the guilty item is alone; only its request fails. `cost` is 1 or more.
+    batch that fails is halved until the guilty item is alone; only its requests fail. `cost` is 1 or more.
+
+    Items of one `key` run once: in one request; while they wait, at the first one's turn; and while one of them runs.
     """
 
     def __init__(
@@ -60,15 +71,20 @@ class Batcher(Generic[Item, Result]):
         max_cost: int,
         max_padding: int,
         max_age: float,
+        *,
+        key: Callable[[Item], Hashable] = lambda item: object(),  # no two are the same
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._cost = cost
+        self._key = key
         self.max_cost = max_cost
         self.max_padding = max_padding
         self.max_age = max_age
         self._clock = clock
         self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
+        self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # what waits or runs, by key
+        self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
         self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
         self._untouched: OrderedDict[_Request[Result], None] = OrderedDict()  # of these, those no batch has touched
         self._answered = 0
@@ -100,8 +116,8 @@ class Batcher(Generic[Item, Result]):
     async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
         """Wait for the results, in order. A caller that is cancelled takes its items with it.
 
-        Raises Late where no batch has taken any of them for `max_age` seconds, what `run` raised for one of them
-        alone, and Unavailable once `drain` has ended.
+        Raises Late where no batch has taken any of them for `max_age` seconds, Failed where `run` raised for one of
+        them alone, and Unavailable once `drain` has ended.
         """
         if self._drained:
             raise Unavailable("the batcher has stopped; send the request again")
@@ -128,14 +144,23 @@ class Batcher(Generic[Item, Result]):
         return self._answered - before
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
-        costs = [self._cost(item) for item in items]
         request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self._clock(), len(items))
-        for index, (item, cost) in enumerate(zip(items, costs, strict=True)):
-            entry = _Entry(cost, client, request, index, item)
-            request.entries.append(entry)
-            self._queue.add(entry)
-        request.waiting = request.size
+        entries: dict[Hashable, _Entry[Item, Result]] = {}
+        for place, item in enumerate(items):
+            key = self._key(item)
+            if key in entries:
+                entries[key].places.append(place)
+            else:
+                entries[key] = _Entry(self._cost(item), client, request, key, item, [place])
+        request.entries = list(entries.values())
         self._requests[request] = self._untouched[request] = None
+        for entry in request.entries:
+            self._same.setdefault(entry.key, {})[entry] = None
+            if entry.key in self._running:
+                self._untouched.pop(request, None)
+            else:
+                self._queue.add(entry)
+                request.waiting += 1
         if self._expiry is None:
             self._watch()
         self._idle.clear()
@@ -156,8 +181,16 @@ class Batcher(Generic[Item, Result]):
         self._untouched.pop(request, None)
         for entry in request.entries:
             self._queue.remove(entry)
+            self._forget(entry)
         request.entries.clear()
         request.waiting = 0
+
+    def _forget(self, entry: _Entry[Item, Result]) -> None:
+        """Nobody waits for this entry any more."""
+        same = self._same.get(entry.key, {})
+        same.pop(entry, None)
+        if not same:
+            self._same.pop(entry.key, None)
 
     def _fail(self, request: _Request[Result], error: Exception) -> None:
         if not request.future.done():
@@ -179,19 +212,27 @@ class Batcher(Generic[Item, Result]):
     def _abandon(self, error: Exception) -> None:
         """Leave no caller waiting for ever."""
         self._queue = FairQueue()
+        self._same.clear()
+        self._running.clear()
         for request in self._requests:
             request.entries.clear()
             self._fail(request, error)
         self._wake.clear()
 
     def _take(self) -> list[_Entry[Item, Result]]:
-        """The next batch, without what waited too long. Empty where nothing waits."""
+        """The next batch, without what waited too long, one of each key. Empty where nothing waits."""
         self._expire()
-        batch = self._queue.take(self.max_cost, self.max_padding)
-        for entry in batch:
+        taken = {entry.key: entry for entry in self._queue.take(self.max_cost, self.max_padding)}
+        for entry in self._all_like(taken):
+            self._queue.remove(entry)
             entry.request.waiting -= 1
             self._untouched.pop(entry.request, None)
-        return batch
+        self._running.update(taken)
+        return list(taken.values())
+
+    def _all_like(self, keys: Iterable[Hashable]) -> list[_Entry[Item, Result]]:
+        """Every entry of these keys whose caller waits still."""
+        return [entry for key in keys for entry in self._same.get(key, ())]
 
     def _watch(self) -> None:
         """Expire, and again when the next may be due, whatever the batch at work does."""
@@ -212,7 +253,8 @@ class Batcher(Generic[Item, Result]):
             self._fail(request, Late(f"{message}; send it again later, or in smaller requests"))
 
     async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
-        batch = [entry for entry in batch if not entry.request.future.done()]
+        self._running -= {entry.key for entry in batch} - self._same.keys()
+        batch = [entry for entry in batch if entry.key in self._same]  # else every caller has gone
         if not batch:
             return
         try:
@@ -221,7 +263,9 @@ class Batcher(Generic[Item, Result]):
             await self._retry(batch, error)
             return
         for entry, result in zip(batch, results, strict=True):
-            _deliver(entry, result)
+            self._running.discard(entry.key)
+            for each in self._all_like([entry.key]):
+                self._deliver(each, result)
 
     async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
         try:
@@ -235,22 +279,23 @@ class Batcher(Generic[Item, Result]):
         return results
 
     async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
-        """Run the halves of a failed batch; an item that failed alone fails its request."""
+        """Run the halves of a failed batch; an item that failed alone fails its requests."""
         if len(batch) == 1:
-            request = batch[0].request
-            request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
-            self._fail(request, error)
+            self._running.discard(batch[0].key)
+            for entry in self._all_like([batch[0].key]):
+                entry.request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
+                failed = Failed(entry.places[0])
+                failed.__cause__ = error
+                self._fail(entry.request, failed)
             return
         logger.debug("a batch of %d failed and is halved", len(batch))
         middle = len(batch) // 2
         await self._attempt(batch[:middle])
         await self._attempt(batch[middle:])
 
-
-def _deliver(entry: _Entry[Item, Result], result: Result) -> None:
-    request = entry.request
-    if request.future.done():
-        return
-    request.results[entry.index] = result
-    if len(request.results) == request.size:
-        request.future.set_result([request.results[index] for index in range(request.size)])
+    def _deliver(self, entry: _Entry[Item, Result], result: Result) -> None:
+        self._forget(entry)
+        request = entry.request
+        request.results.update(dict.fromkeys(entry.places, result))
+        if len(request.results) == request.size and not request.future.done():
+            request.future.set_result([request.results[place] for place in range(request.size)])

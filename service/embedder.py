@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter
@@ -16,7 +16,8 @@ from encoding.errors import TextTooLong
 from encoding.text import Direction, Tokens
 from service import VERSION
 from service.admission import Admission
-from service.batcher import Batcher
+from service.batcher import Batcher, Failed
+from service.cache import Cache, key_of
 from service.device import Device
 from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.metrics import Metrics, ModelMetrics
@@ -34,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Item(NamedTuple):
-    """One text on its way to a batch."""
+    """One text on its way to a batch; `key` is the same for texts whose vectors are."""
 
-    place: int  # in its request
+    key: bytes
     ids: list[int]
     since: float
 
@@ -50,10 +51,10 @@ class _Batch(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One text's vector, and the seconds that it waited and that its batch ran."""
+    """One text's vector, when its batch began and the seconds that it ran."""
 
     vector: NDArray[np.float32]
-    waited: float
+    started: float
     ran: float
 
 
@@ -90,6 +91,7 @@ class Embedder:
         settings: Settings,
         device: Device,
         admission: Admission,
+        cache: Cache,
     ) -> None:
         self.name = bundle.name
         self.bundle = bundle
@@ -97,12 +99,19 @@ class Embedder:
         self.device = device
         self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
         self.batcher: Batcher[_Item, _Row] = Batcher(
-            self._run, lambda item: len(item.ids), self.max_batch_tokens, session.batch_padding, settings.queue_seconds
+            self._run,
+            lambda item: len(item.ids),
+            self.max_batch_tokens,
+            session.batch_padding,
+            settings.queue_seconds,
+            key=lambda item: item.key,
         )
         self.load_seconds = 0.0  # warming up included
         self._max_inputs = settings.max_inputs
         self._max_characters = settings.max_text_characters
         self._admission = admission
+        self._cache = cache
+        self._graph = bundle.spec.files[GRAPHS[session.precision]]  # sha256
         self._metrics: ModelMetrics
         self._failed_at: float | None = None
         self._probe: asyncio.Task[BackendFailed | None] | None = None
@@ -111,13 +120,13 @@ class Embedder:
         self._idle.set()
 
     @classmethod
-    def load(cls, bundle: Bundle, settings: Settings, device: Device, admission: Admission) -> Self:
+    def load(cls, bundle: Bundle, settings: Settings, device: Device, admission: Admission, cache: Cache) -> Self:
         """Load the bundle's graph. Raises BundleError or SessionError."""
         started = perf_counter()
         session = Session.load(
             bundle, precision=settings.precision, provider=settings.provider, threads=settings.threads
         )
-        embedder = cls(bundle, session, settings, device, admission)
+        embedder = cls(bundle, session, settings, device, admission, cache)
         embedder.load_seconds = perf_counter() - started
         return embedder
 
@@ -154,7 +163,7 @@ class Embedder:
             version=VERSION,
             read_out=spec.read_out,
             dimension=spec.dimension,
-            sha256=spec.files[GRAPHS[session.precision]],
+            sha256=self._graph,
             load_seconds=self.load_seconds,
         )
         self.batcher.start()
@@ -231,33 +240,49 @@ class Embedder:
 
     async def _embed(self, inputs: Inputs, truncate: bool, direction: Direction, client: str) -> Embeddings:
         started = perf_counter()
-        tokens = [
-            each for first, part in _slices(inputs) for each in await self._encode(first, part, truncate, direction)
-        ]
+        tokens, keys = list[Tokens](), list[bytes]()
+        for first, part in _slices(inputs):
+            encoded = await self.device.work(partial(self._encode, first, part, truncate, direction))
+            tokens += [each for each, _ in encoded]
+            keys += [key for _, key in encoded]
         now = perf_counter()
+        vectors = [self._cache.get(each) for each in keys]
+        missing = [place for place, vector in enumerate(vectors) if vector is None]
+        rows = await self._compute([_Item(keys[place], tokens[place].ids, now) for place in missing], missing, client)
+        for place, row in zip(missing, rows, strict=True):
+            vectors[place] = row.vector
+            self._cache.add(keys[place], row.vector)
+        found = cast(list[NDArray[np.float32]], vectors)
         total, cut = sum(len(each.ids) for each in tokens), [each.cut for each in tokens]
-        with self._admission.admit(total, client):
-            rows = await self.batcher.submit(
-                [_Item(place, each.ids, now) for place, each in enumerate(tokens)], client=client
-            )
-        vectors = [row.vector for row in rows]
         self._metrics.tokenized(now - started)
-        self._metrics.embedded(len(tokens), total, sum(lost > 0 for lost in cut))
-        self._metrics.space.observe(vectors, [each.ids for each in tokens], cut)
-        timing = Timing(now - started, _mean([row.waited for row in rows]), _mean([row.ran for row in rows]))
-        characters = sum(len(text) for text in inputs if isinstance(text, str))
-        return Embeddings(vectors, total, characters, timing)
+        self._metrics.embedded(len(tokens), total, sum(lost > 0 for lost in cut), len(tokens) - len(missing))
+        self._metrics.space.observe(found, [each.ids for each in tokens], cut)
+        waits = [max(0.0, row.started - now) for row in rows]  # 0: it joined a batch at work
+        timing = Timing(now - started, _mean(waits), _mean([row.ran for row in rows]))
+        return Embeddings(found, total, sum(len(text) for text in inputs if isinstance(text, str)), timing)
 
-    async def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[Tokens]:
+    async def _compute(self, items: list[_Item], places: list[int], client: str) -> list[_Row]:
+        """Run what is not known; `places` are where the items stand in their request."""
+        if not items:
+            return []
+        try:
+            with self._admission.admit(sum(len(item.ids) for item in items), client):
+                return await self.batcher.submit(items, client)
+        except Failed as failed:
+            error, place = failed.__cause__, places[failed.place]
+            if not isinstance(error, BackendFailed):
+                raise
+            raise BackendFailed(f"text {place}: {error}", position=place) from error.__cause__
+
+    def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
+        """Each text's tokens, and the key of its vector."""
         encoder = self.bundle.text_encoder
-        task: Callable[[], list[Tokens]]
         if isinstance(inputs[0], str):
-            texts = cast(Sequence[str], inputs)
-            task = partial(encoder.encode, texts, truncate=truncate, direction=direction, first=first)
+            found = encoder.encode(cast(Sequence[str], inputs), truncate=truncate, direction=direction, first=first)
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
-            task = partial(encoder.encode_ids, ids, truncate=truncate, direction=direction, first=first)
-        return await self.device.work(task)
+            found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
+        return [(tokens, key_of(self._graph, tokens.ids)) for tokens in found]
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> _Batch:
         started = perf_counter()  # in the graphs' thread: another model's batch may have come first
@@ -276,15 +301,10 @@ class Embedder:
         return batch
 
     async def _run(self, items: list[_Item]) -> list[_Row]:
-        try:
-            vectors, started, ran = await self._forward_or_note([item.ids for item in items])
-        except BackendFailed as error:
-            if len(items) > 1:
-                raise
-            raise BackendFailed(f"text {items[0].place}: {error}", position=items[0].place) from error.__cause__
-        waits, lengths = [started - item.since for item in items], [len(item.ids) for item in items]
-        self._metrics.batch(waits, sum(lengths), max(lengths) * len(items), ran)
-        return [_Row(vector, waited, ran) for vector, waited in zip(vectors, waits, strict=True)]
+        vectors, started, ran = await self._forward_or_note([item.ids for item in items])
+        lengths = [len(item.ids) for item in items]
+        self._metrics.batch([started - item.since for item in items], sum(lengths), max(lengths) * len(items), ran)
+        return [_Row(vector, started, ran) for vector in vectors]
 
 
 def _slices(inputs: Inputs) -> Iterator[tuple[int, Inputs]]:

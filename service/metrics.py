@@ -22,6 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from service.cache import Cache
 from service.errors import ANSWERS, ERROR_TYPES
 from service.space import Space
 
@@ -130,6 +131,7 @@ class Metrics:
         tokens: Callable[[], float],
         tokens_limit: float,
         ready: Callable[[], bool],
+        cache: Cache,
     ) -> None:
         """Read at each scrape what is at work, and whether the service is ready."""
         self._in_flight.set_function(requests)
@@ -137,6 +139,8 @@ class Metrics:
         self._tokens_in_flight.set_function(tokens)
         self._tokens_limit.set(tokens_limit)
         self._ready.set_function(lambda: float(ready()))
+        self._cache_bytes.set_function(lambda: cache.size)
+        self._cache_texts.set_function(lambda: len(cache))
 
     def model(
         self,
@@ -200,6 +204,8 @@ class Metrics:
         self._in_flight_limit = self._gauge("cloze_requests_in_flight_limit", "how many POSTs may be; `max_requests`")
         self._tokens_in_flight = self._gauge("cloze_tokens_in_flight", "tokens of the requests at work")
         self._tokens_limit = self._gauge("cloze_tokens_in_flight_limit", "how many may be; `max_tokens_in_flight`")
+        self._cache_bytes = self._gauge("cloze_cache_bytes", "memory of the vectors that are kept; at most `cache_mb`")
+        self._cache_texts = self._gauge("cloze_cache_texts", "texts whose vectors are kept")
         self._reloads = self._counter("cloze_reloads", "reloads; one that failed changed nothing", "outcome")
         for outcome in get_args(Outcome):
             self._reloads.labels(outcome)
@@ -210,6 +216,7 @@ class Metrics:
         self.loaded = self._gauge("cloze_model_loaded", "1 for each model that is served", "model")
         self.load_seconds = self._gauge("cloze_model_load_seconds", "loading and warming it took", "model")
         self.texts = self._counter("cloze_texts", "texts embedded", "model")
+        self.cache_hits = self._counter("cloze_cache_hits", "of these texts, those whose vector was kept", "model")
         self.tokens = self._counter("cloze_tokens", "tokens embedded, those of the template included", "model")
         self.truncations = self._counter("cloze_truncations", "texts that were cut", "model")
         self.tokenize_seconds = self._histogram(
@@ -225,7 +232,9 @@ class Metrics:
         self.inference_failures = self._counter(
             "cloze_inference_failures", "batches that failed, each half that was tried again included", "model"
         )
-        self.batch_texts = self._histogram("cloze_batch_texts", "texts of one batch", "model", buckets=TEXTS)
+        self.batch_texts = self._histogram(
+            "cloze_batch_texts", "texts of one batch, equal ones once", "model", buckets=TEXTS
+        )
         self.batch_tokens = self._histogram(
             "cloze_batch_tokens", "tokens of one batch, padding included", "model", buckets=TOKENS
         )
@@ -273,6 +282,7 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, name: str, space: Space) -> None:
         self.space = space
         self._texts = metrics.texts.labels(name)
+        self._cache_hits = metrics.cache_hits.labels(name)
         self._tokens = metrics.tokens.labels(name)
         self._truncations = metrics.truncations.labels(name)
         self._tokenize_seconds = metrics.tokenize_seconds.labels(name)
@@ -300,9 +310,10 @@ class ModelMetrics:
         """Count one batch that gave no usable vectors."""
         self._inference_failures.inc()
 
-    def embedded(self, texts: int, tokens: int, cut: int) -> None:
-        """Count one request that has its vectors: its texts, their tokens, and how many texts were cut."""
+    def embedded(self, texts: int, tokens: int, cut: int, known: int) -> None:
+        """Count one request that has its vectors: its texts, their tokens, how many were cut, how many known."""
         self._texts.inc(texts)
+        self._cache_hits.inc(known)
         self._tokens.inc(tokens)
         self._truncations.inc(cut)
 

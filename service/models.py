@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from encoding.bundle import SPEC_FILE, Bundle, unreadable
 from encoding.errors import BundleError, ClozeError
 from service.admission import Admission
+from service.cache import Cache
 from service.device import Device
 from service.embedder import Embedder
 from service.errors import BadSettings, ModelNotFound
@@ -34,24 +35,27 @@ class Reloaded(NamedTuple):
 class Models:
     """Every bundle in `settings.bundle` at work, one of them the default."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, device: Device, admission: Admission) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, device: Device, admission: Admission, cache: Cache
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._device = device
         self._admission = admission
+        self._cache = cache
         self._served: dict[str, Embedder] = {}
         self.default = ""
         self._reloading = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def load(cls, settings: Settings, metrics: Metrics, device: Device, admission: Admission) -> Self:
+    def load(cls, settings: Settings, metrics: Metrics, device: Device, admission: Admission, cache: Cache) -> Self:
         """Load every bundle, check it and warm it up.
 
         Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
         graph that hangs ends the process.
         """
-        models = cls(settings, metrics, device, admission)
+        models = cls(settings, metrics, device, admission, cache)
         models._take(models._load())
         for embedder in models:
             with limited(settings.stall_seconds + settings.fault_seconds, f"model {embedder.name}: warming up"):
@@ -130,7 +134,7 @@ class Models:
             bundle = Bundle.load(folder)
             known = self._served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
-                known = Embedder.load(bundle, self._settings, self._device, self._admission)
+                known = Embedder.load(bundle, self._settings, self._device, self._admission, self._cache)
                 if not bundle.unchanged():  # its graph may be the other's
                     raise BundleError(f"{folder} was exchanged while it was loaded; reload once that is done")
             served[bundle.name] = known

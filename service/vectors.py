@@ -1,15 +1,17 @@
-"""What is done to vectors on their way out: cut, normalise, compare, write as JSON.
+"""What is done to vectors on their way out: cut, normalise, compare, write as JSON or as bytes.
 
 float            JSON numbers, as short as float32 allows
 base64, float16  base64 of the row as little-endian float32, float16
 int8             JSON integers: each row scaled so that its largest magnitude is 127
 binary, ubinary  JSON integers: a bit for each dimension, 1 where it is above 0, eight to a byte, the first highest,
                  zeros after the last; ubinary gives the bytes 0…255, binary the same less 128
+
+As bytes the rows follow each other in the same numbers, little-endian; float and base64 are then both float32.
 """
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import orjson
@@ -21,12 +23,14 @@ __all__ = [
     "FORMATS",
     "Array",
     "Format",
+    "Raw",
     "Vectors",
     "cosine_matrix",
     "cosines",
     "finish",
     "pair_cosines",
     "rows",
+    "to_bytes",
     "to_json",
 ]
 
@@ -35,6 +39,15 @@ Array = NDArray[Any]
 
 Format = Literal["float", "base64", "float16", "int8", "binary", "ubinary"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+
+
+class Raw(NamedTuple):
+    """Rows as bytes, and what numpy needs to read them: the type's name, the shape."""
+
+    content: bytes
+    dtype: str
+    shape: tuple[int, int]
+
 
 ROWS: Final = 64  # written at once; between two slices other threads get their turn
 FLOAT16_MAX: Final = 65504
@@ -66,6 +79,13 @@ def to_json(vectors: Array, format: Format = "float") -> bytes:
     if format in _BYTES:
         return b"[" + b",".join(rows(vectors, format)) + b"]"
     return b"[" + b",".join(_dumps(part)[1:-1] for part in _packed(vectors, format)) + b"]"
+
+
+def to_bytes(vectors: Array, format: Format = "float") -> Raw:
+    """One row after the other. Raises Invalid where the format cannot hold a value."""
+    parts = list(_packed(vectors, "base64" if format == "float" else format))
+    content = b"".join(part.tobytes() for part in parts)
+    return Raw(content, parts[0].dtype.name, (len(vectors), parts[0].shape[1]))
 
 
 def rows(vectors: Array, format: Format = "float") -> Iterator[bytes]:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from training.contrastive import Contrastive
 from training.objective import View
+from training.trimmed import trimmed
 
-__all__ = ["backward_in_chunks", "chunks"]
+__all__ = ["backward_in_chunks"]
 
 
 def backward_in_chunks(
@@ -29,29 +30,23 @@ def backward_in_chunks(
     """
     with autocast():
         views = objective.draw(views)
-    passes = [(name, chunk) for name, view in views.items() for chunk in chunks(view, size)]
+    passes = [(name, rows, chunk) for name, view in views.items() for rows, chunk in trimmed(view, size)]
     states, parts = [], {name: [] for name in views}
-    for name, chunk in passes:
+    for name, _, chunk in passes:
         states.append(_RandomState(objective.encoder.device))
         with autocast(), torch.no_grad():
             parts[name].append(objective.encode(name, chunk))
-    vectors = {name: torch.cat(rows).requires_grad_() for name, rows in parts.items()}  # (n, ...), leaves
+    order = {name: torch.cat([rows for of, rows, _ in passes if of == name]) for name in views}  # (n)
+    vectors = {name: torch.cat(parts[name])[order[name].argsort()].requires_grad_() for name in views}  # leaves
     with autocast():
         outputs = objective.loss(vectors, views)
     outputs["loss"].backward()
-    shares = [share for leaf in vectors.values() for share in _gradient(leaf).split(size)]
-    for (name, chunk), state, share in zip(passes, states, shares, strict=True):
+    for (name, rows, chunk), state in zip(passes, states, strict=True):
         with state.restored(), autocast():
             again = objective.encode(name, chunk)
         if again.requires_grad:  # a frozen encoder's does not
-            again.backward(share)
+            again.backward(_gradient(vectors[name])[rows])
     return {name: value.detach() for name, value in outputs.items()}
-
-
-def chunks(view: View, size: int) -> Iterator[View]:
-    """`size` rows at a time of every tensor of a view."""
-    for start in range(0, len(next(iter(view.values()))), size):
-        yield {key: tensor[start : start + size] for key, tensor in view.items()}
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ activations are thrown away (GradCache); `loss` sees the vectors of all rows, an
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -19,6 +20,7 @@ from training.heads import HeadKind
 from training.losses import info_nce
 from training.objective import Objective, View
 from training.recipe import Positive, Recipe
+from training.trimmed import encode_trimmed
 
 __all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
 
@@ -98,7 +100,8 @@ class Contrastive(Objective):
 
     def forward(self, **views: View) -> dict[str, Tensor]:
         views = self.draw(views)
-        return self.loss({name: self.encode(name, view) for name, view in views.items()}, views)
+        vectors = {name: encode_trimmed(partial(self.encode, name), view) for name, view in views.items()}
+        return self.loss(vectors, views)
 
     def contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
         """InfoNCE of vectors (n, d) behind the head, over the rows of all processes."""

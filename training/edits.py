@@ -103,12 +103,16 @@ class Editor:
     def _guess(self, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
         """Ids with the generator's words at `places`. It may not say [PAD]: RoBERTa counts positions by it."""
         assert self.generator is not None, "an editor without a generator is asked only to delete. This is a bug."
-        scores = self.generator.to(ids.device)(input_ids=ids, attention_mask=attention).logits[places]  # (m, V)
-        scores = scores[:, : len(self.tokenizer)].float()  # an embedding table may have more rows than words
-        scores[:, self.tokenizer.pad_token_id] = -torch.inf
-        if self.guessing == "sampled":
-            scores = scores - torch.empty_like(scores).exponential_().log()  # the highest is a draw of the softmax
-        return ids.masked_scatter(places, scores.argmax(1))
+        scores = self.generator.to(ids.device)(
+            input_ids=ids, attention_mask=attention
+        ).logits  # (n, L, V), a word each:
+        scores = scores[..., : len(self.tokenizer)]  # an embedding table may have more rows than words
+        scores[..., self.tokenizer.pad_token_id] = -torch.inf  # in place: a copy would be as large as the model
+        if self.guessing == "best":
+            return scores.argmax(-1).where(places, ids)
+        chosen = scores[places].float()  # (m, V)
+        chosen -= torch.empty_like(chosen).exponential_().log()  # the highest is a draw of the softmax
+        return ids.masked_scatter(places, chosen.argmax(-1))
 
     def _close(self, kept: Tensor, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The kept tokens (n, L) moved up, as ids, attention mask and labels; the batch as long as its longest."""

@@ -1,5 +1,6 @@
 """text-embeddings-inference's own routes, and search: texts in; vectors, cosines, ranks or tokens out."""
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -26,21 +27,32 @@ from service.routes.schemas import (
     TokenInfo,
     TokenizeRequest,
 )
-from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_json
+from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_bytes, to_json
 
 __all__ = ["CELLS", "CHARACTERS", "IDS", "roots", "router"]
 
 Cosines = list[float] | list[list[float]]
 
+BYTES: Final = "application/octet-stream"
+JSON: Final = "application/json"
+QUALITY: Final = re.compile(r";\s*q\s*=\s*([01](?:\.\d*)?)")
 CELLS: Final = 2**22  # of a matrix; 8 192 texts with as many would be a gigabyte of JSON
 CHARACTERS: Final = 2**18  # shown token by token, for a token's JSON is a hundred times its text
 IDS: Final = 2**18  # read as text; a body of eight million would keep a worker for seconds
+
+AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "A vector for each text; as bytes where the Accept header asks for them, the rows then follow "
+        "each other, little-endian, of the type x-embedding-type and the shape x-embedding-shape",
+        "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 
 router = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
 roots = APIRouter(route_class=JSONRoute, responses=ERRORS, tags=["embedding"])
 
 
-@router.post("/embed", response_model=Rows, summary="A vector for each text")
+@router.post("/embed", response_model=Rows, responses=AS_BYTES, summary="A vector for each text")
 async def embed_texts(body: EmbedRequest, request: Request) -> Response:
     return await attend(request, _embed(body, request))
 
@@ -50,13 +62,15 @@ async def similarity(body: SimilarityRequest, request: Request) -> Response:
     return await attend(request, _similarity(body, request))
 
 
-@roots.post("/", response_model=Rows | Cosines, summary="/embed or /similarity, by the inputs' shape")
+@roots.post(
+    "/", response_model=Rows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the inputs' shape"
+)
 async def either(body: Annotated[AnyRequest, Body()], request: Request) -> Response:
     work = _similarity(body, request) if isinstance(body, SimilarityRequest) else _embed(body, request)
     return await attend(request, work)
 
 
-@roots.post("/models/{model}", response_model=Rows | Cosines, summary="The same, by one model")
+@roots.post("/models/{model}", response_model=Rows | Cosines, responses=AS_BYTES, summary="The same, by one model")
 async def either_of_model(model: str, body: Annotated[AnyRequest, Body()], request: Request) -> Response:
     return await either(body, request)
 
@@ -82,12 +96,25 @@ async def _embed(body: EmbedRequest, request: Request) -> Response:
     embedder = pick(request, body.model)
     check_dimensions(body.dimensions, embedder)
     found = await embed(listed(body.inputs, request), request, embedder, body.truncate, body.direction)
+    format = body.encoding_format or "float"
 
-    def write() -> bytes:
-        vectors = finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
-        return to_json(vectors, body.encoding_format or "float")
+    def vectors() -> Vectors:
+        return finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
 
-    return await _answer(write, embedder, request, found)
+    if not _prefers_bytes(request.headers.get("accept", "")):
+        return await _answer(lambda: to_json(vectors(), format), embedder, request, found)
+    raw = await embedder.device.work(lambda: to_bytes(vectors(), format))
+    told = {"x-embedding-type": raw.dtype, "x-embedding-shape": "{},{}".format(*raw.shape)}
+    return Response(raw.content, media_type=BYTES, headers=report(found, request, embedder) | told)
+
+
+def _prefers_bytes(accept: str) -> bool:
+    """Whether an Accept header names bytes, and JSON, if at all, with a lower quality (RFC 9110, 12.5.1)."""
+    qualities = {}
+    for each in accept.lower().split(","):
+        quality = QUALITY.search(each)
+        qualities[each.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
+    return qualities.get(BYTES, 0.0) > qualities.get(JSON, 0.0)
 
 
 async def _similarity(body: SimilarityRequest, request: Request) -> Response:
@@ -195,4 +222,4 @@ async def _answer(
     """What is written, with a report of the vectors it is made of; the report counts the writing too."""
     content = await embedder.device.work(write)
     headers = report(found, request, embedder) if found else None
-    return Response(content, media_type="application/json", headers=headers)
+    return Response(content, media_type=JSON, headers=headers)

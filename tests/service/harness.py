@@ -46,6 +46,11 @@ async def open_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+def distinct(count: int) -> list[str]:
+    """So many texts of five tokens each, no two equal: equal ones would be computed once."""
+    return [" ".join(f"{number:05}") for number in range(count)]
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what a task will do."""
     async with asyncio.timeout(PATIENCE):

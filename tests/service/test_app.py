@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
-from harness import Hold, MakeApp, MakeClient, open_client, until
+from harness import Hold, MakeApp, MakeClient, distinct, open_client, until
 from tiny_bundle import sequence
 
 from service.device import Device
@@ -60,7 +60,7 @@ async def test_waiting_is_told_as_waiting(make_app: MakeApp, hold: Hold) -> None
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
             await until(lambda: app.state.device.busy_for)
-            second = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
+            second = asyncio.create_task(http.post("/embed", json={"inputs": "a man"}))
             await until(lambda: app.state.models.get(None).batcher.waiting_items)
             waited = app.state.device.busy_for
             await until(lambda: app.state.device.busy_for > waited + 0.05)
@@ -173,7 +173,7 @@ async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp,
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
             await until(lambda: app.state.device.busy_for)
-            second = asyncio.create_task(http.post("/embed", json={"inputs": ["a"] * 100}))
+            second = asyncio.create_task(http.post("/embed", json={"inputs": distinct(100)}))
             batcher = app.state.models.get(None).batcher
             await until(lambda: batcher.waiting_items == 100)
             second.cancel()

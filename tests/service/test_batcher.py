@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from harness import PATIENCE
 
-from service.batcher import Batcher
+from service.batcher import Batcher, Failed
 from service.errors import Late, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -56,8 +56,15 @@ class Clock:
         return self.now
 
 
-def start(worker: Worker, max_cost: int = 100, max_age: float = 30, clock: Clock | None = None) -> Batcher[int, int]:
-    batcher = Batcher(worker, lambda item: item, max_cost, max_cost, max_age, clock or Clock())
+def start(
+    worker: Worker, max_cost: int = 100, max_age: float = 30, clock: Clock | None = None, *, equal: bool = False
+) -> Batcher[int, int]:
+    """`equal` says that equal numbers are one item."""
+
+    def key(item: int) -> object:
+        return item if equal else object()
+
+    batcher = Batcher(worker, lambda item: item, max_cost, max_cost, max_age, key=key, clock=clock or Clock())
     batcher.start()
     return batcher
 
@@ -295,15 +302,15 @@ async def test_one_bad_item_fails_alone() -> None:
     worker.let_go()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [result for result in results if isinstance(result, list)] == [[2], [22], [24], [28], [30]]
-    assert isinstance(results[3], ValueError)
-    assert str(results[3]) == "cannot run [13]"
+    assert isinstance(results[3], Failed)
+    assert str(results[3].__cause__) == "cannot run [13]"
     await batcher.drain()
 
 
 async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
     worker = Worker(fails=lambda batch: 13 in batch)
     batcher = start(worker, max_cost=13)
-    with pytest.raises(ValueError, match="cannot run"):
+    with pytest.raises(Failed, match="item 0 failed"):
         await batcher.submit([13, 13, 13, 13])
     assert worker.batches == [[13]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
@@ -313,7 +320,7 @@ async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
 async def test_a_failed_batch_is_not_run_further_for_a_request_that_has_failed() -> None:
     worker = Worker(fails=lambda batch: True)
     batcher = start(worker)
-    with pytest.raises(ValueError, match="cannot run"):
+    with pytest.raises(Failed, match="item 0 failed"):
         await batcher.submit([5, 5, 5, 5])
     await batcher.drain()
     assert [len(batch) for batch in worker.batches] == [4, 2, 1]
@@ -334,7 +341,7 @@ async def test_everything_may_fail_and_the_next_request_is_served() -> None:
     worker = Worker(fails=lambda batch: True)
     batcher = start(worker)
     tasks = [await submit(batcher, item) for item in range(1, 20)]
-    assert all(isinstance(result, ValueError) for result in await asyncio.gather(*tasks, return_exceptions=True))
+    assert all(isinstance(result, Failed) for result in await asyncio.gather(*tasks, return_exceptions=True))
     worker.fails = lambda batch: False
     assert await batcher.submit([5]) == [10]
     await batcher.drain()
@@ -361,8 +368,9 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
 
     batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 100, 30)
     batcher.start()
-    with pytest.raises(RuntimeError, match="1 items gave 0 results"):
+    with pytest.raises(Failed) as failed:
         await batcher.submit([1])
+    assert str(failed.value.__cause__) == "1 items gave 0 results. This is a bug."
     await batcher.drain()
 
 
@@ -374,8 +382,10 @@ async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> N
 
     batcher: Batcher[int, int] = Batcher(run, lambda item: item, 100, 100, 30)
     batcher.start()
-    with pytest.raises(RuntimeError, match="cancelled while it ran"):
+    with pytest.raises(Failed) as failed:
         await batcher.submit([12, 13])
+    assert failed.value.place == 1
+    assert str(failed.value.__cause__) == "a batch was cancelled while it ran. This is a bug."
     assert await batcher.submit([3]) == [3]
     await batcher.drain()
 
@@ -443,12 +453,92 @@ async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
     await batcher.drain()
 
 
+async def test_equal_items_run_once() -> None:
+    """In one request, while they wait and while one runs; each caller gets every place filled."""
+    worker = Worker(free=False)
+    batcher = start(worker, equal=True)
+    first = await submit(batcher, 5, 7, 5)
+    await worker.entered.wait()
+    joins = await submit(batcher, 7)  # runs already
+    waits = [await submit(batcher, 7, 9, client="a"), await submit(batcher, 9, 9, client="b")]
+    assert batcher.waiting_items == 2  # the 9 of each
+    worker.let_go()
+    assert await first == [10, 14, 10]
+    assert await joins == [14]
+    assert await asyncio.gather(*waits) == [[14, 18], [18, 18]]
+    assert worker.batches == [[5, 7], [9]]
+    await batcher.drain()
+
+
+async def test_an_item_is_run_at_the_first_turn_of_those_equal_to_it() -> None:
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=20, equal=True)
+    large = await submit(batcher, *range(1, 20), client="a")  # 19 is the last of them
+    await worker.entered.wait()
+    small = await submit(batcher, 19, client="b")
+    worker.let_go()
+    assert await small == [38]
+    assert await large == [2 * item for item in range(1, 20)]
+    order = [item for batch in worker.batches for item in batch]
+    assert sorted(order) == list(range(1, 20))
+    assert order.index(19) < order.index(18)
+    await batcher.drain()
+
+
+async def test_an_item_that_fails_fails_all_that_equal_it() -> None:
+    worker = Worker(free=False, fails=lambda batch: 13 in batch)
+    batcher = start(worker, max_cost=1000, equal=True)
+    tasks = [await submit(batcher, 1)]
+    await worker.entered.wait()
+    tasks += [await submit(batcher, *items) for items in ([11, 12], [13], [14, 13, 13], [14])]
+    worker.let_go()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [result for result in results if isinstance(result, list)] == [[2], [22, 24], [28]]
+    assert [failed.place for failed in results if isinstance(failed, Failed)] == [0, 1]
+    assert not batcher._same
+    await batcher.drain()
+
+
+async def test_what_equals_an_item_whose_caller_goes_is_run_still() -> None:
+    worker = Worker(free=False)
+    batcher = start(worker, equal=True)
+    first = await submit(batcher, 1)
+    await worker.entered.wait()
+    gone, stays = await submit(batcher, 5), await submit(batcher, 5)
+    gone.cancel()
+    first.cancel()
+    again = await submit(batcher, 1)  # joins what runs, and has been left
+    worker.let_go()
+    assert await stays == [10]
+    assert await again == [2]
+    assert worker.batches == [[1], [5]]
+    await batcher.drain()
+
+
+async def test_an_item_that_comes_while_the_other_half_of_a_failed_batch_runs() -> None:
+    """Of the half that is over it is run anew, of the half to come it is run with it."""
+    worker = Worker(free=False, fails=lambda batch: len(batch) == 4)
+    batcher = start(worker, equal=True)
+    first = await submit(batcher, 1, 2, 3, 4)
+    await worker.entered.wait()
+    await worker.release()  # [1, 2] runs
+    later = await submit(batcher, 4)
+    await worker.release()  # [3, 4] runs
+    anew = await submit(batcher, 1)
+    worker.let_go()
+    assert await asyncio.gather(first, later, anew) == [[2, 4, 6, 8], [8], [2]]
+    assert worker.batches == [[1, 2, 3, 4], [1, 2], [3, 4], [1]]
+    await batcher.drain()
+
+
 @pytest.mark.parametrize("seed", range(20))
-async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
+@pytest.mark.parametrize("equal", [False, True])
+async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool) -> None:
     """Random clients, requests, faults, waits and departures; then nothing is left."""
     dice, clock = random.Random(seed), Clock()
     max_cost = dice.choice([5, 20, 64])
     padded: list[int] = []
+    guilty: list[int] = []
     answers = 0
 
     async def run(batch: list[int]) -> list[int]:
@@ -471,8 +561,8 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
             task.cancel()
         try:
             assert await task == [2 * item for item in items]
-        except ValueError:
-            assert any(item % 97 == 13 for item in items)
+        except Failed as failed:
+            guilty.append(items[failed.place])
         except Late:
             assert max_age < 100
         except asyncio.CancelledError:
@@ -480,19 +570,23 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int) -> None:
         answers += 1
 
     max_age = dice.choice([5, 30, 10**6])
-    batcher = Batcher(run, cost, max_cost, dice.choice([0, 3, max_cost]), max_age, clock)
+    padding = dice.choice([0, 3, max_cost])
+    batcher = Batcher(run, cost, max_cost, padding, max_age, key=lambda item: item if equal else object(), clock=clock)
     batcher.start()
     calls = []
     for _ in range(dice.randint(50, 300)):
-        items = [dice.randrange(5000) for _ in range(dice.choice([1, 1, 1, 2, 5, 40]))]
+        items = [dice.randrange(200 if equal else 5000) for _ in range(dice.choice([1, 1, 1, 2, 5, 40]))]
         calls.append(asyncio.create_task(call(items, dice.random() < 0.2)))
         if dice.random() < 0.3:
             await asyncio.sleep(0)
     await asyncio.gather(*calls)
     assert answers == len(calls)
     assert max(padded) <= max_cost
+    assert all(item % 97 == 13 for item in guilty)
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
     await batcher.drain()
     assert not batcher._requests
     assert not batcher._untouched
+    assert not batcher._same
+    assert not batcher._running
     assert len(batcher._queue) == 0

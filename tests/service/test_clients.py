@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from harness import Process, Serve, wait_until
+from harness import Process, Serve, distinct, wait_until
 from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
@@ -255,7 +255,7 @@ def rows(answer: openai.types.CreateEmbeddingResponse) -> NDArray[np.float32]:
 @contextmanager
 def occupied(server: Process) -> Iterator[None]:
     """A request in flight, which is given up at the end of the block."""
-    body = json.dumps({"inputs": ["a man plays the guitar"] * 16_000}).encode()
+    body = json.dumps({"inputs": distinct(16_000)}).encode()
     head = f"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     url = httpx.URL(server.url)
     with socket.create_connection((url.host, url.port)) as line:

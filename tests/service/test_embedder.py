@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
-from harness import until
+from harness import samples_of, until
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
@@ -14,6 +14,7 @@ from encoding.bundle import Bundle
 from encoding.errors import TextError, TextTooLong
 from encoding.text import Batch
 from service.admission import Admission
+from service.cache import Cache
 from service.device import Device
 from service.embedder import Embedder
 from service.errors import BackendFailed, Invalid, Overloaded, SessionError, Unavailable
@@ -40,7 +41,13 @@ def cold(settings: Settings, device: Device) -> Callable[..., Embedder]:
 
     def make(**changes: object) -> Embedder:
         changed = settings.model_copy(update=changes)
-        return Embedder.load(Bundle.load(settings.bundle), changed, device, Admission(changed.max_tokens_in_flight))
+        return Embedder.load(
+            Bundle.load(settings.bundle),
+            changed,
+            device,
+            Admission(changed.max_tokens_in_flight),
+            Cache(changed.cache_mb * 2**20),
+        )
 
     return make
 
@@ -226,6 +233,44 @@ async def test_a_batch_beyond_memory_is_told(cold: Callable[..., Embedder], monk
     monkeypatch.setattr(embedder.session, "run", lambda batch: pytest.fail("there is no such batch"))
     with pytest.raises(SessionError, match=f"max_batch_tokens, {10**15}, does not fit into memory; lower"):
         embedder.warm_up()
+
+
+async def test_equal_texts_are_computed_once(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that the tokenizer makes equal."""
+    run, rows = embedder.session.run, list[int]()
+
+    def counted(batch: Batch) -> NDArray[np.float32]:
+        rows.append(len(batch.input_ids))
+        return run(batch)
+
+    monkeypatch.setattr(embedder.session, "run", counted)
+    vectors = await embed(embedder, ["two dogs run", "a", "two  dogs run"])
+    assert sum(rows) == 2
+    assert np.array_equal(vectors[0], vectors[2])
+    np.testing.assert_allclose(vectors, EXPECTED[[2, 4, 2]], atol=1e-6)
+
+
+async def test_what_is_kept_is_not_computed_again(
+    cold: Callable[..., Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder, metrics = cold(cache_mb=1, max_tokens_in_flight=20), Metrics()
+    embedder.start(metrics)
+    first = await embed(embedder, ["two dogs run", "a"])
+
+    def never(batch: Batch) -> NDArray[np.float32]:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedder.session, "run", never)
+        found = await embedder.embed(["a", "two dogs run"] * 30, truncate=True, direction="right", client="")
+    assert np.array_equal(found.vectors, np.tile(first[::-1], (30, 1)))
+    assert (found.timing.queue, found.timing.inference) == (0, 0)
+    counts = samples_of(metrics.text().decode())
+    assert (counts["cloze_texts_total{model=tiny}"], counts["cloze_cache_hits_total{model=tiny}"]) == (62, 60)
+    assert counts["cloze_batch_texts_sum{model=tiny}"] == 2
+    with pytest.raises(BackendFailed, match="text 2: "):  # its place in the request, not among those computed
+        await embed(embedder, ["a", "two dogs run", "poison"])
+    await embedder.stop()
 
 
 async def test_stopping_finishes_what_has_begun(cold: Callable[..., Embedder]) -> None:

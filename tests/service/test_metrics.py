@@ -5,6 +5,7 @@ import pytest
 from harness import MakeClient, samples_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.cache import Cache
 from service.errors import ERROR_TYPES
 from service.metrics import MODEL_ROUTES, REASONS, ROUTES, Metrics, ModelMetrics, table
 
@@ -52,7 +53,7 @@ def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
     counted.tokenized(0.1)
     counted.batch([0.1], 2, 2, 0.1)
     counted.failed()
-    counted.embedded(1, 2, 1)
+    counted.embedded(1, 2, 1, 0)
     assert series(metrics) == ready > before
 
 
@@ -147,13 +148,24 @@ def test_a_client_that_went_and_a_reload_are_counted() -> None:
 def test_gauges_are_read_at_each_scrape() -> None:
     metrics = Metrics()
     ready, at_work = False, 1
-    metrics.watch(requests=lambda: at_work, requests_limit=10, tokens=lambda: 7, tokens_limit=100, ready=lambda: ready)
+    cache = Cache(10_000)
+    metrics.watch(
+        requests=lambda: at_work,
+        requests_limit=10,
+        tokens=lambda: 7,
+        tokens_limit=100,
+        ready=lambda: ready,
+        cache=cache,
+    )
     found = samples(metrics)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (0, 1)
     assert (found["cloze_requests_in_flight_limit"], found["cloze_tokens_in_flight_limit"]) == (10, 100)
     assert found["cloze_tokens_in_flight"] == 7
+    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (0, 0)
     ready, at_work = True, 2
+    cache.add(b"key", np.zeros(4, dtype=np.float32))
     found = samples(metrics)
+    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (cache.size, 1)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (1, 2)
 
 
@@ -163,8 +175,8 @@ def test_a_model_counts_its_batches_and_texts() -> None:
     tiny.tokenized(0.5)
     tiny.batch([0.25, 0.5, 0.75], 20, 30, 2.0)
     tiny.failed()
-    tiny.embedded(3, 20, 1)
-    other.embedded(1, 5, 0)
+    tiny.embedded(3, 20, 1, 2)
+    other.embedded(1, 5, 0, 0)
     found = samples(metrics)
     assert found["cloze_tokenize_seconds_sum{model=tiny}"] == 0.5
     assert (found["cloze_queue_seconds_sum{model=tiny}"], found["cloze_queue_seconds_count{model=tiny}"]) == (1.5, 3)
@@ -183,8 +195,8 @@ def test_a_model_counts_its_batches_and_texts() -> None:
 
 def test_a_model_that_is_swapped_keeps_its_counts_and_changes_its_facts() -> None:
     metrics = Metrics()
-    begin(metrics).embedded(3, 20, 1)
-    begin(metrics, sha256="1" * 64).embedded(1, 5, 0)
+    begin(metrics).embedded(3, 20, 1, 2)
+    begin(metrics, sha256="1" * 64).embedded(1, 5, 0, 0)
     found = samples(metrics)
     assert found["cloze_texts_total{model=tiny}"] == 4
     info = [name for name in found if name.startswith("cloze_model_info")]
@@ -206,7 +218,7 @@ def test_a_model_that_is_forgotten_leaves_nothing_and_does_not_come_back() -> No
     before = series(metrics)
     gone = begin(metrics, "gone")
     metrics.forget("gone")
-    gone.embedded(1, 1, 1)  # the last answers of a model that drains
+    gone.embedded(1, 1, 1, 1)  # the last answers of a model that drains
     gone.batch([1.0], 1, 1, 1.0)
     gone.space.observe(np.eye(2, dtype=np.float32), [[1], [2]], [0, 0])
     assert series(metrics) == before
@@ -227,7 +239,7 @@ def test_a_space_is_told_once_it_has_a_shape() -> None:
 
 def test_two_registries_count_for_themselves() -> None:
     one, other = Metrics(), Metrics()
-    begin(one).embedded(1, 1, 0)
+    begin(one).embedded(1, 1, 0, 0)
     begin(other)
     assert samples(other)["cloze_texts_total{model=tiny}"] == 0
 

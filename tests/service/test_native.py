@@ -90,6 +90,62 @@ async def test_every_format_is_made_of_the_float_rows(both: httpx.AsyncClient, d
 
 
 @pytest.mark.parametrize(
+    ("format", "dtype", "width"),
+    [
+        (None, "float32", DIMENSION),
+        ("float", "float32", DIMENSION),
+        ("base64", "float32", DIMENSION),
+        ("float16", "float16", DIMENSION),
+        ("int8", "int8", DIMENSION),
+        ("binary", "int8", -(-DIMENSION // 8)),
+        ("ubinary", "uint8", -(-DIMENSION // 8)),
+    ],
+)
+async def test_bytes_hold_the_same_numbers(both: httpx.AsyncClient, format: str | None, dtype: str, width: int) -> None:
+    texts = TEXTS * 30  # written in several slices
+    body = {"inputs": texts, "encoding_format": format}
+    response = await both.post("/embed", json=body, headers={"accept": "application/octet-stream"})
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["x-embedding-type"] == dtype
+    assert response.headers["x-embedding-shape"] == f"{len(texts)},{width}"
+    assert response.headers["x-compute-tokens"]
+    found = np.frombuffer(response.content, np.dtype(dtype).newbyteorder("<")).reshape(len(texts), width)
+    rows = await post(both, "/embed", inputs=texts, encoding_format=format)
+    if isinstance(rows[0], str):
+        rows = [np.frombuffer(b64decode(row), found.dtype) for row in rows]
+    assert np.array_equal(found, np.array(rows, dtype=found.dtype))
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_bytes"),
+    [
+        ("application/octet-stream", True),
+        ("Application/Octet-Stream; q=0.5, */*;q=0.1", True),
+        ("application/json;q=0.5, application/octet-stream", True),
+        ("application/json, application/octet-stream", False),
+        ("application/octet-stream;q=0", False),
+        ("*/*", False),
+        ("application/*", False),
+        ("text/html", False),
+        ("", False),
+        (",;q=,q=1;application/octet-stream", False),
+    ],
+)
+async def test_what_the_accept_header_asks_for(both: httpx.AsyncClient, accept: str, is_bytes: bool) -> None:
+    response = await both.post("/embed", json={"inputs": "a"}, headers={"accept": accept})
+    expected = "application/octet-stream" if is_bytes else "application/json"
+    assert (response.status_code, response.headers["content-type"]) == (200, expected)
+
+
+async def test_an_error_is_json_whatever_is_accepted(both: httpx.AsyncClient) -> None:
+    headers = {"accept": "application/octet-stream"}
+    refused(await both.post("/embed", json={"inputs": []}, headers=headers), 400, "Empty", "empty list")
+    body = {"inputs": {"source_sentence": "a", "sentences": ["a"]}}
+    assert (await both.post("/", json=body, headers=headers)).json() == [1.0]
+    assert len((await both.post("/", json={"inputs": "a"}, headers=headers)).content) == 4 * DIMENSION
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         # huggingface_hub and Chroma leave nulls out or write them, TEI's own clients write all
@@ -553,14 +609,14 @@ async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
             await until(lambda: app.state.device.busy_for)
-            texts = ("man", "poison", "dogs", "two")
-            rest = [asyncio.create_task(http.post("/embed", json={"inputs": ["a", text]})) for text in texts]
+            texts = [["a man", "man"], ["the", "poison"], ["a dogs", "dogs"], ["a two", "two"]]
+            rest = [asyncio.create_task(http.post("/embed", json={"inputs": each})) for each in texts]
             await until(lambda: app.state.models.get(None).batcher.waiting_items == 8)
         assert (await first).status_code == 200
         found = await asyncio.gather(*rest)
-        refused(found.pop(1), 424, "Backend", "not finite")
-        for each, text in zip(found, ("man", "dogs", "two"), strict=True):
-            near(each.json(), units(raw("a", text)))
+        refused(found[1], 424, "Backend", "text 1: ", "not finite")
+        for place in (0, 2, 3):
+            near(found[place].json(), units(raw(*texts[place])))
         metrics = (await http.get("/metrics")).text
         assert 'cloze_inference_failures_total{model="tiny"} 4.0' in metrics  # batches of 8, 4, 2 and 1
         assert (await http.get("/health")).status_code == 200

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import PATIENCE, ROOT, MakeBundle, Process, Serve, has_cuda, wait_until
+from harness import PATIENCE, ROOT, MakeBundle, Process, Serve, distinct, has_cuda, wait_until
 from live import (
     BODY,
     Gate,
@@ -111,8 +111,8 @@ def test_a_client_that_leaves_costs_nothing(bundle: Path) -> None:
             first.sendall(request({"inputs": "a man"}))
             wait_until(lambda: gate.batches == [1])
             leavers = [connect(url) for _ in range(5)]
-            for stream in leavers:
-                stream.sendall(request({"inputs": ["a"] * 7}))
+            for number, stream in enumerate(leavers):
+                stream.sendall(request({"inputs": distinct(35)[7 * number :][:7]}))
             wait_until(lambda: embedder.batcher.waiting_items == 35)
             for stream in leavers:
                 stream.close()
@@ -125,12 +125,12 @@ def test_a_client_that_leaves_costs_nothing(bundle: Path) -> None:
         assert statuses(url) == {200: 2, 499: 5}
 
 
-async def load(url: str, until_stopped: asyncio.Event, answered: list[int]) -> str:
+async def load(url: str, texts: list[str], until_stopped: asyncio.Event, answered: list[int]) -> str:
     """Send requests one after another until one is not taken; the way it was not taken."""
     async with httpx.AsyncClient(timeout=PATIENCE) as http:
         while True:
             try:
-                response = await http.post(f"{url}/embed", json={"inputs": ["a man plays the guitar"] * 8})
+                response = await http.post(f"{url}/embed", json={"inputs": texts})
             except httpx.TransportError as error:
                 return type(error).__name__
             assert response.status_code == 200, response.text
@@ -146,7 +146,8 @@ def test_sigterm_under_load_answers_every_request_it_took(serve: Serve, slow_bun
     async def run() -> tuple[list[int], list[str]]:
         answered: list[int] = []
         busy = asyncio.Event()
-        clients: list[Awaitable[str]] = [asyncio.create_task(load(process.url, busy, answered)) for _ in range(12)]
+        texts = [distinct(96)[8 * number :][:8] for number in range(12)]
+        clients: list[Awaitable[str]] = [asyncio.create_task(load(process.url, of, busy, answered)) for of in texts]
         await busy.wait()
         process.process.send_signal(signal.SIGTERM)
         return answered, list(await asyncio.gather(*clients))
@@ -167,7 +168,7 @@ def test_sigterm_under_load_answers_every_request_it_took(serve: Serve, slow_bun
 def test_a_drain_that_lasts_too_long_tells_the_clients(serve: Serve, slow_bundle: Path) -> None:
     process = serve("--bundle", str(slow_bundle), "--threads", "1", "--max-batch-tokens", "32", "--drain-seconds", "1")
     with connect(process.url) as stream:
-        stream.sendall(request({"inputs": ["a"] * 16_000}))
+        stream.sendall(request({"inputs": distinct(16_000)}))
         wait_until(lambda: metrics(process.url)["cloze_batch_texts_count{model=tiny}"])
         process.process.send_signal(signal.SIGTERM)
         status, body = answer(stream)

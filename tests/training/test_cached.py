@@ -1,5 +1,6 @@
 """GradCache against the pass that keeps every activation, and its place in the training loop."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 from contrastive_methods import METHODS, ROWS, add_masked_head, build, gradients
 from torch import Tensor
 
-from training.cached import backward_in_chunks, chunks
+from training.cached import backward_in_chunks
 from training.contrastive import Contrastive
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.objective import View
+from training.trimmed import encode_trimmed
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +24,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 def plain(objective: Contrastive, views: dict[str, View], size: int) -> Tensor:
     """The same passes in the same order, every activation kept."""
     views = objective.draw(views)
-    vectors = {
-        name: torch.cat([objective.encode(name, chunk) for chunk in chunks(view, size)]) for name, view in views.items()
-    }
+    vectors = {name: encode_trimmed(partial(objective.encode, name), view, size) for name, view in views.items()}
     loss = objective.loss(vectors, views)["loss"]
     loss.backward()
     return loss.detach()

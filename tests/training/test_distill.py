@@ -11,7 +11,6 @@ from test_objectives import build
 from training.errors import RecipeError
 from training.fit import load_recipe
 from training.objectives.distill import QUERY_WORDS, search_text, windows, words_only
-from training.trimmed import encode_trimmed
 
 RUN = [f"Sentence {number} of the story has, one might say, some ten words." for number in range(8)]
 
@@ -79,34 +78,6 @@ def test_the_teachers_vector_is_the_sum_over_its_views(views: list[str], tiny_be
             expected += sum(vector(f"{words_only(part)}.") for part in parts) / len(parts)
             expected += sum(vector(part) for part in parts) / len(parts)
         torch.testing.assert_close(target, expected, atol=1e-5, rtol=0)
-
-
-def test_trimming_gives_each_row_what_it_gets_in_one_batch(tiny_bert: Path) -> None:
-    encoder = build("distill", tiny_bert).encoder
-    texts = ["rain", "two dogs run " * 12, "", "a letter", "the old friend in the city", "dogs", "a man"]
-    ids, mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch(texts))
-    seen: list[tuple[int, ...]] = []
-
-    def encode(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        seen.append(tuple(ids.shape))
-        return encoder(ids, mask)
-
-    with torch.no_grad():
-        torch.testing.assert_close(encode_trimmed(encode, ids, mask), encoder(ids, mask), atol=1e-6, rtol=0)
-    assert sum(rows * length for rows, length in seen) < ids.numel() * 0.7
-
-
-def test_the_gradient_of_trimmed_parts_is_that_of_one_batch(tiny_bert: Path) -> None:
-    encoder = build("distill", tiny_bert).encoder
-    ids, mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch(["rain", "two dogs run over", "a man"]))
-    gradients = []
-    for vectors in (encode_trimmed(encoder, ids, mask, parts=3), encoder(ids, mask)):
-        encoder.zero_grad()
-        (vectors @ vectors.T).tanh().sum().backward()
-        gradients.append(
-            torch.cat([weight.grad.flatten() for weight in encoder.parameters() if weight.grad is not None])
-        )
-    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

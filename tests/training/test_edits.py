@@ -33,7 +33,7 @@ class Speaker(nn.Module):
         self.read.append(input_ids)
         if self.scores is None:
             return SimpleNamespace(logits=torch.eye(self.vocabulary)[input_ids])
-        return SimpleNamespace(logits=self.scores.expand(*input_ids.shape, -1))
+        return SimpleNamespace(logits=self.scores.repeat(*input_ids.shape, 1))
 
 
 def speaker(tokenizer: object, *words: int) -> Speaker:

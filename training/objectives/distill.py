@@ -13,7 +13,6 @@ import random
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Annotated, Final, Literal, Self
 
 import torch
@@ -173,7 +172,7 @@ class Distill(Objective):
 
     @staticmethod
     def _encode(encoder: SentenceEncoder, prompt: Prompt, view: View) -> Tensor:
-        return encode_trimmed(partial(encoder, prompt=prompt), view["input_ids"], view["attention_mask"])
+        return encode_trimmed(lambda part: encoder(part["input_ids"], part["attention_mask"], prompt), view)
 
 
 def search_text(run: Sequence[str], place: int, passage_share: float, query_share: float) -> str:

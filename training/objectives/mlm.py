@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -21,6 +22,7 @@ from training.masking import continuing_tokens, mask_tokens, maskable_tokens
 from training.mlm import MaskedHead, save_masked_lm
 from training.objective import Objective, View, view
 from training.recipe import Recipe
+from training.trimmed import trimmed
 
 __all__ = ["MLM", "MLMRecipe"]
 
@@ -77,12 +79,20 @@ class MLM(Objective):
             self.encoder.vocabulary,
             self.continuing,
         )
-        hidden = self.encoder.hidden(masked, texts["attention_mask"])[chosen]  # (m, d)
+        hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
         scores = self.head(hidden, self.encoder.backbone.get_input_embeddings().weight).float()  # (m, vocabulary)
-        answers = ids[chosen]
         guesses = _total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
         loss = _total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
         return {"loss": loss, "accuracy": _total(scores.detach().argmax(-1) == answers) / guesses}
+
+    def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
+        """The last layer (m, d) where there is something to guess, and what: the answers (m)."""
+        hidden, answers = [], []
+        for _, part in trimmed(view):
+            chosen = part["answers"] >= 0
+            hidden.append(self.encoder.hidden(part["input_ids"], part["attention_mask"])[chosen])
+            answers.append(part["answers"][chosen])
+        return torch.cat(hidden), torch.cat(answers)
 
     def save(self, folder: Path) -> None:
         super().save(folder)

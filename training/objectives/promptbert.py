@@ -88,6 +88,8 @@ class PromptBERT(Contrastive):
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))
+        if self.recipe.mode == "same":
+            return dict.fromkeys(self.prompts, view(self.prompt, columns[0]))  # dropout alone tells them apart
         if len(columns) == 1:
             columns *= 2
         named = zip(self.prompts.items(), columns, strict=True)

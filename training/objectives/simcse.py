@@ -49,10 +49,10 @@ class SimCSE(Contrastive):
         self.masked_head = MaskedHead(encoder.backbone.config) if recipe.mlm_weight else None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        columns = list(zip(*rows, strict=True))
+        columns = [view(self.prompt, texts) for texts in zip(*rows, strict=True)]
         if len(columns) == 1:
-            columns *= 2
-        return {name: view(self.prompt, texts) for name, texts in zip(VIEWS, columns, strict=False)}
+            columns *= 2  # dropout alone tells them apart
+        return dict(zip(VIEWS, columns, strict=False))
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.masked_head is None:

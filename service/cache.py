@@ -1,0 +1,48 @@
+"""Vectors of texts that were embedded before, of all models, within so many bytes; the least recently used go first.
+
+A vector does not depend on its batch, so one from here is the one that the graph would give again.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+__all__ = ["Cache", "key_of"]
+
+Vector = NDArray[np.float32]
+
+OVERHEAD: Final = 512  # bytes of an entry beside its vector's own; 470 measured
+
+
+def key_of(graph: str, ids: Sequence[int]) -> bytes:
+    """A hash of what decides a vector: the graph's sha256, in hex, and the token ids, the template's included."""
+    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(graph), digest_size=32).digest()
+
+
+class Cache:
+    """Not for several threads: it belongs to the event loop. Of 0 bytes it holds nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._vectors: LRUCache[bytes, Vector] = LRUCache(limit, getsizeof=lambda vector: vector.nbytes + OVERHEAD)
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are taken."""
+        return int(self._vectors.currsize)
+
+    def get(self, key: bytes) -> Vector | None:
+        return self._vectors.get(key)
+
+    def add(self, key: bytes, vector: Vector) -> None:
+        """Keep a copy, for the vector is a row of its whole batch."""
+        if vector.nbytes + OVERHEAD <= self.limit:
+            self._vectors[key] = vector.copy()
