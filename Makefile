@@ -3,6 +3,8 @@
 # make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
 # make reference       the vectors of the shipped model that the tests hold other machines against
 # make methods         every method from one parent, side by side: benchmarks/methods.md (hours on two cores)
+# make bench           serving and training beside infinity and sentence-transformers; INFINITY and ENCODERS are the
+#                      interpreters of environments that have them (python -m benchmarks.serving --help)
 # make lock            resolve all versions again
 
 PYTHON ?= python3
@@ -18,7 +20,7 @@ DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev_retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
-.PHONY: serve check test default-model reference methods lock clean
+.PHONY: serve check test default-model reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -47,8 +49,13 @@ methods: .venv/dev $(PARENT)
 	  --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
 	  --min_words 4 --max_words 24 --masked_share 0.25 --max_steps 1500 --warmup_steps 100 --precision bf16 \
 	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval_steps 500
-	$(BIN)/python benchmarks/methods.py run --data $(DATA) --parent runs/methods/parent/model \
+	$(BIN)/python -m benchmarks.methods run --data $(DATA) --parent runs/methods/parent/model \
 	  --sentence-encoder $(PARENT) --runs runs/methods
+
+bench: .venv/dev $(PARENT)
+	$(BIN)/python -m benchmarks.serving --parent $(PARENT) --data $(DATA) $(if $(INFINITY),--infinity $(INFINITY)) \
+	  $(if $(ENCODERS),--encoders $(ENCODERS))
+	$(BIN)/python -m benchmarks.training --parent $(PARENT) --data $(DATA)
 
 lock: .venv/dev
 	$(BIN)/python .ci/lock.py

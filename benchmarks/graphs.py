@@ -1,6 +1,6 @@
 """Sentences a second of one model's graphs in process, side by side: plain fp32, the exported forms, int8.
 
-    python benchmarks/graphs.py --run runs/cloze-mini/mean --data DATA [--former BUNDLE]
+    python -m benchmarks.graphs --run runs/cloze-mini/mean --data DATA [--former BUNDLE]
 
 The texts are sentences of STS-B dev and documents of the collections to search, sorted by length, in batches of 512
 padded tokens. The graphs take turns batch by batch, and the best of several times counts, so that what else the machine
@@ -10,16 +10,14 @@ its table.
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from throughput import processor
 
+from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
 from training.calibration import vocabulary_feeds
@@ -64,10 +62,10 @@ def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
     return [encoder.pad([sequences[row] for row in rows]) for rows in parts], len(texts)
 
 
-def measure(models: dict[str, bytes], work: Sequence[Batch], threads: int, rounds: int) -> dict[str, float]:
+def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int) -> dict[str, float]:
     """Seconds for all batches, by graph."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads()
     options.add_session_config_entry("session.force_spinning_stop", "1")  # as the service has it
     sessions = {name: ort.InferenceSession(model, options) for name, model in models.items()}
     seconds = dict.fromkeys(sessions, 0.0)
@@ -97,14 +95,13 @@ def main() -> None:
     parser.add_argument("--former", help="bundle whose int8 graph races too")
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
-    threads = len(os.sched_getaffinity(0))
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
     work, count = batches(options.data, encoder.prompt.text_encoder)
-    seconds = measure(graphs(encoder, options.former), work, threads, options.rounds)
+    seconds = measure(graphs(encoder, options.former), work, options.rounds)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",
-        "machine": f"{processor()}, {threads} CPUs",
-        "versions": {package: version(package) for package in PACKAGES},
+        "machine": f"{processor()}, {threads()} CPUs",
+        "versions": versions(PACKAGES),
         "speeds": {name: count / total for name, total in seconds.items()},
     }
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

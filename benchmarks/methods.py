@@ -1,7 +1,7 @@
 """Every method of the papers from one parent, on the same sentences: methods.md beside this file.
 
-python benchmarks/methods.py run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
-python benchmarks/methods.py table
+python -m benchmarks.methods run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
+python -m benchmarks.methods table
 
 methods.toml says which rows there are. `run` trains and scores the rows named, or all, and writes results/methods/; a
 row whose figures lie in the folder of runs is done, so that a run that was killed goes on. `table` writes methods.md.
@@ -9,11 +9,9 @@ row whose figures lie in the folder of runs is done, so that a run that was kill
 
 import argparse
 import json
-import os
 import shutil
 import tomllib
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from throughput import processor
 
+from benchmarks.machine import processor, threads, versions
 from training import fit, templates
 from training.encoder import SentenceEncoder, fastest_device
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
@@ -54,8 +52,8 @@ def run(name: str, row: Row, options: argparse.Namespace) -> None:
         words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
         return templates.main(words)
     results = {
-        "machine": f"{processor()}, CPUs: {len(os.sched_getaffinity(0))}",
-        "versions": {package: version(package) for package in ("torch", "transformers")},
+        "machine": f"{processor()}, CPUs: {threads()}",
+        "versions": versions(("torch", "transformers")),
     }
     if "recipe" in row:
         results["runs"] = [_train(name, row, source, seed, options) for seed in row.get("seeds", [None])]

@@ -1,6 +1,6 @@
 """The figures in README.md, from the shipped model's own contract and the results beside this file.
 
-python benchmarks/readme.py
+python -m benchmarks.readme
 """
 
 import json
@@ -9,9 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import graphs
-import throughput
-
+from benchmarks import graphs, serving, serving_report
 from encoding.bundle import Bundle
 from training.evaluate.suite import search_columns
 
@@ -57,8 +55,8 @@ def graph_speeds() -> str:
 
 
 def speeds() -> str:
-    results = _results(throughput)
-    return f"{throughput.table(results)}\n\n{results['texts']}, {results['machine']}; {_versions(results)}."
+    results = _results(serving)
+    return f"{serving_report.tables(results)}\n\n{results['machine']}; {_versions(results)}."
 
 
 def soak() -> str:

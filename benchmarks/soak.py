@@ -1,6 +1,6 @@
 """Half an hour at saturation against a real server process: every answer checked, memory and latency over time.
 
-    python benchmarks/soak.py --bundles FOLDER --model NAME --data DATA
+    python -m benchmarks.soak --bundles FOLDER --model NAME --data DATA
 
 Clients send mixed requests in a closed loop, texts of one word and of more tokens than fit, to every model and route;
 some leave before the answer. What the clients count must be what the server counts. Writes
@@ -20,16 +20,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
-from soak_report import Run, Sample, criteria, draw, figures, table
-from soak_requests import Books, Known, Mix, client, sentences
-from throughput import processor
+
+from benchmarks.machine import processor, threads, versions
+from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
+from benchmarks.soak_requests import Books, Known, Mix, client, sentences
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
@@ -198,8 +198,8 @@ def main() -> int:
         "models": info["models"],
         "default_model": info["default_model"],
         "settings": " ".join(SETTINGS),
-        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs, shared by the server and its clients",
-        "versions": {package: version(package) for package in PACKAGES},
+        "machine": f"{processor()}, {threads()} CPUs, shared by the server and its clients",
+        "versions": versions(PACKAGES),
         "criteria": held,
         **figures(run),
     }

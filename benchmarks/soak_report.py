@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
-from soak_requests import SIZES, Books
+
+from benchmarks.soak_requests import SIZES, Books
 
 GROWTH = 0.05
 BIN = 10  # seconds

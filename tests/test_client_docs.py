@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import pytest
 from harness import ROOT, Process
-from readme import MODEL
+
+from benchmarks.readme import MODEL
 
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 URL = "127.0.0.1:8080"

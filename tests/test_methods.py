@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from methods import PAGE, RESULTS, page, rows
+
+from benchmarks.methods import PAGE, RESULTS, page, rows
 
 TRAINED = [name for name, row in rows().items() if "recipe" in row]
 
 
 def test_the_page_is_made_from_the_results() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python benchmarks/methods.py table"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.methods table"
 
 
 def test_every_row_has_its_figures() -> None:

@@ -6,8 +6,8 @@ import re
 import httpx
 import pytest
 from harness import open_client
-from readme import MODEL, README, parent, with_figures
 
+from benchmarks.readme import MODEL, README, parent, with_figures
 from encoding.bundle import Bundle
 from service.app import create_app
 from service.settings import Settings
@@ -15,7 +15,7 @@ from service.settings import Settings
 
 def test_the_figures_are_those_of_the_model_and_the_benchmark() -> None:
     page = README.read_text(encoding="utf-8")
-    assert page == with_figures(page), "run: python benchmarks/readme.py"
+    assert page == with_figures(page), "run: python -m benchmarks.readme"
 
 
 def test_the_shipped_model_meets_its_bar() -> None:

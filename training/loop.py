@@ -1,11 +1,12 @@
 """One training run: recipe -> corpus -> objective -> Trainer -> run folder; in each process that torchrun started."""
 
+import os
 import time
 
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import set_seed
 from transformers.integrations import TensorBoardCallback
 
 from training.corpus import Corpus, read_corpus
@@ -16,7 +17,7 @@ from training.objective import Objective
 from training.objectives import OBJECTIVES
 from training.recipe import Recipe
 from training.run import Run
-from training.trainer import Interrupt, Journal, ObjectiveTrainer, OwnDropout, training_arguments
+from training.trainer import Interrupt, Journal, ObjectiveTrainer, OwnDropout, Patience, training_arguments
 
 __all__ = ["console", "fit", "prepare", "processes"]
 
@@ -34,19 +35,22 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
     """
     group = processes()
+    if recipe.workers:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not outlive a fork; the tokenizer would say so
     corpus, dev, objective = prepare(recipe)
     group.wait_for_everyone()  # until all have found the folder free
     with group.main_process_first():
         run.start(recipe, corpus)
         checkpoint = run.rewind(group.num_processes) if resume else None
     arguments = training_arguments(recipe, run, dev and dev.chooser, resumed=checkpoint is not None)
-    trainer = ObjectiveTrainer(objective, dev, args=arguments, train_dataset=corpus)
+    trainer = ObjectiveTrainer(objective, dev, run.best, args=arguments, train_dataset=corpus)
     interrupt = Interrupt()
     _add_callbacks(trainer, recipe, run, interrupt)
     began = time.monotonic()
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
         return False
+    trainer.load_best()
     _check_weights(objective)
     figures = {
         "steps": trainer.state.global_step,
@@ -118,6 +122,6 @@ def _add_callbacks(trainer: ObjectiveTrainer, recipe: Recipe, run: Run, interrup
 
         trainer.add_callback(TensorBoardCallback(SummaryWriter(str(run.path / "tensorboard"))))
     if recipe.patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(recipe.patience))
+        trainer.add_callback(Patience(recipe.patience))
     if group.num_processes == 1:  # several would not stop at the same step: there Ctrl-C stops at once
         trainer.add_callback(interrupt)

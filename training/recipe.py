@@ -63,7 +63,9 @@ class Recipe(BaseModel):
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
     max_steps: Positive | None = Field(None, description="stop after so many steps, whatever epochs says")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, decayed linearly to 0")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps of linear warm-up")
+    warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0, description="steps of linear warm-up; below 1: a share of all steps"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
@@ -79,9 +81,15 @@ class Recipe(BaseModel):
         description="folders of collections to search, as BEIR lays them out; the checkpoint with the highest mean of "
         "their nDCG@10 and of the dev pairs' correlation is the best",
     )
-    eval_steps: Positive = Field(125, description="score the dev data and save a checkpoint every so many steps")
+    eval_steps: Positive = Field(125, description="score the dev data every so many steps; the best weights are kept")
+    save_steps: Positive | None = Field(
+        None, description="save a checkpoint, from which a killed run goes on, every so many steps; unset: eval_steps"
+    )
     patience: Positive | None = Field(
         None, description="stop after so many evaluations in a row without a better dev score; unset: never"
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        0, description="processes that tokenise while a step runs; 0: each batch is tokenised before its step"
     )
     log_steps: Positive = Field(10, description="log the loss every so many steps")
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(

@@ -66,6 +66,11 @@ class Run:
         return self.path / "log.jsonl"
 
     @property
+    def best(self) -> Path:
+        """The weights of the best evaluation so far, while training lasts."""
+        return self.path / "best.safetensors"
+
+    @property
     def model(self) -> Path:
         return self.path / "model"
 
@@ -115,6 +120,8 @@ class Run:
         if self.log_file.is_file():
             lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
             _write(self.log_file, "".join(line + "\n" for line in lines))
+        if newest is None:
+            self.best.unlink(missing_ok=True)
         saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
         if saved != processes:
             raise RunError(
@@ -132,6 +139,7 @@ class Run:
         """Save what was trained, then the provenance: a run with run.json is finished."""
         shutil.rmtree(self.model, ignore_errors=True)
         objective.save(self.model)
+        self.best.unlink(missing_ok=True)
         provenance = {
             "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
             "recipe": recipe.model_dump(mode="json", exclude_none=True),

@@ -3,15 +3,18 @@
 import math
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from tqdm import tqdm
 from transformers import (
+    EarlyStoppingCallback,
     ProgressCallback,
     Trainer,
     TrainerCallback,
@@ -31,21 +34,25 @@ from training.recipe import Recipe
 from training.run import Run
 from training.sampler import LengthGroupedSampler, NeighbourSampler
 
-__all__ = ["DEV", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "training_arguments"]
+__all__ = ["DEV", "Interrupt", "Journal", "ObjectiveTrainer", "OwnDropout", "Patience", "training_arguments"]
 
 DEV = "eval_dev_"
 UNSHOWN = ("epoch", "total_flos")
 
 
 class ObjectiveTrainer(Trainer):
-    """Trains `objective`; its evaluation is what the encoder scores on the dev data."""
+    """Trains `objective`; its evaluation is what the encoder scores on the dev data.
 
-    def __init__(self, objective: Objective, dev: DevData | None, **keywords: Any) -> None:
+    The best weights are kept in the file `best`, apart from the checkpoints, which hold the optimiser's state too.
+    """
+
+    def __init__(self, objective: Objective, dev: DevData | None, best: Path, **keywords: Any) -> None:
         super().__init__(model=objective, eval_dataset=dev, data_collator=objective.views, **keywords)
         self.remove_callback(ProgressCallback)
         self.add_callback(Progress())
         self.objective = objective
         self.dev = dev
+        self.best = best
         self._parts: list[dict[str, Tensor]] = []
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
@@ -101,8 +108,29 @@ class ObjectiveTrainer(Trainer):
         broadcast_object_list(scores)  # so that all agree which checkpoint is best
         metrics = {f"{DEV}{name}": score for name, score in scores[0].items()}
         self.log(dict(metrics))
+        if self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
+            partial = self.best.with_suffix(".partial")
+            save_model(self.objective, str(partial))
+            partial.replace(self.best)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def load_best(self) -> None:
+        """Take the best weights, where dev data chose some; else those of the last step stay."""
+        if self.best.is_file():
+            load_model(self.objective, self.best)
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        """Whether they are better than all before; the Trainer notes it after the evaluation."""
+        former = self.state.best_metric
+        return former is None or metrics[self.args.metric_for_best_model] > former
+
+
+class Patience(EarlyStoppingCallback):
+    """Without the warning that the Trainer itself does not keep the best checkpoint: `best` does."""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 class Progress(ProgressCallback):
@@ -204,6 +232,7 @@ def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: b
         ddp_find_unused_parameters=False,  # objectives use all they own
         seed=recipe.seed,
         dataloader_drop_last=True,
+        dataloader_num_workers=recipe.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         logging_strategy="steps",
@@ -213,9 +242,8 @@ def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: b
         eval_steps=recipe.eval_steps,
         eval_on_start=bool(chooser) and not resumed,
         save_strategy="steps",
-        save_steps=recipe.eval_steps,
+        save_steps=recipe.save_steps or recipe.eval_steps,
         save_total_limit=2,
-        load_best_model_at_end=bool(chooser),
         restore_callback_states_from_checkpoint=recipe.patience is not None,
         metric_for_best_model=DEV + chooser if chooser else None,
         greater_is_better=True if chooser else None,

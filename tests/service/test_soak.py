@@ -15,9 +15,9 @@ import httpx
 import numpy as np
 import pytest
 from live import served
-from soak_report import Run, Sample, criteria, draw, figures, table
-from soak_requests import Books, Known, Mix, client
 
+from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
+from benchmarks.soak_requests import Books, Known, Mix, client
 from service.app import create_app
 from service.settings import Settings
 

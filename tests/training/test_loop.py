@@ -19,7 +19,7 @@ from training.errors import RecipeError, RunError
 from training.fit import load_recipe
 from training.recipe import Recipe
 from training.run import Run
-from training.trainer import Journal
+from training.trainer import Journal, training_arguments
 
 STEPS = 4
 Words = dict[str, list[str]]
@@ -186,6 +186,59 @@ def test_a_killed_run_of_each_method_ends_as_an_unbroken_one(
     halfway = load_file(whole / "checkpoint-2" / "model.safetensors")
     assert any(not torch.equal(halfway[key], weight) for key, weight in expected.items())
     assert [entry.get("loss") for entry in log(killed)] == [entry.get("loss") for entry in log(whole)]
+
+
+def test_the_best_weights_are_kept_between_checkpoints(words: Words, tmp_path: Path) -> None:
+    """A rate so high that the first evaluation is the best; the one checkpoint is that of the last step."""
+    run = Run(tmp_path / "run")
+    high = {"learning_rate": ["0.5"], "warmup_steps": ["0"]}
+    loop.fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "save_steps": ["3"]}), run)
+    best = run.provenance()["best_step"]
+    assert 0 < best < STEPS
+    assert sorted(path.name for path in run.path.glob("checkpoint-*")) == ["checkpoint-3", f"checkpoint-{STEPS}"]
+    assert not run.best.exists()
+    every = Run(tmp_path / "every")
+    loop.fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "max_steps": [str(STEPS)]}), every)
+    found, expected = (load_file(each.model / "model.safetensors") for each in (run, every))
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+    last = load_file(run.path / f"checkpoint-{STEPS}" / "model.safetensors")
+    assert any(not torch.equal(last[f"encoder.backbone.{name}"], weight) for name, weight in found.items())
+
+
+def test_a_killed_run_that_saves_seldom_ends_as_an_unbroken_one(words: Words, tmp_path: Path) -> None:
+    """Its best weights are of a step that no checkpoint holds."""
+    keys = words | {"eval_steps": ["1"], "save_steps": ["2"], "learning_rate": ["0.5"], "warmup_steps": ["0"]}
+    recipe, whole, killed = load_recipe("simcse", keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    loop.fit(recipe, whole)
+    fit_until_killed(recipe, killed)
+    assert killed.best.is_file()
+    loop.fit(recipe, killed, resume=True)
+    assert killed.provenance()["best_step"] == whole.provenance()["best_step"]
+    found, expected = (load_file(each.model / "model.safetensors") for each in (killed, whole))
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+
+
+def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tmp_path: Path) -> None:
+    """Dropout included: what a worker draws is its own."""
+    found = []
+    for workers in ("0", "2"):
+        run = Run(tmp_path / workers)
+        loop.fit(load_recipe("simcse", words | {"workers": [workers], "encoder": [str(tiny_bert)]}), run)
+        found.append(load_file(run.path / "model" / "model.safetensors"))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
+
+
+@pytest.mark.parametrize(("steps", "expected"), [("0", 0), ("7", 7), ("0.1", 20), ("0.001", 1)])
+def test_warm_up_is_steps_or_a_share_of_them(steps: str, expected: int, words: Words, tmp_path: Path) -> None:
+    recipe = load_recipe("simcse", words | {"warmup_steps": [steps]})
+    assert training_arguments(recipe, Run(tmp_path), None).get_warmup_steps(200) == expected
+
+
+@pytest.mark.parametrize("steps", ["-1", "1.5", "-0.5"])
+def test_a_warm_up_that_is_neither_is_refused(steps: str, words: Words) -> None:
+    with pytest.raises(RecipeError, match=f"warmup_steps is {steps}: .*below 1: a share of all steps"):
+        load_recipe("simcse", words | {"warmup_steps": [steps]})
 
 
 @pytest.mark.parametrize("chunks", [{}, {"mini_batch_size": ["3"]}])

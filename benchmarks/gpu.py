@@ -1,0 +1,306 @@
+"""What one GPU can show, in one command of under nine minutes.
+
+    python -m benchmarks.gpu [--wheels FOLDER] [--out gpu.json]
+
+Parts, each a process of its own with a limit of its own; one that fails is told and the next begins: installing what is
+needed, from a folder of wheels or the index; the card's highest measured matmul rate; Cloze's fp16 session in process
+against sentence-transformers in fp16, MiniLM's and BERT-base's shapes with random weights, at 16 to 512 tokens;
+the service over HTTP with one, two and four processes, and the latency of one text; SimCSE training; the CUDA tests.
+Without a GPU, `--device cpu --tiny` runs the same code on small shapes: a test of the code, no measurement.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.machine import processor, threads, versions
+
+RESULTS: Final = Path(__file__).parent / "results" / "gpu.json"
+PACKAGES: Final = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "sentence-transformers", "tokenizers")
+SHAPES: Final = {"MiniLM": (6, 384, 12), "BERT-base": (12, 768, 12)}  # layers, width, heads
+LENGTHS: Final = (16, 32, 128, 512)
+BATCH_TOKENS: Final = 32_768
+SECONDS: Final = 2.0  # that each figure is measured for
+TINY: Final[dict[str, Any]] = {
+    "SHAPES": {"tiny": (2, 32, 4)},
+    "LENGTHS": (16, 32),
+    "BATCH_TOKENS": 512,
+    "SECONDS": 0.05,
+}
+TOOLS: Final = ("sentence-transformers", "pytest", "psutil", "rich")
+LIMITS: Final = {"install": 150, "peak": 40, "session": 150, "served": 120, "training": 60, "tests": 60}
+
+
+def peak(device: str) -> dict[str, float]:
+    """TFLOP/s of the best of three square products in fp16."""
+    import torch
+
+    kind = torch.float32 if device == "cpu" else torch.float16
+    found = {}
+    for size in (256,) if device == "cpu" else (4096, 8192, 16384):
+        left = torch.randn(size, size, device=device, dtype=kind)
+        seconds = _seconds(partial(torch.matmul, left, left), device)
+        found[str(size)] = 2 * size**3 / seconds / 1e12
+    return {"tflops": max(found.values()), **found}
+
+
+def session(device: str) -> list[dict[str, Any]]:
+    """Tokens a second of Cloze's session and of sentence-transformers, batches of one length; TFLOP/s by arithmetic."""
+    import numpy as np
+    import torch
+
+    from encoding.bundle import Bundle
+    from encoding.text import Batch
+    from service.session import Session
+
+    rows = []
+    for name, (layers, width, _) in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            model, bundle = random_model(Path(folder), name, device)
+            loaded = Session.load(Bundle.load(bundle), provider="cpu" if device == "cpu" else "cuda")
+            other = _sentence_transformer(model, device)
+            for length in LENGTHS:
+                texts = max(1, BATCH_TOKENS // length)
+                ids = np.random.default_rng(0).integers(5, 900, (texts, length))
+                batch = Batch(ids, np.ones_like(ids))
+                tensors = {key: torch.from_numpy(value).to(device) for key, value in batch._asdict().items()}
+
+                encode = partial(_encode, other, tensors)
+                flops = length * texts * layers * (24 * width**2 + 4 * length * width)
+                for contender, work in (("Cloze", partial(loaded.run, batch)), ("sentence-transformers", encode)):
+                    seconds = _seconds(work, device)
+                    rate = {"tokens_per_second": texts * length / seconds, "tflops": flops / seconds / 1e12}
+                    rows.append({"shape": name, "tokens": length, "texts": texts, "contender": contender, **rate})
+    return rows
+
+
+def served(device: str) -> dict[str, Any]:
+    """Texts a second over HTTP with several server processes on one card, and one text's latency in ms."""
+    from benchmarks.peers import Server, ours
+    from benchmarks.serving import ask
+
+    name = next(iter(SHAPES))
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        _, bundle = random_model(Path(folder), name, device)
+        texts = [
+            " ".join(f"w{(number * 7 + place) % 900}" for place in range(4 + number % 60)) for number in range(4096)
+        ]
+        texts = texts[: 64 if device == "cpu" else None]
+        for count in (1, 2) if device == "cpu" else (1, 2, 4):
+            with ExitStack() as stack:
+                servers: list[Server] = []
+                for _ in range(count):
+                    servers.append(ours(bundle, "fp32" if device == "cpu" else "fp16"))
+                    stack.callback(servers[-1].end)
+                if count == 1:
+                    _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
+                    found["one text, ms, p50"] = 1000 * median(seconds)
+                shares = [texts[place::count] for place in range(count)]
+                found[f"{count} processes, texts a second"] = len(texts) / asyncio.run(_together(servers, shares))
+    return found
+
+
+async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> float:
+    """Seconds until every server has answered its share, 32 texts a request over 16 connections each."""
+    from benchmarks.serving import ask
+
+    work = [
+        ask(server, [server.request(texts[first : first + 32]) for first in range(0, len(texts), 32)], 16)
+        for server, texts in zip(servers, shares, strict=True)
+    ]
+    began = time.perf_counter()
+    await asyncio.gather(*work)
+    return time.perf_counter() - began
+
+
+def training(device: str) -> dict[str, float]:
+    """Tokens a second of SimCSE, BERT-base's shape, bf16, sentences of 32 tokens, 256 a step."""
+    import torch
+
+    from training.encoder import SentenceEncoder
+    from training.fit import load_recipe
+    from training.objectives import OBJECTIVES
+
+    name = list(SHAPES)[-1]
+    size, length = (8, 16) if device == "cpu" else (256, 32)
+    with tempfile.TemporaryDirectory() as folder:
+        model, _ = random_model(Path(folder), name, None)
+        keys = {"encoder": [str(model)], "corpus": ["unused.txt"], "read_out": ["mean"], "template": ["[X]"]}
+        recipe = load_recipe("simcse", keys | {"batch_size": [str(size)], "max_tokens": [str(length)]})
+        encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean")
+        objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
+    optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-5, fused=True)
+    text = " ".join(f"w{place}" for place in range(length))
+    views = {
+        key: {part: tensor.to(device) for part, tensor in view.items()}
+        for key, view in objective.views([(text,)] * size).items()
+    }
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            loss = objective(**views)["loss"]
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return {"tokens_per_second": 2 * size * length / _seconds(step, device)}
+
+
+def tests(device: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/service/test_cuda.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {"status": done.returncode, "said": done.stdout.strip().splitlines()[-3:]}
+
+
+def random_model(folder: Path, name: str, device: str | None) -> tuple[Path, Path]:
+    """An encoder of this shape with random weights and a vocabulary of 900 words, and its bundle (with a device)."""
+    import shutil
+
+    import onnx
+    import torch
+    from rich.console import Console
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    from encoding.bundle import GRAPHS, Provenance, seal, staging
+    from encoding.text import TOKENIZER_FILES
+    from training.candidates import make_graph
+    from training.encoder import SentenceEncoder
+    from training.graph import trace
+
+    layers, width, heads = SHAPES[name]
+    torch.manual_seed(0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(900))]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {f"{part}_token": f"[{part.upper()}]" for part in ("pad", "unk", "cls", "sep", "mask")}
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )  # fmt: skip
+    model, bundle = folder / "model", folder / "bundle"
+    BertModel(config, add_pooling_layer=False).save_pretrained(model)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(model)
+    if device is None:
+        return model, bundle
+    encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean")
+    precision = "fp32" if device == "cpu" else "fp16"
+    with staging(bundle) as made:
+        (made / "onnx").mkdir()
+        graph, _ = make_graph(precision, cache(partial(trace, encoder)), encoder, Console(stderr=True))
+        onnx.save(graph, made / GRAPHS[precision])
+        (model / "README.md").write_text(f"# {name}, random\n", encoding="utf-8")
+        for file in ("README.md", "config.json", *TOKENIZER_FILES):
+            shutil.copyfile(model / file, made / file)
+        nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}
+        seal(made, encoder.reading, encoder.dimension, Provenance(parent=name, **nothing))
+    return model, bundle
+
+
+def _sentence_transformer(model: Path, device: str) -> Any:
+    """sentence-transformers in fp16 with PyTorch's own attention, mean pooling."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    words = Transformer(str(model), model_args={"attn_implementation": "sdpa"})
+    made = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension(), "mean")], device=device)
+    return made.eval() if device == "cpu" else made.half().eval()
+
+
+def _encode(model: Any, tensors: dict[str, Any]) -> Any:
+    """sentence-transformers' vectors, on the CPU, of token ids that are on the device."""
+    import torch
+
+    with torch.inference_mode():
+        return model(dict(tensors))["sentence_embedding"].float().cpu()
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    """Of one call: the mean over SECONDS, after warming up."""
+    import torch
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    for _ in range(3):
+        work()
+    wait()
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS:
+        work()
+        wait()
+        calls += 1
+    return (time.perf_counter() - began) / calls
+
+
+PARTS: Final[dict[str, Callable[[str], Any]]] = {
+    "peak": peak, "session": session, "served": served, "training": training, "tests": tests,
+}  # fmt: skip
+
+
+def install(wheels: str | None) -> dict[str, Any]:
+    """The gpu and train extras; ONNX Runtime for the GPU last, for both packages write the same files."""
+    source = ["--no-index", "--find-links", wheels] if wheels else ["-c", "constraints.txt"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *source, "-e", ".[gpu,train]", *TOOLS],
+        capture_output=True, text=True, check=False, timeout=LIMITS["install"],
+    )  # fmt: skip
+    return {"status": done.returncode, "said": done.stderr.strip().splitlines()[-5:]}
+
+
+def run(part: str, device: str, tiny: bool) -> Any:
+    """A part's figures, or what went wrong."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--device", device, *(["--tiny"] * tiny)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMITS[part])
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {LIMITS[part]} s"}
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-3:]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--wheels", help="folder of wheels to install from; without it the index, if --install is given"
+    )
+    parser.add_argument("--install", action="store_true", help="install what is needed first, from the index")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="small shapes, to test this file")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one of them, in its own process
+    options = parser.parse_args()
+    if options.tiny:
+        globals().update(TINY)
+    if options.part:
+        print(json.dumps(PARTS[options.part](options.device)))
+        return
+    results: dict[str, Any] = {"machine": f"{processor()}, {threads()} CPUs", "versions": {}}
+    if options.wheels or options.install:
+        results["install"] = install(options.wheels)
+    results["versions"] = versions(PACKAGES)
+    if options.device == "cuda":
+        names = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+        results["machine"] = f"{names.stdout.strip().partition(' (UUID')[0]}; {results['machine']}"
+    for part in PARTS:
+        began = time.perf_counter()
+        results[part] = run(part, options.device, options.tiny)
+        print(f"{part}, {time.perf_counter() - began:.0f} s: {json.dumps(results[part])}", flush=True)
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

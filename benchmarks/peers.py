@@ -1,0 +1,201 @@
+"""What is compared: servers of the same weights, sentence-transformers in a process of its own, the raw session.
+
+Every server answers POST with OpenAI's body, {"model", "input"}. All but the one at work are stopped (SIGSTOP).
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import psutil
+from numpy.typing import NDArray
+from rich.console import Console
+
+from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
+from encoding.text import TOKENIZER_FILES
+from service.session import Session
+from training.candidates import make_graph
+from training.encoder import SentenceEncoder
+from training.graph import trace
+
+__all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]
+
+START_SECONDS: Final = 120
+MAX_TOKENS: Final = 256  # what sentence-transformers cuts all-MiniLM-L6-v2 at
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+ENCODE: Final = Path(__file__).parent / "encode.py"
+
+
+class Peer:
+    """A process that embeds."""
+
+    def __init__(self, command: Sequence[str], folder: Path | None = None, **pipes: Any) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environ | OFFLINE, stdout=pipes.get("stdout", subprocess.DEVNULL),
+            stdin=pipes.get("stdin"), stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._known = psutil.Process(self.process.pid)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the process and all that it started."""
+        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+
+    @property
+    def peak_mb(self) -> float:
+        """Resident memory at its highest."""
+        status = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in self._family()]
+        peaks = [line.split()[1] for text in status for line in text.splitlines() if line.startswith("VmHWM")]
+        return sum(map(int, peaks)) / 1024
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Awake within."""
+        self._send(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._send(signal.SIGSTOP)
+
+    def end(self) -> None:
+        self._send(signal.SIGKILL)
+        self.process.wait()
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._known, *self._known.children(recursive=True)]
+
+    def _send(self, number: int) -> None:
+        for each in self._family():
+            each.send_signal(number)
+
+
+class Server(Peer):
+    """A server on 127.0.0.1; `started` is the seconds from its command to its first answer."""
+
+    def __init__(self, command: Sequence[str], path: str, model: str, folder: Path | None = None) -> None:
+        self.port, self.path, self.model = _free_port(), path, model
+        began = time.perf_counter()
+        super().__init__([*command, "--port", str(self.port)], folder)
+        while not self._answers():
+            if self.process.poll() is not None or time.perf_counter() - began > START_SECONDS:
+                raise OSError(f"{' '.join(command)} does not answer")
+            time.sleep(0.02)
+        self.started = time.perf_counter() - began
+
+    def request(self, texts: Sequence[str]) -> bytes:
+        """One whole HTTP request."""
+        body = json.dumps({"model": self.model, "input": list(texts)}).encode()
+        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        return f"{head}\r\n\r\n".encode() + body
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as line:
+                line.settimeout(START_SECONDS)
+                line.sendall(self.request(["a"]))
+                return line.recv(12) == b"HTTP/1.1 200"
+        except OSError:
+            return False
+
+
+class InProcess(Peer):
+    """sentence-transformers, without HTTP: texts go in by a pipe, and the seconds of `encode` come back."""
+
+    def __init__(self, python: str, model: Path, backend: str) -> None:
+        command = [python, str(ENCODE), str(model), backend]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if not self._line():
+            raise OSError(f"sentence-transformers has no backend {backend} in {python}")
+
+    def encode(self, texts: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
+        """Seconds, and vectors."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(list(texts)) + "\n")
+        self.process.stdin.flush()
+        found = json.loads(self._line())
+        return found["seconds"], np.array(found["vectors"], dtype=np.float32)
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+class Raw:
+    """The ceiling: tokenising and the session on batches sorted by length, as large as the service's."""
+
+    def __init__(self, bundle: Path, precision: Precision) -> None:
+        self.bundle = Bundle.load(bundle)
+        self.session = Session.load(self.bundle, precision=precision, provider="cpu")
+
+    def encode(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Seconds, and seconds of CPU."""
+        began, cpu = time.perf_counter(), time.process_time()
+        encoder, rows = self.bundle.text_encoder, list[list[int]]()
+        for ids in sorted((tokens.ids for tokens in encoder.encode(texts)), key=len):
+            if rows and len(ids) * (len(rows) + 1) > self.session.batch_tokens:
+                self.session.run(encoder.pad(rows))
+                rows = []
+            rows.append(ids)
+        self.session.run(encoder.pad(rows))
+        return time.perf_counter() - began, time.process_time() - cpu
+
+
+def ours(bundle: Path, precision: Precision) -> Server:
+    command = [sys.executable, "-m", "service", "--bundle", str(bundle), "--precision", precision]
+    return Server(command, "/v1/embeddings", bundle.name)
+
+
+def infinity(python: str, model: Path, engine: str) -> Server:
+    """`engine` is torch or optimum, which runs the model.onnx of the folder where it starts."""
+    command = [str(Path(python).parent / "infinity_emb"), "v2", "--model-id", ".", "--engine", engine]
+    options = ["--device", "cpu", "--no-bettertransformer", "--pooling-method", "mean"]
+    options += ["--served-model-name", "minilm"]
+    return Server([*command, *options], "/embeddings", "minilm", model)
+
+
+def bundle_of(model: Path, out: Path) -> Path:
+    """A bundle, fp32 and int8, of an encoder that is read by its mean."""
+    encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean", max_tokens=MAX_TOKENS)
+    traced, console = cache(partial(trace, encoder)), Console(stderr=True)
+    with staging(out) as folder:
+        (folder / "onnx").mkdir()
+        precisions: tuple[Precision, ...] = ("fp32", "int8")
+        for precision in precisions:
+            onnx.save(make_graph(precision, traced, encoder, console)[0], folder / GRAPHS[precision])
+        for name in ("README.md", "config.json", *TOKENIZER_FILES):
+            shutil.copyfile(model / name, folder / name)
+        nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}
+        seal(folder, encoder.reading, encoder.dimension, Provenance(parent=model.name, **nothing))
+    return out
+
+
+def model_with_onnx(model: Path, python: str, out: Path) -> Path:
+    """A copy of the model that holds model.onnx too, by optimum's own exporter where `python` has it."""
+    shutil.copytree(model, out, symlinks=False)
+    with tempfile.TemporaryDirectory() as made:
+        command = [python, "-m", "optimum.exporters.onnx", "--model", str(model), "--task", "feature-extraction"]
+        command += ["--library-name", "transformers", made]
+        done = subprocess.run(command, capture_output=True, env=os.environ | OFFLINE, check=False)
+        if done.returncode == 0:
+            shutil.copyfile(Path(made, "model.onnx"), out / "model.onnx")
+    return out
+
+
+def _free_port() -> int:
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])

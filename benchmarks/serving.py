@@ -1,0 +1,243 @@
+"""Cloze, infinity and sentence-transformers on the same weights and the same texts, in turn.
+
+    python -m benchmarks.serving --parent MODEL --data DATA [--infinity PYTHON] [--encoders PYTHON …] [--quick]
+
+MODEL is a folder of all-MiniLM-L6-v2; Cloze serves it as a bundle made here, fp32 and int8, without a template.
+`--infinity` is the interpreter of an environment with infinity-emb[server,torch,optimum], whose two engines then take
+part; `--encoders` are those of environments with sentence-transformers and its onnx or openvino backend. Without them
+Cloze is compared with sentence-transformers in torch alone.
+
+First every contender's vectors are held against torch's. Then, three rounds of everything: short texts, one a request;
+mixed ones, 32 a request; long ones, eight a request; over 1, 8, 32 and 128 connections. In process there are no
+connections, so those contenders stand beside the highest throughput. Ratios are taken round by round. Writes
+benchmarks/results/serving.json and serving.svg and prints the tables.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.machine import processor, threads, versions
+from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, model_with_onnx, ours
+from benchmarks.serving_report import draw, tables
+from encoding.bundle import Precision
+from training.retrieval import find_collections, load_collection
+from training.sts import load_pairs, spearman
+
+RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
+PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")
+CONNECTIONS: Final = (1, 8, 32, 128)
+QUICK: Final = (1, 32)
+ROUNDS: Final = 3
+CHECKED: Final = 100  # texts whose vectors are compared
+OURS: Final[dict[str, Precision]] = {"Cloze, int8": "int8", "Cloze, fp32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Texts, and how many go into one request."""
+
+    texts: list[str]
+    a_request: int
+
+    def requests(self, connections: int) -> list[list[str]]:
+        """Of one connection a quarter is enough."""
+        texts = self.texts[: len(self.texts) // 4] if connections == 1 else self.texts
+        return [texts[first : first + self.a_request] for first in range(0, len(texts), self.a_request)]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One contender, one workload, so many connections, one round. Seconds and MB."""
+
+    texts_per_second: float
+    p50: float
+    p99: float
+    cpu: float  # of the contender's processes, for all texts
+
+
+def workloads(data: Path, share: int) -> dict[str, Workload]:
+    """Sentences of STS-B dev and documents of the collections to search, none twice; 1/`share` of each."""
+    pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
+    sentences = sorted({*pairs.left, *pairs.right})
+    documents = [text for folder in find_collections(data) for text in load_collection(folder).documents]
+    draw = np.random.default_rng(0)
+    draw.shuffle(sentences)
+    draw.shuffle(documents)
+    short = [text for text in sentences if len(text.split()) <= 12]
+    mixed = [*sentences[:1440], *documents[:160]]
+    draw.shuffle(mixed)
+    return {
+        "short, 1 a request": Workload(short[: 800 // share], 1),
+        "mixed, 32 a request": Workload(mixed[: 1600 // share], 32),
+        "long, 8 a request": Workload(documents[160 : 160 + 160 // share], 8),
+    }
+
+
+async def ask(server: Server, requests: Sequence[bytes], connections: int) -> tuple[list[bytes], list[float]]:
+    """The bodies, in order, and the seconds that each took. A client this plain leaves the cores to the server."""
+    bodies, seconds = [b""] * len(requests), [0.0] * len(requests)
+    turns = iter(range(len(requests)))
+
+    async def work() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for place in turns:
+            began = time.perf_counter()
+            writer.write(requests[place])
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            bodies[place] = await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
+            seconds[place] = time.perf_counter() - began
+        writer.close()
+
+    await asyncio.gather(*(work() for _ in range(min(connections, len(requests)))))
+    return bodies, seconds
+
+
+def serve(server: Server, workload: Workload, connections: int) -> Figures:
+    texts = workload.requests(connections)
+    requests = [server.request(each) for each in texts]
+    cpu, began = server.cpu_seconds, time.perf_counter()
+    _, seconds = asyncio.run(ask(server, requests, connections))
+    took = time.perf_counter() - began
+    p50, p99 = np.percentile(seconds, [50, 99])
+    return Figures(sum(map(len, texts)) / took, float(p50), float(p99), server.cpu_seconds - cpu)
+
+
+def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
+    """Rows of length 1."""
+    if isinstance(peer, InProcess):
+        rows = peer.encode(texts)[1]
+    else:
+        assert isinstance(peer, Server)
+        parts = [texts[first : first + 32] for first in range(0, len(texts), 32)]
+        bodies, _ = asyncio.run(ask(peer, [peer.request(part) for part in parts], 4))
+        rows = np.array([row["embedding"] for body in bodies for row in json.loads(body)["data"]], dtype=np.float32)
+    return rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+
+
+def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float]]:
+    """Cosines with torch's vectors, and Spearman's correlation x100 on STS-B dev."""
+    pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
+    expected: NDArray[np.float64] | None = None
+    found = {}
+    for name, peer in peers.items():
+        with peer.at_work():
+            checked = vectors(peer, pairs.left[:CHECKED])
+            score = spearman(partial(vectors, peer), pairs)
+        expected = checked if expected is None else expected
+        cosines = (checked * expected).sum(axis=1)
+        found[name] = {"least": float(cosines.min()), "mean": float(cosines.mean()), "STS-B dev": float(score)}
+        print(f"{name}: {found[name]}", flush=True)
+    return found
+
+
+def measure(
+    peers: Mapping[str, Peer], raws: Mapping[str, Raw], work: Mapping[str, Workload], levels: Sequence[int], rounds: int
+) -> dict[str, dict[str, dict[str, list[Any]]]]:
+    """Workload -> connections, or "in process" -> contender -> its figures by round."""
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {name: {} for name in work}
+
+    def note(name: str, level: str, contender: str, figures: Figures) -> None:
+        found[name].setdefault(level, {}).setdefault(contender, []).append(asdict(figures))
+
+    for number in range(rounds):
+        for name, workload in work.items():
+            print(f"round {number + 1}: {name}", flush=True)
+            for contender, peer in peers.items():
+                with peer.at_work():
+                    if isinstance(peer, Server):
+                        for level in levels:
+                            note(name, str(level), contender, serve(peer, workload, level))
+                    elif isinstance(peer, InProcess):
+                        cpu = peer.cpu_seconds
+                        seconds, _ = peer.encode(workload.texts)
+                        rate = len(workload.texts) / seconds
+                        note(name, "in process", contender, Figures(rate, seconds, seconds, peer.cpu_seconds - cpu))
+            for contender, raw in raws.items():
+                seconds, cpu = raw.encode(workload.texts)
+                note(name, "in process", contender, Figures(len(workload.texts) / seconds, seconds, seconds, cpu))
+    return found
+
+
+def makers(options: argparse.Namespace, model: Path, bundle: Path) -> Iterator[tuple[str, Callable[[], Peer]]]:
+    """How each contender is started, torch first; `model` holds model.onnx too."""
+    yield "sentence-transformers, torch", partial(InProcess, sys.executable, options.parent, "torch")
+    for python in options.encoders:
+        for backend in ("onnx", "openvino"):
+            yield f"sentence-transformers, {backend}", partial(InProcess, python, model, backend)
+    for name, precision in OURS.items():
+        yield name, partial(ours, bundle, precision)
+    if options.infinity:
+        for name, engine in (("torch", "torch"), ("ONNX", "optimum")):
+            yield f"infinity, {name}", partial(infinity, options.infinity, model, engine)
+
+
+def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) -> dict[str, Peer]:
+    """Every contender that starts, asleep, the first of a name; each is ended with the stack."""
+    peers: dict[str, Peer] = {}
+    for name, make in makers:
+        if name in peers:
+            continue
+        try:
+            peers[name] = make()
+        except OSError as error:
+            print(f"{name} takes no part: {error}", flush=True)
+            continue
+        stack.callback(peers[name].end)
+        with peers[name].at_work():
+            pass
+    return peers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parent", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
+    parser.add_argument("--infinity", metavar="PYTHON", help="interpreter of an environment with infinity")
+    parser.add_argument("--encoders", metavar="PYTHON", nargs="*", default=[], help="the same, sentence-transformers")
+    parser.add_argument("--quick", action="store_true", help="one round, two numbers of connections, half the texts")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON and the chart go")
+    options = parser.parse_args()
+    levels, rounds = (QUICK, 1) if options.quick else (CONNECTIONS, ROUNDS)
+    work = workloads(options.data, 2 if options.quick else 1)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model, bundle = options.parent, bundle_of(options.parent, Path(folder) / "minilm")
+        if options.infinity:
+            model = model_with_onnx(model, options.infinity, Path(folder) / "model")
+        peers = start(makers(options, model, bundle), stack)
+        raws = {f"{name}, tokenising and session alone": Raw(bundle, precision) for name, precision in OURS.items()}
+        scores = accuracy(peers, options.data)
+        figures = measure(peers, raws, work, levels, rounds)
+        servers = {}
+        for name, peer in peers.items():
+            if isinstance(peer, Server):
+                servers[name] = {"started": peer.started, "peak_mb": peer.peak_mb}
+    results = {
+        "machine": f"{processor()}, {threads()} CPUs, shared with the clients",
+        "versions": versions(PACKAGES),
+        "rounds": rounds,
+        "texts": {name: len(workload.texts) for name, workload in work.items()},
+        "accuracy": scores,
+        "servers": servers,
+        "figures": figures,
+    }
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draw(results, options.out.with_suffix(".svg"))
+    print(tables(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What the serving benchmark has found: tables and a chart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+__all__ = ["draw", "tables"]
+
+INT8, FP32 = "Cloze, int8", "Cloze, fp32"
+IN_PROCESS: Final = "in process"
+
+Found = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]  # connections -> contender -> figures by round
+Figure = Callable[[Found, str, int], float]
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    return "\n\n".join(part(results) for part in (ratios, speeds, latencies, costs))
+
+
+def ratios(results: Mapping[str, Any]) -> str:
+    """Cloze against the best of the others, round by round, as a Markdown table."""
+    short, mixed = list(results["figures"].values())[:2]
+    infinity = [name for name in short["1"] if name.startswith("infinity")]
+    encoders = [name for name in mixed[IN_PROCESS] if name.startswith("sentence-transformers")]
+    rows: list[tuple[str, Found, Figure, str, list[str]]] = [
+        ("int8, mixed texts: throughput against infinity's best engine", mixed, highest, INT8, infinity),
+        ("fp32, mixed texts: throughput against infinity's best engine", mixed, highest, FP32, infinity),
+        (
+            "int8, mixed texts: throughput over HTTP against sentence-transformers' best backend in process",
+            *(mixed, highest, INT8, encoders),
+        ),
+        (
+            "int8, short texts, one client: p50 against infinity's best engine",
+            short,
+            _least("1", "p50"),
+            INT8,
+            infinity,
+        ),
+    ]
+    if "128" in short:
+        rows.append(
+            (
+                "int8, short texts, 128 clients: p99 against infinity's best engine",
+                short,
+                _least("128", "p99"),
+                INT8,
+                infinity,
+            )
+        )
+    lines = ["| | ratio, median (least to greatest) |", "| --- | ---: |"]
+    for name, found, figure, one, others in rows:
+        if others:
+            against = [
+                figure(found, one, number) / max(figure(found, other, number) for other in others)
+                for number in range(results["rounds"])
+            ]
+            lines.append(f"| {name} | {median(against):.2f} ({min(against):.2f} to {max(against):.2f}) |")
+    return "\n".join(lines)
+
+
+def highest(found: Found, contender: str, number: int) -> float:
+    """A contender's highest throughput in one round, over all numbers of connections."""
+    return max(rows[contender][number]["texts_per_second"] for rows in found.values() if contender in rows)
+
+
+def _least(level: str, key: str) -> Figure:
+    """A figure of which less is better, negative: the greatest of several is the best."""
+    return lambda found, contender, number: -found[level][contender][number][key]
+
+
+def speeds(results: Mapping[str, Any]) -> str:
+    """Highest throughput by workload, as a Markdown table."""
+    work: Mapping[str, Found] = results["figures"]
+    names = list(dict.fromkeys(name for found in work.values() for rows in found.values() for name in rows))
+    lines = [f"| texts a second | {' | '.join(work)} | STS-B dev |", "| --- |" + " ---: |" * (len(work) + 1)]
+    for name in names:
+        rates = [median(highest(found, name, number) for number in range(results["rounds"])) for found in work.values()]
+        score = results["accuracy"].get(name)
+        cells = [*(f"{rate:.0f}" for rate in rates), f"{score['STS-B dev']:.2f}" if score else ""]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def latencies(results: Mapping[str, Any]) -> str:
+    """Milliseconds of short texts, one a request, as a Markdown table."""
+    found: Found = next(iter(results["figures"].values()))
+    levels = _levels(found)
+    titles = [f"{level} client{'s' * (level != '1')}" for level in levels]
+    lines = [f"| p50 / p99 in ms | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(levels)]
+    for name in found[levels[0]]:
+        cells = []
+        for level in levels:
+            p50, p99 = (median(1000 * each[key] for each in found[level][name]) for key in ("p50", "p99"))
+            cells.append(f"{p50:.1f} / {p99:.1f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def costs(results: Mapping[str, Any]) -> str:
+    """What each needs, as a Markdown table."""
+    mixed: Found = list(results["figures"].values())[1]
+    rows = {**mixed[_levels(mixed)[-1]], **mixed[IN_PROCESS]}
+    lines = ["| | first answer after, s | peak memory, MB | CPU seconds, mixed texts |", "| --- |" + " ---: |" * 3]
+    for name, rounds in rows.items():
+        server = results["servers"].get(name)
+        cells = [f"{server['started']:.1f}", f"{server['peak_mb']:.0f}"] if server else ["", ""]
+        lines.append(f"| {name} | {' | '.join(cells)} | {median(each['cpu'] for each in rounds):.2f} |")
+    return "\n".join(lines)
+
+
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """Throughput by connections, a panel a workload; what runs in process as dotted lines."""
+    from matplotlib import pyplot, rc_context
+
+    work: Mapping[str, Found] = results["figures"]
+    with rc_context({"svg.hashsalt": "cloze"}):  # the same file from the same figures
+        figure, panels = pyplot.subplots(1, len(work), figsize=(4 * len(work), 4), layout="constrained")
+        for panel, (name, found) in zip(panels, work.items(), strict=True):
+            levels = _levels(found)
+            for contender in found[levels[0]]:
+                rates = [median(each["texts_per_second"] for each in found[level][contender]) for level in levels]
+                panel.plot(levels, rates, marker="o", label=contender)
+            for place, (contender, rounds) in enumerate(found[IN_PROCESS].items(), start=len(found[levels[0]])):
+                rate = median(each["texts_per_second"] for each in rounds)
+                panel.axhline(rate, linestyle=":", color=f"C{place}", label=contender)
+            panel.set(title=name, xlabel="connections", ylim=(0, None))
+        panels[0].set_ylabel("texts a second")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _levels(found: Found) -> list[str]:
+    return [level for level in found if level != IN_PROCESS]

@@ -1,0 +1,123 @@
+"""The benchmarks' own arithmetic and their client, on figures and a service small enough to know the answer."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import ROOT, Serve
+
+from benchmarks import machine, serving, serving_report, training
+from benchmarks.peers import Server
+from benchmarks.serving import Workload
+
+WORK = ("short, 1 a request", "mixed, 32 a request", "long, 8 a request")
+SPEEDS = {"Cloze, int8": 300.0, "Cloze, fp32": 200.0, "infinity, torch": 100.0, "infinity, ONNX": 50.0}
+
+
+def figures(speed: float) -> dict[str, float]:
+    return {"texts_per_second": speed, "p50": 1 / speed, "p99": 2 / speed, "cpu": 100 / speed}
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    """Two rounds; in the second everything but Cloze is half as fast."""
+    served = {
+        name: [figures(speed), figures(speed / (1 if name.startswith("Cloze") else 2))]
+        for name, speed in SPEEDS.items()
+    }
+    alone = {"sentence-transformers, torch": [figures(120), figures(60)]}
+    return {
+        "rounds": 2,
+        "accuracy": {"Cloze, int8": {"least": 0.98, "mean": 0.99, "STS-B dev": 86.5}},
+        "servers": {name: {"started": 1.5, "peak_mb": 200.0} for name in SPEEDS},
+        "figures": {name: {"1": served, "128": served, "in process": alone} for name in WORK},
+    }
+
+
+def test_ratios_are_taken_round_by_round_against_the_best(results: dict[str, Any]) -> None:
+    lines = serving_report.ratios(results).splitlines()[2:]
+    assert [line.split(" | ")[1].rstrip(" |") for line in lines] == [
+        "4.50 (3.00 to 6.00)",  # 300 / 100, 300 / 50
+        "3.00 (2.00 to 4.00)",
+        "3.75 (2.50 to 5.00)",
+        "0.25 (0.17 to 0.33)",  # less is better: 1/300 against 1/100
+        "0.25 (0.17 to 0.33)",
+    ]
+
+
+def test_without_infinity_there_is_sentence_transformers(results: dict[str, Any]) -> None:
+    for found in results["figures"].values():
+        for level in ("1", "128"):
+            found[level] = {name: rows for name, rows in found[level].items() if name.startswith("Cloze")}
+    (line,) = serving_report.ratios(results).splitlines()[2:]
+    assert line.startswith("| int8, mixed texts: throughput over HTTP against sentence-transformers'")
+
+
+def test_the_tables_and_the_chart(results: dict[str, Any], tmp_path: Path) -> None:
+    text = serving_report.tables(results)
+    assert "| Cloze, int8 | 300 | 300 | 300 | 86.50 |" in text
+    assert "| infinity, ONNX | 38 | 38 | 38 |  |" in text
+    assert "| Cloze, fp32 | 5.0 / 10.0 | 5.0 / 10.0 |" in text
+    assert "| Cloze, int8 | 1.5 | 200 | 0.33 |" in text
+    serving_report.draw(results, tmp_path / "chart.svg")
+    assert "infinity, ONNX" in (tmp_path / "chart.svg").read_text(encoding="utf-8")
+
+
+def test_requests_hold_every_text_once() -> None:
+    texts = [str(number) for number in range(100)]
+    assert list(chain.from_iterable(Workload(texts, 8).requests(8))) == texts
+    assert list(chain.from_iterable(Workload(texts, 8).requests(1))) == texts[:25]
+
+
+def test_the_client_gets_each_answer_whole_and_in_order(serve: Serve, bundle: Path) -> None:
+    """Against a real service, over fewer, as many and more connections than requests."""
+    process = serve("--bundle", str(bundle), "--threads", "1")
+    server = Server.__new__(Server)  # one that runs already
+    server.port, server.path, server.model = int(process.url.rpartition(":")[2]), "/v1/embeddings", "tiny"
+    texts = ["a man", "two dogs run", "the guitar", "a"] * 5
+    expected: list[Any] = []
+    for connections in (1, 4, 50):
+        bodies, seconds = asyncio.run(serving.ask(server, [server.request([text]) for text in texts], connections))
+        rows = [json.loads(body)["data"][0]["embedding"] for body in bodies]
+        assert len(seconds) == len(texts)
+        assert min(seconds) > 0
+        expected = expected or rows
+        np.testing.assert_allclose(rows, expected, atol=1e-6)
+    assert rows[0] != rows[1]
+
+
+def test_the_machine_is_told() -> None:
+    assert machine.threads() >= 1
+    assert "(" in machine.processor()
+    assert machine.versions(["numpy", "no-such-package"]).keys() == {"numpy"}
+
+
+def test_the_training_table() -> None:
+    speeds = {"sentence-transformers": [10.0, 20.0, 10.0], "Cloze": [15.0, 20.0, 20.0]}
+    line = training.table({"speeds": speeds}).splitlines()[-1]
+    assert line == "| Cloze | 20.0 | 1.50 (1.00 to 2.00) |"
+
+
+def test_every_part_of_the_gpu_benchmark_runs_on_tiny_shapes(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--out", str(out)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    results = json.loads(out.read_text(encoding="utf-8"))
+    assert results["peak"]["tflops"] > 0
+    assert [(row["tokens"], row["contender"]) for row in results["session"]] == [
+        (tokens, name) for tokens in (16, 32) for name in ("Cloze", "sentence-transformers")
+    ]
+    assert all(row["tokens_per_second"] > 0 for row in results["session"])
+    assert results["served"].keys() == {
+        "one text, ms, p50",
+        "1 processes, texts a second",
+        "2 processes, texts a second",
+    }
+    assert results["training"]["tokens_per_second"] > 0
+    assert results["tests"]["status"] == 0
