@@ -30,6 +30,7 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 
 SLICE_TEXTS: Final = 256  # tokenised at once; between two slices other requests get their turn
 SLICE_SIZE: Final = 65_536  # characters, or ids
+SMALL: Final = 256  # characters, or ids, that are tokenised in a fraction of a millisecond
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,13 @@ class Embeddings:
     timing: Timing
 
     @property
+    def numbers(self) -> int:
+        """Of all vectors."""
+        return sum(row.size for row in self.rows)
+
+    @property
     def vectors(self) -> NDArray[np.float32]:
-        """All in one, (texts, dimension): a copy, to be made beside the event loop."""
+        """All in one, (texts, dimension): a copy, to be made beside the event loop where it is large."""
         return np.stack(self.rows)
 
 
@@ -242,7 +248,8 @@ class Embedder:
         started = perf_counter()
         tokens, keys = list[Tokens](), list[bytes]()
         for first, part in _slices(inputs):
-            encoded = await self.device.work(partial(self._encode, first, part, truncate, direction))
+            small = sum(map(len, part)) <= SMALL
+            encoded = await self.device.work(partial(self._encode, first, part, truncate, direction), small=small)
             tokens += [each for each, _ in encoded]
             keys += [key for _, key in encoded]
         now = perf_counter()

@@ -21,6 +21,7 @@ from service.errors import Invalid
 
 __all__ = [
     "FORMATS",
+    "SMALL",
     "Array",
     "Format",
     "Raw",
@@ -49,6 +50,7 @@ class Raw(NamedTuple):
     shape: tuple[int, int]
 
 
+SMALL: Final = 4096  # numbers that are written in a fraction of a millisecond
 ROWS: Final = 64  # written at once; between two slices other threads get their turn
 FLOAT16_MAX: Final = 65504
 

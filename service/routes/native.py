@@ -27,7 +27,7 @@ from service.routes.schemas import (
     TokenInfo,
     TokenizeRequest,
 )
-from service.vectors import Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_bytes, to_json
+from service.vectors import SMALL, Array, Vectors, cosine_matrix, cosines, finish, pair_cosines, to_bytes, to_json
 
 __all__ = ["CELLS", "CHARACTERS", "IDS", "roots", "router"]
 
@@ -103,7 +103,7 @@ async def _embed(body: EmbedRequest, request: Request) -> Response:
 
     if not _prefers_bytes(request.headers.get("accept", "")):
         return await _answer(lambda: to_json(vectors(), format), embedder, request, found)
-    raw = await embedder.device.work(lambda: to_bytes(vectors(), format))
+    raw = await embedder.device.work(lambda: to_bytes(vectors(), format), small=found.numbers <= SMALL)
     told = {"x-embedding-type": raw.dtype, "x-embedding-shape": "{},{}".format(*raw.shape)}
     return Response(raw.content, media_type=BYTES, headers=report(found, request, embedder) | told)
 
@@ -220,6 +220,6 @@ async def _answer(
     write: Callable[[], bytes], embedder: Embedder, request: Request, found: Embeddings | None = None
 ) -> Response:
     """What is written, with a report of the vectors it is made of; the report counts the writing too."""
-    content = await embedder.device.work(write)
+    content = await embedder.device.work(write, small=found is not None and found.numbers <= SMALL)
     headers = report(found, request, embedder) if found else None
     return Response(content, media_type=JSON, headers=headers)

@@ -16,7 +16,7 @@ from service.models import Models
 from service.routes.common import ERRORS, attend, check_dimensions, embed, listed, of_model, pick, report
 from service.routes.inputs import Inputs
 from service.routes.schemas import Options
-from service.vectors import Format, finish, rows
+from service.vectors import SMALL, Format, finish, rows
 
 __all__ = ["router"]
 
@@ -147,7 +147,7 @@ async def _embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
         return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(embedder.name), usage)
 
-    content = await embedder.device.work(write)
+    content = await embedder.device.work(write, small=found.numbers <= SMALL)
     return Response(content, media_type="application/json", headers=report(found, request, embedder))
 
 

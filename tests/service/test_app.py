@@ -76,7 +76,7 @@ async def test_the_total_counts_the_writing_of_the_answer(
     """Every task beside the event loop is made to last 30 ms: the first tokenises, the last writes."""
     work, times = Device.work, list[float]()
 
-    async def slow(self: Device, task: Callable[[], Any]) -> Any:
+    async def slow(self: Device, task: Callable[[], Any], **_: Any) -> Any:
         times.append(perf_counter())
         found = await work(self, lambda: (sleep(0.03), task())[1])
         times.append(perf_counter())
