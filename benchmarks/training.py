@@ -47,6 +47,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
 
     from training.fit import load_recipe
     from training.loop import prepare
+    from training.memory import keep_memory
     from training.run import Run
     from training.trainer import ObjectiveTrainer, training_arguments
 
@@ -55,6 +56,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
         "max_tokens": str(MAX_TOKENS), "max_steps": str(steps), "learning_rate": str(RATE), "eval_steps": "1000000",
     }  # fmt: skip
     recipe = load_recipe("simcse", {key: [value] for key, value in keys.items()})
+    keep_memory()
     corpus_, _, objective = prepare(recipe)
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(recipe, Run(Path(folder)), None)
@@ -74,7 +76,7 @@ def theirs(parent: str, corpus: Path, steps: int) -> float:
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from transformers import TrainerCallback
 
     lines = corpus.read_text(encoding="utf-8").split("\n")

@@ -13,6 +13,7 @@ from training.corpus import Corpus, read_corpus
 from training.dev import DevData
 from training.encoder import SentenceEncoder
 from training.errors import CorpusError, RecipeError, RunError
+from training.memory import keep_memory
 from training.objective import Objective
 from training.objectives import OBJECTIVES
 from training.recipe import Recipe
@@ -34,6 +35,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
 
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
     """
+    keep_memory()
     group = processes()
     if recipe.workers:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not outlive a fork; the tokenizer would say so

@@ -1,0 +1,24 @@
+"""What PyTorch frees on a CPU stays with the process, for the next step takes as much again."""
+
+import ctypes
+import sys
+from typing import Final
+
+__all__ = ["keep_memory"]
+
+M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
+M_MMAP_MAX: Final = -4
+LARGEST: Final = 2**31 - 1
+
+
+def keep_memory() -> None:
+    """Map no tensor by itself, and give nothing back before the process ends; elsewhere than on glibc, do nothing.
+
+    Else the system maps, clears and unmaps each large tensor of each step anew.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, LARGEST)
