@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -59,6 +59,7 @@ def session(device: str) -> list[dict[str, Any]]:
     import numpy as np
     import torch
 
+    from benchmarks.peers import bundle_of
     from encoding.bundle import Bundle
     from encoding.text import Batch
     from service.session import Session
@@ -66,7 +67,8 @@ def session(device: str) -> list[dict[str, Any]]:
     rows = []
     for name, (layers, width, _) in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            model, bundle = random_model(Path(folder), name, device)
+            model = random_model(Path(folder), name)
+            bundle = bundle_of(model, Path(folder, "bundle"), (_precision(device),))
             loaded = Session.load(Bundle.load(bundle), provider="cpu" if device == "cpu" else "cuda")
             other = _sentence_transformer(model, device)
             for length in LENGTHS:
@@ -86,13 +88,13 @@ def session(device: str) -> list[dict[str, Any]]:
 
 def served(device: str) -> dict[str, Any]:
     """Texts a second over HTTP with several server processes on one card, and one text's latency in ms."""
-    from benchmarks.peers import Server, ours
+    from benchmarks.peers import Server, bundle_of, ours
     from benchmarks.serving import ask
 
     name = next(iter(SHAPES))
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        _, bundle = random_model(Path(folder), name, device)
+        bundle = bundle_of(random_model(Path(folder), name), Path(folder, "bundle"), (_precision(device),))
         texts = [
             " ".join(f"w{(number * 7 + place) % 900}" for place in range(4 + number % 60)) for number in range(4096)
         ]
@@ -101,7 +103,7 @@ def served(device: str) -> dict[str, Any]:
             with ExitStack() as stack:
                 servers: list[Server] = []
                 for _ in range(count):
-                    servers.append(ours(bundle, "fp32" if device == "cpu" else "fp16"))
+                    servers.append(ours(bundle, _precision(device)))
                     stack.callback(servers[-1].end)
                 if count == 1:
                     _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
@@ -135,7 +137,7 @@ def training(device: str) -> dict[str, float]:
     name = list(SHAPES)[-1]
     size, length = (8, 16) if device == "cpu" else (256, 32)
     with tempfile.TemporaryDirectory() as folder:
-        model, _ = random_model(Path(folder), name, None)
+        model = random_model(Path(folder), name)
         keys = {"encoder": [str(model)], "corpus": ["unused.txt"], "read_out": ["mean"], "template": ["[X]"]}
         recipe = load_recipe("simcse", keys | {"batch_size": [str(size)], "max_tokens": [str(length)]})
         encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean")
@@ -163,21 +165,11 @@ def tests(device: str) -> dict[str, Any]:
     return {"status": done.returncode, "said": done.stdout.strip().splitlines()[-3:]}
 
 
-def random_model(folder: Path, name: str, device: str | None) -> tuple[Path, Path]:
-    """An encoder of this shape with random weights and a vocabulary of 900 words, and its bundle (with a device)."""
-    import shutil
-
-    import onnx
+def random_model(folder: Path, name: str) -> Path:
+    """An encoder of this shape with random weights and a vocabulary of 900 words."""
     import torch
-    from rich.console import Console
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    from encoding.bundle import GRAPHS, Provenance, seal, staging
-    from encoding.text import TOKENIZER_FILES
-    from training.candidates import make_graph
-    from training.encoder import SentenceEncoder
-    from training.graph import trace
 
     layers, width, heads = SHAPES[name]
     torch.manual_seed(0)
@@ -186,26 +178,21 @@ def random_model(folder: Path, name: str, device: str | None) -> tuple[Path, Pat
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {f"{part}_token": f"[{part.upper()}]" for part in ("pad", "unk", "cls", "sep", "mask")}
     config = BertConfig(
-        vocab_size=len(words), hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        vocab_size=len(words),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         intermediate_size=4 * width,
-    )  # fmt: skip
-    model, bundle = folder / "model", folder / "bundle"
+    )
+    model = folder / "model"
     BertModel(config, add_pooling_layer=False).save_pretrained(model)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(model)
-    if device is None:
-        return model, bundle
-    encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean")
-    precision = "fp32" if device == "cpu" else "fp16"
-    with staging(bundle) as made:
-        (made / "onnx").mkdir()
-        graph, _ = make_graph(precision, cache(partial(trace, encoder)), encoder, Console(stderr=True))
-        onnx.save(graph, made / GRAPHS[precision])
-        (model / "README.md").write_text(f"# {name}, random\n", encoding="utf-8")
-        for file in ("README.md", "config.json", *TOKENIZER_FILES):
-            shutil.copyfile(model / file, made / file)
-        nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}
-        seal(made, encoder.reading, encoder.dimension, Provenance(parent=name, **nothing))
-    return model, bundle
+    (model / "README.md").write_text(f"# {name}, random\n", encoding="utf-8")
+    return model
+
+
+def _precision(device: str) -> Any:
+    return "fp32" if device == "cpu" else "fp16"
 
 
 def _sentence_transformer(model: Path, device: str) -> Any:

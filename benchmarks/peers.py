@@ -167,13 +167,12 @@ def infinity(python: str, model: Path, engine: str) -> Server:
     return Server([*command, *options], "/embeddings", "minilm", model)
 
 
-def bundle_of(model: Path, out: Path) -> Path:
-    """A bundle, fp32 and int8, of an encoder that is read by its mean."""
+def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32", "int8")) -> Path:
+    """A bundle of an encoder that is read by its mean."""
     encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean", max_tokens=MAX_TOKENS)
     traced, console = cache(partial(trace, encoder)), Console(stderr=True)
     with staging(out) as folder:
         (folder / "onnx").mkdir()
-        precisions: tuple[Precision, ...] = ("fp32", "int8")
         for precision in precisions:
             onnx.save(make_graph(precision, traced, encoder, console)[0], folder / GRAPHS[precision])
         for name in ("README.md", "config.json", *TOKENIZER_FILES):

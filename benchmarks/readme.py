@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import graphs, serving, serving_report
+from benchmarks import graphs, serving, serving_report, training
 from encoding.bundle import Bundle
 from training.evaluate.suite import search_columns
 
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of fi
 def with_figures(page: str) -> str:
     """The page with the tables as they must be."""
     before, rest = page.split(BEGIN)
-    parts = (scores(COLUMNS), search(), graph_speeds(), speeds(), soak())
+    parts = (scores(COLUMNS), search(), graph_speeds(), served(), trained(), soak())
     text = "\n\n".join(parts)
     return f"{before}{BEGIN}\n{text}\n\n{END}{rest.split(END)[1]}"
 
@@ -54,9 +54,18 @@ def graph_speeds() -> str:
     return f"{graphs.table(results)}\n\n{results['texts']}, in process, {results['machine']}; {_versions(results)}."
 
 
-def speeds() -> str:
+def served() -> str:
     results = _results(serving)
-    return f"{serving_report.tables(results)}\n\n{results['machine']}; {_versions(results)}."
+    counts = ", ".join(f"{count} {name.partition(',')[0]}" for name, count in results["texts"].items())
+    return (
+        f"{serving_report.tables(results)}\n\n{counts} texts, {results['rounds']} rounds "
+        f"([chart](benchmarks/results/serving.svg)), {results['machine']}; {_versions(results)}."
+    )
+
+
+def trained() -> str:
+    results = _results(training)
+    return f"{training.table(results)}\n\n{results['texts']}, {results['machine']}; {_versions(results)}."
 
 
 def soak() -> str:

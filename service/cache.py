@@ -1,6 +1,6 @@
-"""Vectors of texts that were embedded before, of all models, within so many bytes; the least recently used go first.
+"""An LRU cache of vectors, bounded in bytes and shared by all models.
 
-A vector does not depend on its batch, so one from here is the one that the graph would give again.
+A vector does not depend on its batch, so a cached one is the one that the graph would compute again.
 """
 
 from array import array
@@ -25,7 +25,7 @@ def key_of(graph: str, ids: Sequence[int]) -> bytes:
 
 
 class Cache:
-    """Not for several threads: it belongs to the event loop. Of 0 bytes it holds nothing."""
+    """Not thread-safe: it belongs to the event loop. With a limit of 0 bytes it stays empty."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -36,13 +36,13 @@ class Cache:
 
     @property
     def size(self) -> int:
-        """Bytes that are taken."""
+        """Bytes in use."""
         return int(self._vectors.currsize)
 
     def get(self, key: bytes) -> Vector | None:
         return self._vectors.get(key)
 
     def add(self, key: bytes, vector: Vector) -> None:
-        """Keep a copy, for the vector is a row of its whole batch."""
+        """Store a copy: the vector itself is a view that would keep its whole batch in memory."""
         if vector.nbytes + OVERHEAD <= self.limit:
             self._vectors[key] = vector.copy()

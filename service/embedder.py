@@ -31,6 +31,7 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 SLICE_TEXTS: Final = 256  # tokenised at once; between two slices other requests get their turn
 SLICE_SIZE: Final = 65_536  # characters, or ids
 SMALL: Final = 256  # characters, or ids, that are tokenised in a fraction of a millisecond
+EACH: Final = 32  # how many a text counts for beside its own
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ class Embedder:
         started = perf_counter()
         tokens, keys = list[Tokens](), list[bytes]()
         for first, part in _slices(inputs):
-            small = sum(map(len, part)) <= SMALL
+            small = sum(len(each) + EACH for each in part) <= SMALL
             encoded = await self.device.work(partial(self._encode, first, part, truncate, direction), small=small)
             tokens += [each for each, _ in encoded]
             keys += [key for _, key in encoded]

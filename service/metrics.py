@@ -204,8 +204,8 @@ class Metrics:
         self._in_flight_limit = self._gauge("cloze_requests_in_flight_limit", "how many POSTs may be; `max_requests`")
         self._tokens_in_flight = self._gauge("cloze_tokens_in_flight", "tokens of the requests at work")
         self._tokens_limit = self._gauge("cloze_tokens_in_flight_limit", "how many may be; `max_tokens_in_flight`")
-        self._cache_bytes = self._gauge("cloze_cache_bytes", "memory of the vectors that are kept; at most `cache_mb`")
-        self._cache_texts = self._gauge("cloze_cache_texts", "texts whose vectors are kept")
+        self._cache_bytes = self._gauge("cloze_cache_bytes", "memory used by cached vectors, at most `cache_mb`")
+        self._cache_texts = self._gauge("cloze_cache_texts", "texts whose vectors are cached")
         self._reloads = self._counter("cloze_reloads", "reloads; one that failed changed nothing", "outcome")
         for outcome in get_args(Outcome):
             self._reloads.labels(outcome)
@@ -216,7 +216,7 @@ class Metrics:
         self.loaded = self._gauge("cloze_model_loaded", "1 for each model that is served", "model")
         self.load_seconds = self._gauge("cloze_model_load_seconds", "loading and warming it took", "model")
         self.texts = self._counter("cloze_texts", "texts embedded", "model")
-        self.cache_hits = self._counter("cloze_cache_hits", "of these texts, those whose vector was kept", "model")
+        self.cache_hits = self._counter("cloze_cache_hits", "texts whose vector came from the cache", "model")
         self.tokens = self._counter("cloze_tokens", "tokens embedded, those of the template included", "model")
         self.truncations = self._counter("cloze_truncations", "texts that were cut", "model")
         self.tokenize_seconds = self._histogram(
@@ -233,7 +233,7 @@ class Metrics:
             "cloze_inference_failures", "batches that failed, each half that was tried again included", "model"
         )
         self.batch_texts = self._histogram(
-            "cloze_batch_texts", "texts of one batch, equal ones once", "model", buckets=TEXTS
+            "cloze_batch_texts", "distinct texts of one batch", "model", buckets=TEXTS
         )
         self.batch_tokens = self._histogram(
             "cloze_batch_tokens", "tokens of one batch, padding included", "model", buckets=TOKENS

@@ -65,7 +65,7 @@ class Settings(BaseSettings):
         0, ge=0, description="padded tokens of one batch, longest text × texts; 0 takes what suits the hardware"
     )
     cache_mb: int = Field(
-        0, ge=0, description="MiB of vectors to keep, so that a text sent again is not computed again; 0 keeps none"
+        0, ge=0, description="MiB of vectors to cache, so that repeated texts are not computed again; 0 disables it"
     )
     max_tokens_in_flight: int = Field(
         1_000_000, ge=1, description="tokens accepted and not yet answered; a request beyond is refused whole with 429"
