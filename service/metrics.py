@@ -232,9 +232,7 @@ class Metrics:
         self.inference_failures = self._counter(
             "cloze_inference_failures", "batches that failed, each half that was tried again included", "model"
         )
-        self.batch_texts = self._histogram(
-            "cloze_batch_texts", "distinct texts of one batch", "model", buckets=TEXTS
-        )
+        self.batch_texts = self._histogram("cloze_batch_texts", "distinct texts of one batch", "model", buckets=TEXTS)
         self.batch_tokens = self._histogram(
             "cloze_batch_tokens", "tokens of one batch, padding included", "model", buckets=TOKENS
         )
