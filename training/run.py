@@ -67,7 +67,7 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The weights of the best evaluation so far, while training lasts."""
+        """The weights of the best evaluation so far, of all that training has."""
         return self.path / "best.safetensors"
 
     @property
@@ -139,7 +139,6 @@ class Run:
         """Save what was trained, then the provenance: a run with run.json is finished."""
         shutil.rmtree(self.model, ignore_errors=True)
         objective.save(self.model)
-        self.best.unlink(missing_ok=True)
         provenance = {
             "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
             "recipe": recipe.model_dump(mode="json", exclude_none=True),

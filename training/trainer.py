@@ -46,7 +46,7 @@ class ObjectiveTrainer(Trainer):
     The best weights are kept in the file `best`, apart from the checkpoints, which hold the optimiser's state too.
     """
 
-    def __init__(self, objective: Objective, dev: DevData | None, best: Path, **keywords: Any) -> None:
+    def __init__(self, objective: Objective, dev: DevData | None, best: Path | None = None, **keywords: Any) -> None:
         super().__init__(model=objective, eval_dataset=dev, data_collator=objective.views, **keywords)
         self.remove_callback(ProgressCallback)
         self.add_callback(Progress())
@@ -108,7 +108,7 @@ class ObjectiveTrainer(Trainer):
         broadcast_object_list(scores)  # so that all agree which checkpoint is best
         metrics = {f"{DEV}{name}": score for name, score in scores[0].items()}
         self.log(dict(metrics))
-        if self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
+        if self.best and self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
             partial = self.best.with_suffix(".partial")
             save_model(self.objective, str(partial))
             partial.replace(self.best)
@@ -117,7 +117,7 @@ class ObjectiveTrainer(Trainer):
 
     def load_best(self) -> None:
         """Take the best weights, where dev data chose some; else those of the last step stay."""
-        if self.best.is_file():
+        if self.best and self.best.is_file():
             load_model(self.objective, self.best)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
