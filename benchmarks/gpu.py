@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu [--wheels FOLDER] [--out gpu.json]
 
-Parts, each a process of its own with a limit of its own; one that fails is told and the next begins: installing what is
-needed, from a folder of wheels or the index; the card's highest measured matmul rate; Cloze's fp16 session in process
+Each part runs in its own process with a time limit. A part that fails is reported and the next one starts.
+The parts: installing what is needed, from a folder of wheels or the index; the card's highest measured matmul rate;
+Cloze's fp16 session in process
 against sentence-transformers in fp16, MiniLM's and BERT-base's shapes with random weights, at 16 to 512 tokens;
 the service over HTTP with one, two and four processes, and the latency of one text; SimCSE training; the CUDA tests.
 Without a GPU, `--device cpu --tiny` runs the same code on small shapes: a test of the code, no measurement.
@@ -38,7 +39,7 @@ TINY: Final[dict[str, Any]] = {
     "SECONDS": 0.05,
 }
 TOOLS: Final = ("sentence-transformers", "pytest", "psutil", "rich")
-LIMITS: Final = {"install": 150, "peak": 40, "session": 150, "served": 120, "training": 60, "tests": 60}
+LIMITS: Final = {"install": 120, "peak": 40, "session": 140, "served": 110, "training": 60, "tests": 60}  # seconds
 
 
 def peak(device: str) -> dict[str, float]:

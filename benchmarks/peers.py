@@ -1,6 +1,7 @@
 """What is compared: servers of the same weights, sentence-transformers in a process of its own, the raw session.
 
-Every server answers POST with OpenAI's body, {"model", "input"}. All but the one at work are stopped (SIGSTOP).
+Every server answers POST with OpenAI's body, {"model", "input"}. Only the one being measured runs; the others are
+stopped (SIGSTOP).
 """
 
 import json
@@ -63,8 +64,8 @@ class Peer:
         return sum(map(int, peaks)) / 1024
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Awake within."""
+    def resumed(self) -> Iterator[None]:
+        """Let the process run inside the block, and stop it afterwards."""
         self._send(signal.SIGCONT)
         try:
             yield

@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Figures:
-    """One contender, one workload, so many connections, one round. Seconds and MB."""
+    """One contender, one workload, so many connections, one round. Times are seconds."""
 
     texts_per_second: float
     p50: float
@@ -134,7 +134,7 @@ def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float
     expected: NDArray[np.float64] | None = None
     found = {}
     for name, peer in peers.items():
-        with peer.at_work():
+        with peer.resumed():
             checked = vectors(peer, pairs.left[:CHECKED])
             score = spearman(partial(vectors, peer), pairs)
         expected = checked if expected is None else expected
@@ -157,7 +157,7 @@ def measure(
         for name, workload in work.items():
             print(f"round {number + 1}: {name}", flush=True)
             for contender, peer in peers.items():
-                with peer.at_work():
+                with peer.resumed():
                     if isinstance(peer, Server):
                         for level in levels:
                             note(name, str(level), contender, serve(peer, workload, level))
@@ -186,7 +186,7 @@ def makers(options: argparse.Namespace, model: Path, bundle: Path) -> Iterator[t
 
 
 def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) -> dict[str, Peer]:
-    """Every contender that starts, asleep, the first of a name; each is ended with the stack."""
+    """Start the contenders and stop them at once (SIGSTOP). The first that starts under a name is kept."""
     peers: dict[str, Peer] = {}
     for name, make in makers:
         if name in peers:
@@ -197,7 +197,7 @@ def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) ->
             print(f"{name} takes no part: {error}", flush=True)
             continue
         stack.callback(peers[name].end)
-        with peers[name].at_work():
+        with peers[name].resumed():
             pass
     return peers
 

@@ -59,9 +59,11 @@ class Batcher(Generic[Item, Result]):
 
     Clients take turns by cost, so that one's ten thousand items do not keep another's one waiting, and the items
     nearest in cost join, so that little is padding: see FairQueue. An item dearer than `max_cost` runs alone. A
-    batch that fails is halved until the guilty item is alone; only its requests fail. `cost` is 1 or more.
+    batch that fails is halved until the item that fails is alone; only the requests that contain it fail. `cost` is 1
+    or more.
 
-    Items of one `key` run once: in one request; while they wait, at the first one's turn; and while one of them runs.
+    Items with the same `key` run once, within a request and across requests. Queued duplicates run at the earliest turn
+    of any of them; a duplicate of a running item waits for its result.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class Batcher(Generic[Item, Result]):
         request.waiting = 0
 
     def _forget(self, entry: _Entry[Item, Result]) -> None:
-        """Nobody waits for this entry any more."""
+        """Drop an entry that has its result or whose caller has gone."""
         same = self._same.get(entry.key, {})
         same.pop(entry, None)
         if not same:
@@ -231,7 +233,7 @@ class Batcher(Generic[Item, Result]):
         return list(taken.values())
 
     def _all_like(self, keys: Iterable[Hashable]) -> list[_Entry[Item, Result]]:
-        """Every entry of these keys whose caller waits still."""
+        """All entries with these keys that still wait for a result."""
         return [entry for key in keys for entry in self._same.get(key, ())]
 
     def _watch(self) -> None:

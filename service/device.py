@@ -35,7 +35,7 @@ class Device:
         return await asyncio.get_running_loop().run_in_executor(self._graphs, self._timed, task)
 
     async def work(self, task: Callable[[], T], *, small: bool = False) -> T:
-        """Do something that takes long outside the event loop; a `small` task takes less than the way there, twice."""
+        """Run `task` in a worker thread, or at once if it is `small`: then the hop to a thread would take longer."""
         if small:
             return task()
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)

@@ -31,7 +31,7 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 SLICE_TEXTS: Final = 256  # tokenised at once; between two slices other requests get their turn
 SLICE_SIZE: Final = 65_536  # characters, or ids
 SMALL: Final = 256  # characters, or ids, that are tokenised in a fraction of a millisecond
-EACH: Final = 32  # how many a text counts for beside its own
+EACH: Final = 32  # added per text, so that many short texts are not small
 
 logger = logging.getLogger(__name__)
 

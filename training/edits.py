@@ -107,7 +107,7 @@ class Editor:
             input_ids=ids, attention_mask=attention
         ).logits  # (n, L, V), a word each:
         scores = scores[..., : len(self.tokenizer)]  # an embedding table may have more rows than words
-        scores[..., self.tokenizer.pad_token_id] = -torch.inf  # in place: a copy would be as large as the model
+        scores[..., self.tokenizer.pad_token_id] = -torch.inf  # in place: a copy would take hundreds of megabytes
         if self.guessing == "best":
             return scores.argmax(-1).where(places, ids)
         chosen = scores[places].float()  # (m, V)

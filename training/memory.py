@@ -1,4 +1,4 @@
-"""What PyTorch frees on a CPU stays with the process, for the next step takes as much again."""
+"""Keep memory that PyTorch frees on a CPU: the next training step needs as much again."""
 
 import ctypes
 import sys

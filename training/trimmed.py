@@ -1,4 +1,4 @@
-"""A view of mixed lengths with little padding: in parts of like length, each cut to its longest.
+"""Encode a view in parts of similar length, each cut to its longest row, so that there is less padding.
 
 A row's vector depends on no other row and not on padding, so the vectors and their gradients are those of one batch.
 """
@@ -26,9 +26,9 @@ def encode_trimmed(encode: Callable[[View], Tensor], view: View, size: int | Non
 
 
 def trimmed(view: View, size: int | None = None) -> Iterator[tuple[Tensor, View]]:
-    """`size` rows at a time, the shortest first: their places, and their part of the view without common padding.
+    """Yield `size` rows at a time, shortest first: their indices, and their part of the view without common padding.
 
-    By default as many parts as pay.
+    By default up to PARTS parts, none smaller than CPU_TOKENS or CUDA_TOKENS.
     """
     lengths, size = view["attention_mask"].sum(1), size or _size(view)
     if size >= len(lengths):
