@@ -16,7 +16,7 @@ from service import VERSION
 from service.admission import Admission
 from service.auth import Guard, Keys
 from service.cache import Cache
-from service.cpu import available_cpus
+from service.cpu import available_cpus, share_threads
 from service.device import Device
 from service.errors import respond
 from service.health import HUNG, Health
@@ -48,7 +48,8 @@ def create_app(settings: Settings) -> FastAPI:
         PUBLIC,
     )
     metrics, traffic, admission = Metrics(), Traffic(), Admission(settings.max_tokens_in_flight)
-    device = Device(settings.tokenizer_threads or min(4, max(2, available_cpus() // 2)))
+    workers = settings.tokenizer_threads or min(4, max(2, available_cpus() // 2))
+    device = Device(workers, share_threads(settings.threads, settings.threads_per_batch))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
     models = Models.load(settings, metrics, device, admission, cache)

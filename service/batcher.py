@@ -62,6 +62,8 @@ class Batcher(Generic[Item, Result]):
     batch that fails is halved until the item that fails is alone; only the requests that contain it fail. `cost` is 1
     or more.
 
+    Up to `parallel` batches run at once; when several may start, they share what waits.
+
     Items with the same `key` run once, within a request and across requests. Queued duplicates run at the earliest turn
     of any of them; a duplicate of a running item waits for its result.
     """
@@ -75,6 +77,7 @@ class Batcher(Generic[Item, Result]):
         max_age: float,
         *,
         key: Callable[[Item], Hashable] = lambda item: object(),  # no two are the same
+        parallel: int = 1,  # batches that run at once
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
@@ -95,7 +98,9 @@ class Batcher(Generic[Item, Result]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._drained = False
-        self._task: asyncio.Task[None] | None = None
+        self._parallel = parallel
+        self._busy = 0  # batches that run
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def waiting(self) -> int:
@@ -113,7 +118,10 @@ class Batcher(Generic[Item, Result]):
 
     def start(self) -> None:
         """Begin to take batches; needs a running loop."""
-        self._task = asyncio.create_task(self._work(), name="batcher", context=Context())  # of no request
+        self._tasks = [
+            asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # of no request
+            for number in range(self._parallel)
+        ]
 
     async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
         """Wait for the results, in order. A caller that is cancelled takes its items with it.
@@ -139,10 +147,10 @@ class Batcher(Generic[Item, Result]):
         self._drained = True
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
         return self._answered - before
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
@@ -204,7 +212,11 @@ class Batcher(Generic[Item, Result]):
             await self._wake.wait()
             try:
                 if batch := self._take():
-                    await self._attempt(batch)
+                    self._busy += 1
+                    try:
+                        await self._attempt(batch)
+                    finally:
+                        self._busy -= 1
                 else:
                     self._wake.clear()
             except Exception as error:
@@ -224,7 +236,9 @@ class Batcher(Generic[Item, Result]):
     def _take(self) -> list[_Entry[Item, Result]]:
         """The next batch, without what waited too long, one of each key. Empty where nothing waits."""
         self._expire()
-        taken = {entry.key: entry for entry in self._queue.take(self.max_cost, self.max_padding)}
+        share = -(-self._queue.cost // (self._parallel - self._busy))  # what waits, for each batch that may start now
+        limit = min(self.max_cost, share + self.max_padding)
+        taken = {entry.key: entry for entry in self._queue.take(limit, self.max_padding)}
         for entry in self._all_like(taken):
             self._queue.remove(entry)
             entry.request.waiting -= 1
@@ -273,7 +287,8 @@ class Batcher(Generic[Item, Result]):
         try:
             results = await self._run([entry.item for entry in batch])
         except asyncio.CancelledError:
-            if self._task is None or self._task.cancelling():
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
                 raise
             raise RuntimeError("a batch was cancelled while it ran. This is a bug.") from None
         if len(results) != len(batch):

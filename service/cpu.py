@@ -1,13 +1,33 @@
-"""How many CPUs this process may use: its affinity, bounded by the quotas of its cgroups (v1 and v2)."""
+"""How many CPUs this process may use, by its affinity and the quotas of its cgroups (v1 and v2), and for what."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, NamedTuple
 
-__all__ = ["available_cpus"]
+__all__ = ["Threads", "available_cpus", "share_threads"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
+
+
+class Threads(NamedTuple):
+    """The threads that run graphs on the CPU: `batches` run at once, each with `per_batch` threads."""
+
+    batches: int
+    per_batch: int
+
+
+def share_threads(total: int, per_batch: int) -> Threads:
+    """Share `total` threads between batches; 0 takes the available CPUs, and half of the threads for each batch.
+
+    Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
+    one thread's work, and at the end of each the threads wait for the slowest.
+    """
+    total = total or available_cpus()
+    per_batch = min(total, per_batch or min(MOST, max(1, total // 2)))
+    return Threads(total // per_batch, per_batch)
 
 
 def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

@@ -1,38 +1,48 @@
-"""The service's threads: one runs graphs, whatever the model, and a few do what would hold the event loop up.
-
-One thread for all graphs, because two at once would only share the same cores or the same GPU.
-"""
+"""The service's threads: some run graphs, whatever the model, and some do what would hold the event loop up."""
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import get_ident
 from time import monotonic
-from typing import TypeVar
+from typing import Any, Final, TypeVar
+
+from service.cpu import Threads
 
 __all__ = ["Device"]
 
 T = TypeVar("T")
 
+ONE: Final = Threads(1, 1)
+
 
 class Device:
-    """`run` takes turns in the graphs' thread, `work` in the workers'."""
+    """`run` takes turns in the threads for graphs, `work` in the workers'.
 
-    def __init__(self, workers: int, clock: Callable[[], float] = monotonic) -> None:
+    `threads` says how many batches run at once on the CPU, and how many threads ONNX Runtime uses for each.
+    """
+
+    def __init__(self, workers: int, threads: Threads = ONE, clock: Callable[[], float] = monotonic) -> None:
         self.workers = workers
+        self.threads = threads
         self._clock = clock
-        self._graphs = ThreadPoolExecutor(1, thread_name_prefix="graphs")
+        self._graphs = ThreadPoolExecutor(threads.batches, thread_name_prefix="graphs")
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="worker")
-        self._since: float | None = None
+        self._started: dict[int, float] = {}  # by thread, of the graphs that run
+        self._running: set[Future[Any]] = set()  # and those that wait for a thread
 
     @property
     def busy_for(self) -> float:
-        """Seconds that the task at work has lasted, 0 where none is."""
-        since = self._since  # read once: the other thread may end meanwhile
-        return 0.0 if since is None else self._clock() - since
+        """Seconds since the oldest running graph started, 0 where none runs."""
+        started = list(self._started.values())  # a copy: the other threads may end meanwhile
+        return self._clock() - min(started) if started else 0.0
 
     async def run(self, task: Callable[[], T]) -> T:
-        """Run one graph."""
-        return await asyncio.get_running_loop().run_in_executor(self._graphs, self._timed, task)
+        """Run one graph, once a thread for graphs is free."""
+        future = self._graphs.submit(self._timed, task)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return await asyncio.wrap_future(future)
 
     async def work(self, task: Callable[[], T], *, small: bool = False) -> T:
         """Run `task` in a worker thread, or at once if it is `small`: then the hop to a thread would take longer."""
@@ -43,14 +53,15 @@ class Device:
     async def close(self, seconds: float) -> bool:
         """Take nothing more. False where a task runs longer than so many seconds: only the process' end ends it."""
         left = max(0.0, seconds - self.busy_for)
-        done, _ = await asyncio.wait([asyncio.ensure_future(self.run(lambda: None))], timeout=left)
-        self._graphs.shutdown(wait=bool(done), cancel_futures=True)
-        self._workers.shutdown(wait=bool(done), cancel_futures=True)
-        return bool(done)
+        _, hanging = await asyncio.to_thread(wait, list(self._running), left)
+        self._graphs.shutdown(wait=not hanging, cancel_futures=True)
+        self._workers.shutdown(wait=not hanging, cancel_futures=True)
+        return not hanging
 
     def _timed(self, task: Callable[[], T]) -> T:
-        self._since = self._clock()
+        thread = get_ident()
+        self._started[thread] = self._clock()
         try:
             return task()
         finally:
-            self._since = None
+            del self._started[thread]

@@ -1,8 +1,9 @@
-"""Texts to vectors: tokenise beside the event loop, batch, run the graph in the device's thread, put back in order."""
+"""Texts to vectors: tokenise, batch, run the graph in the device's threads, put the vectors back in order."""
 
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter
@@ -105,6 +106,7 @@ class Embedder:
         self.session = session
         self.device = device
         self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
+        self._parallel = device.threads.batches if session.provider == "cpu" else 1  # batches that run at once
         self.batcher: Batcher[_Item, _Row] = Batcher(
             self._run,
             lambda item: len(item.ids),
@@ -112,6 +114,7 @@ class Embedder:
             session.batch_padding,
             settings.queue_seconds,
             key=lambda item: item.key,
+            parallel=self._parallel,
         )
         self.load_seconds = 0.0  # warming up included
         self._max_inputs = settings.max_inputs
@@ -131,21 +134,22 @@ class Embedder:
         """Load the bundle's graph. Raises BundleError or SessionError."""
         started = perf_counter()
         session = Session.load(
-            bundle, precision=settings.precision, provider=settings.provider, threads=settings.threads
+            bundle, precision=settings.precision, provider=settings.provider, threads=device.threads.per_batch
         )
         embedder = cls(bundle, session, settings, device, admission, cache)
         embedder.load_seconds = perf_counter() - started
         return embedder
 
     def warm_up(self) -> None:
-        """Run the largest batch, so that memory is taken once, then the smallest.
+        """Run as many of the largest batch as run at once, so that memory is taken once, then the smallest.
 
         Raises SessionError where the graph cannot.
         """
         started, encoder = perf_counter(), self.bundle.text_encoder
         texts = -(-self.max_batch_tokens // len(encoder.longest))  # rounded up: no batch is larger
         try:
-            self._forward([encoder.longest] * texts)
+            with ThreadPoolExecutor(self._parallel) as pool:
+                list(pool.map(self._forward, [[encoder.longest] * texts] * self._parallel))
             self._forward([encoder.shortest])
         except BackendFailed as error:
             raise SessionError(
@@ -175,14 +179,15 @@ class Embedder:
         )
         self.batcher.start()
         logger.info(
-            "model %s: template=%r read_out=%s dimension=%d provider=%s precision=%s threads=%d max_batch_tokens=%d, "
-            "loaded and warmed up in %.2f s",
+            "model %s: template=%r read_out=%s dimension=%d provider=%s precision=%s parallel_batches=%d "
+            "threads_per_batch=%d max_batch_tokens=%d, loaded and warmed up in %.2f s",
             self.name,
             spec.template,
             spec.read_out,
             spec.dimension,
             session.provider,
             session.precision,
+            self._parallel,
             session.threads,
             self.max_batch_tokens,
             self.load_seconds,
@@ -293,7 +298,7 @@ class Embedder:
         return [(tokens, key_of(self._graph, tokens.ids)) for tokens in found]
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> _Batch:
-        started = perf_counter()  # in the graphs' thread: another model's batch may have come first
+        started = perf_counter()  # in a thread for graphs: other batches may have come first
         vectors = self.session.run(self.bundle.text_encoder.pad(sequences))
         return _Batch(vectors, started, perf_counter() - started)
 

@@ -1,6 +1,6 @@
 """One graph under ONNX Runtime: a batch of token ids in, float32 vectors (texts, dimension) out.
 
-Not thread-safe by design: it runs in the device's one thread.
+Several threads may run it at once.
 """
 
 import logging
@@ -180,9 +180,10 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
 
 @cache
 def _register_arena() -> None:
-    """Once a process: the memory of all models' batches on the CPU, of which one runs at a time.
+    """Once a process: the memory of all models' batches on the CPU.
 
-    It takes what a tensor needs, no power of two: warmed with each model's largest batch it is as large as it gets.
+    It takes what a tensor needs, not the next power of two: a warm-up with the largest batches makes it as large as it
+    gets.
     Without an arena a batch of 512 tokens costs a tenth more.
     """
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)

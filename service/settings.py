@@ -55,7 +55,15 @@ class Settings(BaseSettings):
     model: str = Field("", description="model that answers where a request names none; needed where there are several")
     precision: PrecisionChoice = Field("auto", description="graph to run; auto takes the fastest here")
     provider: ProviderChoice = Field("auto", description="where to run it; auto takes CUDA if there is one")
-    threads: int = Field(0, ge=0, le=1024, description="threads of the CPU graph; 0 takes the CPUs the process may use")
+    threads: int = Field(
+        0, ge=0, le=1024, description="threads that run graphs on the CPU; 0 takes the CPUs the process may use"
+    )
+    threads_per_batch: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="threads of one batch; as many run at once as threads allow; 0 takes half of threads, 1 to 4",
+    )
     tokenizer_threads: int = Field(
         0, ge=0, le=64, description="threads that tokenise and write answers; 0 takes half the CPUs, 2 to 4"
     )

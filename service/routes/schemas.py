@@ -216,7 +216,8 @@ class Info(BaseModel):
     docker_label: str | None
     dimension: int
     provider: str
-    threads: int
+    threads: int = Field(description="that run graphs on the CPU")
+    threads_per_batch: int
     token_ids: bool = Field(description="whether token ids are taken for a text")
     vocabulary_size: int
     max_tokens_in_flight: int

@@ -57,14 +57,22 @@ class Clock:
 
 
 def start(
-    worker: Worker, max_cost: int = 100, max_age: float = 30, clock: Clock | None = None, *, equal: bool = False
+    worker: Worker,
+    max_cost: int = 100,
+    max_age: float = 30,
+    clock: Clock | None = None,
+    *,
+    equal: bool = False,
+    parallel: int = 1,
 ) -> Batcher[int, int]:
     """`equal` says that equal numbers are one item."""
 
     def key(item: int) -> object:
         return item if equal else object()
 
-    batcher = Batcher(worker, lambda item: item, max_cost, max_cost, max_age, key=key, clock=clock or Clock())
+    batcher = Batcher(
+        worker, lambda item: item, max_cost, max_cost, max_age, key=key, parallel=parallel, clock=clock or Clock()
+    )
     batcher.start()
     return batcher
 
@@ -97,6 +105,81 @@ async def test_a_lone_item_does_not_wait_for_company() -> None:
     batcher = start(worker)
     assert await batcher.submit([7]) == [14]
     assert worker.batches == [[7]]
+    await batcher.drain()
+
+
+class Held:
+    """A `run` whose every batch waits until `free`, by its number, lets it end."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.events: list[asyncio.Event] = []
+
+    async def __call__(self, batch: list[int]) -> list[int]:
+        self.batches.append(batch)
+        self.events.append(asyncio.Event())
+        await self.events[-1].wait()
+        return [2 * item for item in batch]
+
+    def free(self, *numbers: int) -> None:
+        for number in numbers:
+            self.events[number].set()
+
+
+async def turns() -> None:
+    """Let everything that can run, run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_batches_that_may_start_together_share_what_waits() -> None:
+    held = Held()
+    batcher: Batcher[int, int] = Batcher(held, lambda item: item, 100, 4, 30, parallel=2)
+    batcher.start()
+    whole = await submit(batcher, *[5] * 8)
+    await turns()
+    assert [len(batch) for batch in held.batches] == [4, 4]
+    held.free(0, 1)
+    assert await whole == [10] * 8
+    await batcher.drain()
+
+
+async def test_no_more_batches_run_at_once_than_allowed() -> None:
+    held = Held()
+    batcher: Batcher[int, int] = Batcher(held, lambda item: item, 100, 0, 30, parallel=2)
+    batcher.start()
+    tasks = [await submit(batcher, item) for item in (1, 2, 3)]
+    await turns()
+    assert held.batches == [[1], [2]]
+    held.free(1)  # the younger ends first, and its place is taken
+    await turns()
+    assert held.batches == [[1], [2], [3]]
+    assert (tasks[0].done(), tasks[1].done()) == (False, True)
+    held.free(0, 2)
+    assert [await task for task in tasks] == [[2], [4], [6]]
+    await batcher.drain()
+
+
+async def test_an_item_that_runs_in_one_batch_does_not_run_in_another() -> None:
+    held = Held()
+    batcher: Batcher[int, int] = Batcher(held, lambda item: item, 100, 0, 30, key=lambda item: item, parallel=2)
+    batcher.start()
+    tasks = [await submit(batcher, 7)]
+    await turns()
+    tasks += [await submit(batcher, 7), await submit(batcher, 8)]
+    await turns()
+    assert held.batches == [[7], [8]]
+    held.free(0, 1)
+    assert [await task for task in tasks] == [[14], [14], [16]]
+    await batcher.drain()
+
+
+async def test_a_failure_in_one_batch_leaves_the_other_alone() -> None:
+    worker = Worker(fails=lambda batch: 13 in batch)
+    batcher = start(worker, max_cost=13, parallel=2)
+    results = await asyncio.gather(*(batcher.submit([item]) for item in (13, 4, 5, 6)), return_exceptions=True)
+    assert isinstance(results[0], Failed)
+    assert results[1:] == [[8], [10], [12]]
     await batcher.drain()
 
 

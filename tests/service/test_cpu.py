@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cpu import available_cpus
+from service.cpu import available_cpus, share_threads
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +58,26 @@ def test_affinity_bounds_a_larger_quota(tmp_path: Path) -> None:
 
 def test_the_groups_of_this_process_are_read() -> None:
     assert 1 <= available_cpus() <= 8
+
+
+@pytest.mark.parametrize(
+    ("total", "per_batch", "shared"),
+    [
+        (1, 0, (1, 1)),
+        (2, 0, (2, 1)),
+        (3, 0, (3, 1)),
+        (4, 0, (2, 2)),
+        (8, 0, (2, 4)),
+        (64, 0, (16, 4)),
+        (2, 2, (1, 2)),
+        (8, 3, (2, 3)),
+        (2, 5, (1, 2)),
+    ],
+)
+def test_threads_are_shared_between_batches(total: int, per_batch: int, shared: tuple[int, int]) -> None:
+    assert share_threads(total, per_batch) == shared
+
+
+def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cpu.available_cpus", lambda: 6)
+    assert share_threads(0, 0) == (2, 3)

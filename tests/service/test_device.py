@@ -1,4 +1,4 @@
-"""The device: one thread for graphs, some for the rest, and an end that does not wait for what hangs."""
+"""The device: threads for graphs and for the rest, and a shutdown that does not wait for a task that hangs."""
 
 import asyncio
 import threading
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from harness import until
 
+from service.cpu import Threads
 from service.device import Device
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def device(clock: Clock) -> AsyncIterator[Device]:
-    made = Device(2, clock)
+    made = Device(2, clock=clock)
     yield made
     await made.close(60)
 
@@ -64,6 +65,42 @@ async def test_how_long_it_is_busy(device: Device, clock: Clock) -> None:
     assert device.busy_for == 0
 
 
+async def test_as_many_graphs_run_at_once_as_there_are_threads_for_them(clock: Clock) -> None:
+    device, together, free = Device(1, Threads(2, 1), clock), threading.Barrier(3), threading.Event()
+
+    def first() -> None:
+        together.wait(60)
+        free.wait(60)
+
+    older = asyncio.create_task(device.run(first))
+    await until(lambda: together.n_waiting == 1)
+    clock.now += 3
+    newer = asyncio.create_task(device.run(lambda: together.wait(60)))
+    await until(lambda: together.n_waiting == 2)
+    clock.now += 4
+    assert device.busy_for == 7  # the older one's
+    together.wait(60)
+    await newer
+    assert device.busy_for == 7
+    free.set()
+    await older
+    assert device.busy_for == 0
+    assert await device.close(60)
+
+
+async def test_the_end_waits_for_every_graph() -> None:
+    device, begun, free = Device(1, Threads(2, 1)), threading.Event(), threading.Event()
+    held = asyncio.create_task(device.run(lambda: begun.set() or free.wait(60)))
+    await until(begun.is_set)
+    await device.run(name)  # in the other thread
+    closing = asyncio.create_task(device.close(60))
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    free.set()
+    assert await closing
+    assert await held
+
+
 async def test_a_task_that_raises_leaves_it_idle(device: Device) -> None:
     with pytest.raises(ZeroDivisionError):
         await device.run(lambda: 1 / 0)
@@ -87,7 +124,7 @@ async def test_the_end_waits_for_what_runs() -> None:
 
 async def test_the_end_does_not_wait_for_what_hangs(clock: Clock) -> None:
     """What has hung for longer than the limit is given no more time."""
-    device, begun, free = Device(1, clock), threading.Event(), threading.Event()
+    device, begun, free = Device(1, clock=clock), threading.Event(), threading.Event()
     running = asyncio.create_task(device.run(lambda: begun.set() or free.wait(60)))
     await until(begun.is_set)
     clock.now += 61

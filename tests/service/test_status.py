@@ -100,6 +100,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "dimension": DIMENSION,
         "provider": "cpu",
         "threads": 1,
+        "threads_per_batch": 1,
         "token_ids": False,
         "vocabulary_size": len(vocabulary()),
         "max_tokens_in_flight": settings.max_tokens_in_flight,
