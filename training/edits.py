@@ -13,6 +13,7 @@ from training.encoder import loading
 from training.errors import EncoderError
 from training.masking import mask_tokens, maskable_tokens
 from training.mlm import load_masked_lm
+from training.trimmed import trimmed
 
 __all__ = ["EditKind", "Edited", "Editor", "Guessing"]
 
@@ -103,9 +104,14 @@ class Editor:
     def _guess(self, ids: Tensor, attention: Tensor, places: Tensor) -> Tensor:
         """Ids with the generator's words at `places`. It may not say [PAD]: RoBERTa counts positions by it."""
         assert self.generator is not None, "an editor without a generator is asked only to delete. This is a bug."
-        scores = self.generator.to(ids.device)(
-            input_ids=ids, attention_mask=attention
-        ).logits  # (n, L, V), a word each:
+        generator, guessed = self.generator.to(ids.device), ids.clone()
+        for rows, part in trimmed({"input_ids": ids, "attention_mask": attention, "places": places}):
+            scores = generator(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
+            guessed[rows, : scores.shape[1]] = self._choose_words(scores, part["input_ids"], part["places"])
+        return guessed
+
+    def _choose_words(self, scores: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+        """Scores (n, L, V) of each position -> ids (n, L) with the likeliest or drawn words at `places`."""
         scores = scores[..., : len(self.tokenizer)]  # an embedding table may have more rows than words
         scores[..., self.tokenizer.pad_token_id] = -torch.inf  # in place: a copy would take hundreds of megabytes
         if self.guessing == "best":

@@ -1,6 +1,7 @@
 """One training run: recipe -> corpus -> objective -> Trainer -> run folder; in each process that torchrun started."""
 
 import os
+import shutil
 import time
 
 import torch
@@ -8,6 +9,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import set_seed
 from transformers.integrations import TensorBoardCallback
+from transformers.utils import is_torch_tf32_available
 
 from training.corpus import Corpus, read_corpus
 from training.dev import DevData
@@ -88,6 +90,8 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
         final_period=recipe.final_period,
         denoising=False,  # whatever the parent served; a method that serves it says so
     )
+    if recipe.compile:
+        encoder.backbone.compile(dynamic=True)  # in place: the names of the weights stay
     return corpus, dev, kind(encoder, recipe)
 
 
@@ -101,6 +105,10 @@ def _check_devices(recipe: Recipe) -> None:
         )
     if recipe.batch_size % count:
         raise RecipeError(f"batch_size is {recipe.batch_size} and is split among {count} processes; write a multiple")
+    if recipe.precision == "tf32" and not is_torch_tf32_available():
+        raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
+    if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
+        raise RecipeError("compile is true, and on a CPU that needs a C++ compiler; install g++, or write false")
     if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
 

@@ -214,10 +214,12 @@ def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: b
 
     Under torchrun each batch is split, so that the processes together see what one would see alone.
     """
+    parts = getattr(recipe, "accumulation_steps", 1)
     return TrainingArguments(
         output_dir=str(run.path),
         accelerator_config={"split_batches": True},
-        per_device_train_batch_size=recipe.batch_size,
+        per_device_train_batch_size=recipe.batch_size // parts,
+        gradient_accumulation_steps=parts,
         num_train_epochs=recipe.epochs,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.learning_rate,
@@ -228,6 +230,7 @@ def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: b
         max_grad_norm=recipe.max_grad_norm,
         optim="adamw_torch_fused",  # one pass over the weights: on a CPU 7 times as fast
         bf16=recipe.precision == "bf16",
+        tf32=True if recipe.precision == "tf32" else None,
         use_cpu=not torch.cuda.is_available(),
         ddp_find_unused_parameters=False,  # objectives use all they own
         seed=recipe.seed,

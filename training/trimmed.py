@@ -16,7 +16,7 @@ __all__ = ["encode_trimmed", "trimmed"]
 PARTS: Final = 4  # of a batch, at most: more parts leave little padding out, and small products run slower
 CPU_TOKENS: Final = 512  # of a part, padding included, at least
 CUDA_TOKENS: Final = 32_768  # the same; an estimate: below it a GPU waits for its next kernel
-TOKENWISE: Final = ("input_ids", "attention_mask", "answers")  # (n, L); a view's other tensors are (n, ...)
+TOKENWISE: Final = ("input_ids", "attention_mask", "answers", "places")  # (n, L); a view's other tensors are (n, ...)
 
 
 def encode_trimmed(encode: Callable[[View], Tensor], view: View, size: int | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from two_processes import in_two
 from training import loop
 from training.errors import RecipeError, RunError
 from training.fit import load_recipe
+from training.objectives.mlm import MLM
 from training.recipe import Recipe
 from training.run import Run
 from training.trainer import Journal, training_arguments
@@ -255,6 +256,59 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
     losses = [[line["loss"] for line in log(tmp_path / name) if "loss" in line] for name in ("fp32", "bf16")]
     assert len(losses[1]) == 3
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("simcse", words | {"precision": ["tf32"]})
+    monkeypatch.setattr(loop, "is_torch_tf32_available", lambda: False)
+    with pytest.raises(RecipeError, match="precision is 'tf32', which needs an NVIDIA GPU"):
+        loop.fit(recipe, Run(tmp_path / "run"))
+
+
+def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("simcse", words | {"compile": ["true"]})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loop.shutil, "which", lambda program: None)
+    with pytest.raises(RecipeError, match="on a CPU that needs a C"):
+        loop.fit(recipe, Run(tmp_path / "run"))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own use
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_encoder_trains_the_same(words: Words, tmp_path: Path) -> None:
+    keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
+    losses = []
+    for compiled in ("false", "true"):
+        changed = keys | {"compile": [compiled], "max_steps": ["2"], "log_steps": ["1"]}
+        loop.fit(load_recipe("simcse", changed), Run(tmp_path / compiled))
+        losses.append([line["loss"] for line in log(tmp_path / compiled) if "loss" in line])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert weights(tmp_path / "false").keys() == weights(tmp_path / "true").keys()
+
+
+def test_accumulated_parts_make_one_step(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    forward = MLM.forward
+
+    def counted(self: MLM, texts: dict[str, Tensor]) -> dict[str, Tensor]:
+        rows.append(len(texts["input_ids"]))
+        return forward(self, texts)
+
+    monkeypatch.setattr(MLM, "forward", counted)
+    losses = []
+    for parts in ("1", "4"):
+        keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
+        keys |= {"columns": ["b"], "accumulation_steps": [parts], "max_steps": ["3"], "log_steps": ["1"]}
+        loop.fit(load_recipe("mlm", keys), Run(tmp_path / parts))
+        losses.append([line["loss"] for line in log(tmp_path / parts) if "loss" in line])
+    assert rows == [8] * 3 + [2] * 12
+    assert len(losses[1]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=0.2)  # their mean, not their sum
+
+
+def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
+    with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
+        load_recipe("mlm", words | {"accumulation_steps": ["3"]})
 
 
 def test_patience_needs_dev_pairs(words: Words) -> None:

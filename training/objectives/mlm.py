@@ -21,7 +21,7 @@ from training.gather import gather
 from training.masking import continuing_tokens, mask_tokens, maskable_tokens
 from training.mlm import MaskedHead, save_masked_lm
 from training.objective import Objective, View, view
-from training.recipe import Recipe
+from training.recipe import Positive, Recipe
 from training.trimmed import trimmed
 
 __all__ = ["MLM", "MLMRecipe"]
@@ -36,11 +36,19 @@ class MLMRecipe(Recipe):
     tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
     whole_words: bool = Field(False, description="mask all tokens of a word, or none")
+    accumulation_steps: Positive = Field(
+        1, description="split each batch into this many parts, one after the other: less memory, more time"
+    )
 
     @model_validator(mode="after")
-    def _head(self) -> Self:
+    def _consistent_keys(self) -> Self:
         if self.from_scratch and self.head == "kept":
             raise ValueError("from_scratch draws fresh weights and head = 'kept' keeps old ones; choose one")
+        if self.batch_size % self.accumulation_steps:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "
+                "that is a multiple of it"
+            )
         if self.head == "kept" and not self.tied:
             raise ValueError("tied = false is of a fresh head; with head = 'kept' the encoder's own decides")
         return self
