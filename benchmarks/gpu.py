@@ -4,9 +4,9 @@
 
 Each part runs in its own process with a time limit. A part that fails is reported and the next one starts.
 The parts: installing what is needed, from a folder of wheels or the index; the card's highest measured matmul rate;
-Cloze's fp16 session in process
-against sentence-transformers in fp16, MiniLM's and BERT-base's shapes with random weights, at 16 to 512 tokens;
-the service over HTTP with one, two and four processes, and the latency of one text; SimCSE training; the CUDA tests.
+Cloze's fp16 session in process against sentence-transformers in fp16, with MiniLM's and BERT-base's shapes and random
+weights, at 16 to 512 tokens; packed attention and CUDA graphs, which Cloze does not use, against its own session; the
+service over HTTP with one, two and four processes, and the latency of one text; SimCSE training; the CUDA tests.
 Without a GPU, `--device cpu --tiny` runs the same code on small shapes: a test of the code, no measurement.
 """
 
@@ -39,7 +39,15 @@ TINY: Final[dict[str, Any]] = {
     "SECONDS": 0.05,
 }
 TOOLS: Final = ("sentence-transformers", "pytest", "psutil", "rich")
-LIMITS: Final = {"install": 120, "peak": 40, "session": 140, "served": 110, "training": 60, "tests": 60}  # seconds
+LIMITS: Final = {
+    "install": 120,
+    "peak": 40,
+    "session": 120,
+    "techniques": 50,
+    "served": 100,
+    "training": 50,
+    "tests": 50,
+}  # s
 
 
 def peak(device: str) -> dict[str, float]:
@@ -85,6 +93,91 @@ def session(device: str) -> list[dict[str, Any]]:
                     rate = {"tokens_per_second": texts * length / seconds, "tflops": flops / seconds / 1e12}
                     rows.append({"shape": name, "tokens": length, "texts": texts, "contender": contender, **rate})
     return rows
+
+
+def techniques(device: str) -> dict[str, Any]:
+    """What packed attention gives on texts of mixed lengths, and a CUDA graph on one short text; seconds of a run.
+
+    On a CPU only the conversion runs: neither technique has a CPU kernel.
+    """
+    import numpy as np
+    import onnx
+
+    from benchmarks.peers import bundle_of
+    from encoding.bundle import GRAPHS, Bundle
+    from encoding.text import Batch
+    from service.session import Session
+
+    name, rng = next(iter(SHAPES)), np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = bundle_of(random_model(Path(folder), name), Path(folder, "bundle"), (_precision(device),))
+        graph = bundle / GRAPHS[_precision(device)]
+        packed = _packed(onnx.load(graph))
+        found: dict[str, Any] = {"packed layers": sum(node.op_type == "PackedAttention" for node in packed.graph.node)}
+        if device == "cpu":
+            return found
+        session = Session.load(Bundle.load(bundle), provider="cuda")
+        other = _cuda_session(packed.SerializeToString())
+        for spread, least in (("mixed", 8), ("sorted", 112)):  # what a batch of the service is: sorted
+            lengths = rng.integers(least, 129, BATCH_TOKENS // 128)
+            mask = (np.arange(128) < lengths[:, None]).astype(np.int64)
+            batch = Batch(rng.integers(5, 900, mask.shape) * mask, mask)
+            expected, (vectors,) = session.run(batch), other.run(None, batch._asdict())
+            found[f"{spread}, padded"] = _seconds(partial(session.run, batch), device)
+            found[f"{spread}, packed"] = _seconds(partial(other.run, None, batch._asdict()), device)
+            found[f"{spread}, greatest difference"] = float(np.abs(vectors - expected).max())
+        ids = rng.integers(5, 900, (1, 16))
+        batch = Batch(ids, np.ones_like(ids))
+        found["one text, plain"] = _seconds(partial(session.run, batch), device)
+        try:
+            found["one text, CUDA graph"] = _seconds(_captured(graph.read_bytes(), batch), device)
+        except Exception as error:  # ONNX Runtime's errors share no base class
+            found["one text, CUDA graph"] = f"failed: {error}"
+    return found
+
+
+def _packed(model: Any) -> Any:
+    """A fused graph whose layers run on the tokens of all texts without padding, by ONNX Runtime's own conversion."""
+    from onnxruntime.transformers.optimizer import optimize_by_fusion  # noqa: F401  # makes the next import work
+
+    from onnxruntime.transformers.convert_to_packing_mode import PackingMode  # isort: skip
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    wrapped = OnnxModel(model)
+    PackingMode(wrapped).convert(use_symbolic_shape_infer=False)
+    wrapped.topological_sort()
+    return wrapped.model
+
+
+def _cuda_session(graph: bytes, **options: str) -> Any:
+    import onnxruntime
+
+    onnxruntime.preload_dlls()
+    return onnxruntime.InferenceSession(graph, providers=[("CUDAExecutionProvider", options)], enable_fallback=0)
+
+
+def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
+    """A run of the batch as one CUDA graph: ONNX Runtime captures it at the first run and replays it from then on."""
+    import numpy as np
+    from onnxruntime import OrtValue
+
+    session = _cuda_session(graph, enable_cuda_graph="1")
+    binding = session.io_binding()
+    inputs = {name: OrtValue.ortvalue_from_numpy(array, "cuda", 0) for name, array in batch._asdict().items()}
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    width = next(iter(SHAPES.values()))[1]
+    output = OrtValue.ortvalue_from_shape_and_type([1, width], np.float32, "cuda", 0)
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, output)
+    session.run_with_iobinding(binding)
+
+    def replay() -> object:
+        for name, value in inputs.items():
+            value.update_inplace(batch._asdict()[name])  # as for another text
+        session.run_with_iobinding(binding)
+        return output.numpy()
+
+    return replay
 
 
 def served(device: str) -> dict[str, Any]:
@@ -234,7 +327,7 @@ def _seconds(work: Callable[[], object], device: str) -> float:
 
 
 PARTS: Final[dict[str, Callable[[str], Any]]] = {
-    "peak": peak, "session": session, "served": served, "training": training, "tests": tests,
+    "peak": peak, "session": session, "techniques": techniques, "served": served, "training": training, "tests": tests,
 }  # fmt: skip
 
 

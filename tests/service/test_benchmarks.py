@@ -114,6 +114,7 @@ def test_every_part_of_the_gpu_benchmark_runs_on_tiny_shapes(tmp_path: Path) -> 
         (tokens, name) for tokens in (16, 32) for name in ("Cloze", "sentence-transformers")
     ]
     assert all(row["tokens_per_second"] > 0 for row in results["session"])
+    assert results["techniques"] == {"packed layers": 2}
     assert results["served"].keys() == {
         "one text, ms, p50",
         "1 processes, texts a second",
