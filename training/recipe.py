@@ -62,7 +62,8 @@ class Recipe(BaseModel):
     neighbours: Positive = Field(1, description="draw so many consecutive texts of the corpus together")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
     max_steps: Positive | None = Field(None, description="stop after so many steps, whatever epochs says")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, decayed linearly to 0")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, then decayed linearly")
+    end_learning_rate: Annotated[float, Field(ge=0)] = Field(0.0, description="the rate to which it is decayed")
     warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, description="steps of linear warm-up; below 1: a share of all steps"
     )
@@ -109,6 +110,11 @@ class Recipe(BaseModel):
             raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
+        if self.end_learning_rate >= self.learning_rate:
+            raise ValueError(
+                f"end_learning_rate is {self.end_learning_rate} and learning_rate {self.learning_rate}; "
+                "the end has to be lower"
+            )
         if self.patience is not None and self.dev is None and not self.dev_retrieval:
             raise ValueError(f"patience is {self.patience} and counts dev scores; write dev, or remove patience")
         return self

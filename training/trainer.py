@@ -223,7 +223,8 @@ def training_arguments(recipe: Recipe, run: Run, chooser: str | None, resumed: b
         num_train_epochs=recipe.epochs,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type="linear",
+        lr_scheduler_type="polynomial",
+        lr_scheduler_kwargs={"lr_end": recipe.end_learning_rate, "power": 1.0},  # linear
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
         adam_beta2=recipe.adam_beta2,

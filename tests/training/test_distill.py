@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from test_objectives import build
 
+from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.fit import load_recipe
 from training.objectives.distill import QUERY_WORDS, search_text, windows, words_only
 
+TEMPLATE = 'The "[X]" is [MASK].'
 RUN = [f"Sentence {number} of the story has, one might say, some ten words." for number in range(8)]
 
 
@@ -78,6 +80,47 @@ def test_the_teachers_vector_is_the_sum_over_its_views(views: list[str], tiny_be
             expected += sum(vector(f"{words_only(part)}.") for part in parts) / len(parts)
             expected += sum(vector(part) for part in parts) / len(parts)
         torch.testing.assert_close(target, expected, atol=1e-5, rtol=0)
+
+
+def test_co_teachers_add_their_vectors_to_those_of_short_texts(tiny_bert: Path, tmp_path: Path) -> None:
+    students = []
+    for number in range(2):
+        torch.manual_seed(number)
+        student = SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, read_out="mask")
+        for weight in student.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+        student.save(tmp_path / str(number))
+        students.append(student.eval())
+    keys = {"passage_share": ["0"], "query_share": ["0"], "template": [TEMPLATE], "read_out": ["mask"]}
+    keys |= {"co_teachers": [str(tmp_path / "0"), str(tmp_path / "1")], "co_teacher_tokens": ["20"]}
+    objective = build("distill", tiny_bert, **keys)
+    texts = ["Rain.", "A man is playing the guitar on a stage in the old city while two dogs run over the field."]
+    views = objective.views([(text,) for text in texts])
+    assert [int(length) > 20 for length in views["text"]["attention_mask"].sum(1)] == [False, True]
+    short = sum(F.normalize(torch.from_numpy(student.embed(texts[:1])[0]), dim=0) for student in students)
+    expected = torch.stack([short, torch.zeros(32)])
+    torch.testing.assert_close(objective._co_targets(views["text"], torch.zeros(2, 32)), expected, atol=1e-5, rtol=0)
+    assert not any("co_teacher" in name for name in objective.state_dict())
+
+    alone = build("distill", tiny_bert, **keys | {"co_teachers": []})
+    assert alone.views([("Rain.",)]).keys() == {"student", "teacher"}
+    targets = objective._targets(views["teacher"], torch.zeros(2, 1)) + expected
+    vectors = objective._encode(objective.encoder.eval(), objective.prompt, views["student"])
+    distance = 1 - F.cosine_similarity(vectors, targets).mean()
+    torch.testing.assert_close(objective(**views)["cosine_distance"], distance, atol=1e-5, rtol=0)
+
+
+def test_a_co_teacher_of_another_template_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    SentenceEncoder.load(str(tiny_bert), template="[X] is [MASK].", read_out="mask").save(tmp_path / "other")
+    with pytest.raises(RecipeError, match=r"reads '\[X\] is \[MASK\]\.' at mask, and the student"):
+        build("distill", tiny_bert, co_teachers=[str(tmp_path / "other")])
+
+
+def test_a_co_teacher_of_another_parent_is_refused(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
+    SentenceEncoder.load(str(tiny_roberta), template=TEMPLATE, read_out="mask").save(tmp_path / "other")
+    keys = {"template": [TEMPLATE], "read_out": ["mask"], "co_teachers": [str(tmp_path / "other")]}
+    with pytest.raises(RecipeError, match="has another dimension or vocabulary than the encoder"):
+        build("distill", tiny_bert, **keys)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
 between teacher's and student's distributions of similarity over the batch. The teacher's vector of a text is the sum
 of what it gives for several views of it. Punctuation carries little of a sentence's meaning and sways a vector all the
-same, so one view has words only; long texts blur a teacher of sentences, so others have windows of them.
+same, so one view has words only; long texts blur a teacher of sentences, so others have windows of them. The vectors of
+co-teachers, such as an earlier student, are added: an ensemble teaches better than each of its members
+(arXiv:1805.04770).
 
 Of sentences alone a student learns nothing about search. So some become passages, joined with the sentences after them,
 and some become queries, a few of their words; a batch holds all three, of the same places in the corpus.
@@ -30,6 +32,7 @@ from training.losses import cosine_distance, similarity_divergence
 from training.objective import Objective, View, view
 from training.prompt import Prompt
 from training.recipe import Positive, Recipe
+from training.source import model_folder
 from training.trimmed import encode_trimmed
 
 __all__ = ["Distill", "DistillRecipe", "search_text", "windows", "words_only"]
@@ -60,6 +63,11 @@ class DistillRecipe(Recipe):
     teacher_window: Positive = Field(
         80, description="words of the parts in which the teacher sees a long text, at most"
     )
+    co_teachers: tuple[str, ...] = Field(
+        (),
+        description="runs, or encoders, of this template, whose vectors of short texts are added to the teacher's",
+    )
+    co_teacher_tokens: Positive = Field(64, description="tokens of the longest text that co_teachers see")
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
@@ -101,7 +109,7 @@ class DistillRecipe(Recipe):
 
 
 class Distill(Objective):
-    """The teacher is frozen, in evaluation mode, and no part of a checkpoint. The student has no dropout."""
+    """Teachers are frozen, in evaluation mode, and not part of a checkpoint. The student has no dropout."""
 
     Recipe = DistillRecipe
 
@@ -118,12 +126,16 @@ class Distill(Objective):
         if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
             encoder.backbone.set_attn_implementation("eager")
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
+        self._co_teachers = tuple(_co_teacher(source, encoder, recipe) for source in recipe.co_teachers)
         self.teacher_prompt = teacher.make_prompt(
             recipe.teacher_template, min(recipe.max_tokens, teacher.reading.max_tokens)
         )
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        """`teacher` has a row for each part it sees, with the `text` it is of and its `weight` in that vector."""
+        """`teacher` has a row for each part it sees, with the `text` it is of and its `weight` in that vector.
+
+        `text` is what co-teachers see, where there are any.
+        """
         recipe = self.recipe
         sentences = [text for (text,) in rows]
         runs = [sentences[first : first + recipe.neighbours] for first in range(0, len(rows), recipe.neighbours)]
@@ -136,7 +148,8 @@ class Distill(Objective):
         parts = [(place, part, weight) for place, text in enumerate(texts) for part, weight in self._taught(text)]
         places, taught, weights = zip(*parts, strict=True)
         teacher = view(self.teacher_prompt, taught) | {"text": torch.tensor(places), "weight": torch.tensor(weights)}
-        return {"student": view(self.prompt, seen), "teacher": teacher}
+        views = {"student": view(self.prompt, seen), "teacher": teacher}
+        return views | {"text": view(self.prompt, texts)} if self._co_teachers else views
 
     def _taught(self, text: str) -> Iterator[tuple[str, float]]:
         """The parts of a text that the teacher sees, and the weight of each: 1 for all of one view together."""
@@ -148,10 +161,12 @@ class Distill(Objective):
                 shown = parts if kind == "text-windows" else map(_spoken, parts)
                 yield from ((part, 1 / len(parts)) for part in shown)
 
-    def forward(self, student: View, teacher: View) -> dict[str, Tensor]:
+    def forward(self, student: View, teacher: View, text: View | None = None) -> dict[str, Tensor]:
         self.encoder.eval()
         vectors = self._encode(self.encoder, self.prompt, student)  # (n, d)
         targets = self._targets(teacher, vectors)
+        if text is not None:
+            targets = targets + self._co_targets(text, vectors)
         vectors, targets = gather(vectors), gather(targets)  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
@@ -170,9 +185,40 @@ class Distill(Objective):
         units = units * teacher["weight"].unsqueeze(1)
         return units.new_zeros(len(like), encoder.dimension).index_add_(0, teacher["text"], units)
 
+    @torch.no_grad()
+    def _co_targets(self, text: View, like: Tensor) -> Tensor:
+        """The sum of the co-teachers' unit vectors of the short texts, (n, d); 0 for the others."""
+        (rows,) = (text["attention_mask"].sum(1) <= self.recipe.co_teacher_tokens).nonzero(as_tuple=True)
+        targets = torch.zeros_like(like)
+        if not len(rows):
+            return targets
+        short = {name: tensor[rows, : self.recipe.co_teacher_tokens] for name, tensor in text.items()}
+        for encoder in self._co_teachers:
+            units = F.normalize(self._encode(encoder.to(like.device), self.prompt, short), dim=-1)
+            targets.index_add_(0, rows, units)
+        return targets
+
     @staticmethod
     def _encode(encoder: SentenceEncoder, prompt: Prompt, view: View) -> Tensor:
         return encode_trimmed(lambda part: encoder(part["input_ids"], part["attention_mask"], prompt), view)
+
+
+def _co_teacher(source: str, encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder:
+    """Raises RecipeError where its vectors cannot be added to those that the student learns."""
+    found = SentenceEncoder.load(model_folder(source))
+    if (found.reading.template, found.reading.read_out) != (recipe.template, recipe.read_out):
+        raise RecipeError(
+            f"co_teacher {source!r} reads {found.reading.template!r} at {found.reading.read_out}, and the student "
+            f"{recipe.template!r} at {recipe.read_out}; choose a run of the student's template"
+        )
+    if found.dimension != encoder.dimension or found.tokenizer.get_vocab() != encoder.tokenizer.get_vocab():
+        raise RecipeError(
+            f"co_teacher {source!r} has another dimension or vocabulary than the encoder {recipe.encoder!r}; choose a "
+            "run of the same parent"
+        )
+    if not torch.cuda.is_available():
+        found.backbone.set_attn_implementation("eager")
+    return found.eval().requires_grad_(False)
 
 
 def search_text(run: Sequence[str], place: int, passage_share: float, query_share: float) -> str:
