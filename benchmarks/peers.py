@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from rich.console import Console
 
 from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from encoding.text import TOKENIZER_FILES
+from service.cpu import share_threads
 from service.session import Session
 from training.candidates import make_graph
 from training.encoder import SentenceEncoder
@@ -136,22 +138,23 @@ class InProcess(Peer):
 
 
 class Raw:
-    """The ceiling: tokenising and the session on batches sorted by length, as large as the service's."""
+    """The ceiling: tokenising and the session on batches sorted by length, of the service's size and number at once."""
 
     def __init__(self, bundle: Path, precision: Precision) -> None:
+        threads = share_threads(0, 0)
         self.bundle = Bundle.load(bundle)
-        self.session = Session.load(self.bundle, precision=precision, provider="cpu")
+        self.session = Session.load(self.bundle, precision=precision, provider="cpu", threads=threads.per_batch)
+        self.pool = ThreadPoolExecutor(threads.batches)
 
     def encode(self, texts: Sequence[str]) -> tuple[float, float]:
         """Seconds, and seconds of CPU."""
         began, cpu = time.perf_counter(), time.process_time()
-        encoder, rows = self.bundle.text_encoder, list[list[int]]()
+        encoder, batches = self.bundle.text_encoder, [list[list[int]]()]
         for ids in sorted((tokens.ids for tokens in encoder.encode(texts)), key=len):
-            if rows and len(ids) * (len(rows) + 1) > self.session.batch_tokens:
-                self.session.run(encoder.pad(rows))
-                rows = []
-            rows.append(ids)
-        self.session.run(encoder.pad(rows))
+            if batches[-1] and len(ids) * (len(batches[-1]) + 1) > self.session.batch_tokens:
+                batches.append([])
+            batches[-1].append(ids)
+        list(self.pool.map(lambda rows: self.session.run(encoder.pad(rows)), batches))
         return time.perf_counter() - began, time.process_time() - cpu
 
 
