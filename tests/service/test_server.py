@@ -197,7 +197,8 @@ def test_an_idle_server_ends_with_status_0(serve: Serve, bundle: Path, number: i
     with connect(process.url):  # an idle connection does not hold it
         assert process.end(number) == 0
     assert "Traceback" not in process.log
-    assert re.search(r"model tiny: .* dimension=16 provider=cpu precision=fp32 threads=\d+", process.log)
+    served = r"model tiny: .* dimension=16 provider=cpu precision=fp32 parallel_batches=\d+ threads_per_batch=\d+"
+    assert re.search(served, process.log)
 
 
 def test_a_delay_before_the_end_in_which_requests_are_answered(serve: Serve, bundle: Path) -> None:
