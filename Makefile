@@ -34,9 +34,9 @@ test: .venv/dev
 	$(BIN)/python -m pytest
 
 default-model: .venv/dev $(PARENT)
-	$(BIN)/python -m training.fit distill --out $(RUN)/search $(DISTILL)
 	$(BIN)/python -m training.fit distill --preset sentences --out $(RUN)/sentences $(DISTILL)
-	$(BIN)/python -m training.average $(RUN)/search $(RUN)/sentences --out $(RUN)/mean
+	$(BIN)/python -m training.fit distill --co_teachers $(RUN)/sentences --out $(RUN)/search $(DISTILL)
+	$(BIN)/python -m training.average $(RUN)/sentences $(RUN)/search --out $(RUN)/mean --weights 0.4 0.6
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
