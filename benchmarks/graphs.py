@@ -20,6 +20,7 @@ import onnxruntime as ort
 from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
+from service.cpu import share_threads
 from training.calibration import vocabulary_feeds
 from training.encoder import SentenceEncoder
 from training.graph import fuse, trace
@@ -62,10 +63,10 @@ def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
     return [encoder.pad([sequences[row] for row in rows]) for rows in parts], len(texts)
 
 
-def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int) -> dict[str, float]:
-    """Seconds for all batches, by graph."""
+def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int, count: int) -> dict[str, float]:
+    """Seconds for all batches, by graph, one batch at a time with `count` threads."""
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads()
+    options.intra_op_num_threads = count
     options.add_session_config_entry("session.force_spinning_stop", "1")  # as the service has it
     sessions = {name: ort.InferenceSession(model, options) for name, model in models.items()}
     seconds = dict.fromkeys(sessions, 0.0)
@@ -94,13 +95,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
     parser.add_argument("--former", help="bundle whose int8 graph races too")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=share_threads(0, 0).per_batch, help="of each graph")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
     work, count = batches(options.data, encoder.prompt.text_encoder)
-    seconds = measure(graphs(encoder, options.former), work, options.rounds)
+    seconds = measure(graphs(encoder, options.former), work, options.rounds, options.threads)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",
-        "machine": f"{processor()}, {threads()} CPUs",
+        "machine": f"{processor()}, {options.threads} of {threads()} CPUs",
         "versions": versions(PACKAGES),
         "speeds": {name: count / total for name, total in seconds.items()},
     }
