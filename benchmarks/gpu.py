@@ -232,9 +232,9 @@ def training(device: str) -> dict[str, float]:
     size, length = (8, 16) if device == "cpu" else (256, 32)
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder), name)
-        keys = {"encoder": [str(model)], "corpus": ["unused.txt"], "read_out": ["mean"], "template": ["[X]"]}
+        keys = {"encoder": [str(model)], "corpus": ["unused.txt"], "pooling": ["mean"], "template": ["[X]"]}
         recipe = load_recipe("simcse", keys | {"batch_size": [str(size)], "max_tokens": [str(length)]})
-        encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean")
+        encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean")
         objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
     optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-5, fused=True)
     text = " ".join(f"w{place}" for place in range(length))

@@ -25,7 +25,7 @@ from training.calibration import vocabulary_feeds
 from training.encoder import SentenceEncoder
 from training.graph import fuse, trace
 from training.layers import one_row
-from training.prompt import token_batches
+from training.pooling import token_batches
 from training.quantise import quantise
 from training.retrieval import find_collections, load_collection
 from training.sts import load_pairs

@@ -25,7 +25,7 @@ from benchmarks.machine import processor, threads, versions
 from training import fit, templates
 from training.encoder import SentenceEncoder, fastest_device
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
-from training.prompt import token_batches
+from training.pooling import token_batches
 from training.sts import Embed
 
 HERE = Path(__file__).parent
@@ -115,8 +115,8 @@ def _words(keys: dict[str, Any]) -> list[str]:
     return words
 
 
-def _untuned(source: str, first_and_last: bool = False, **reading: Any) -> Embed:
-    encoder = SentenceEncoder.load(source, **reading)
+def _untuned(source: str, first_and_last: bool = False, **config: Any) -> Embed:
+    encoder = SentenceEncoder.load(source, **config)
     return _first_and_last(encoder) if first_and_last else encoder.to(fastest_device()).embed
 
 

@@ -173,7 +173,7 @@ def infinity(python: str, model: Path, engine: str) -> Server:
 
 def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32", "int8")) -> Path:
     """A bundle of an encoder that is read by its mean."""
-    encoder = SentenceEncoder.load(str(model), template="[X]", read_out="mean", max_tokens=MAX_TOKENS)
+    encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean", max_tokens=MAX_TOKENS)
     traced, console = cache(partial(trace, encoder)), Console(stderr=True)
     with staging(out) as folder:
         (folder / "onnx").mkdir()
@@ -182,7 +182,7 @@ def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32",
         for name in ("README.md", "config.json", *TOKENIZER_FILES):
             shutil.copyfile(model / name, folder / name)
         nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}
-        seal(folder, encoder.reading, encoder.dimension, Provenance(parent=model.name, **nothing))
+        seal(folder, encoder.config, encoder.dimension, Provenance(parent=model.name, **nothing))
     return out
 
 

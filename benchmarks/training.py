@@ -52,7 +52,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     from training.trainer import ObjectiveTrainer, training_arguments
 
     keys = {
-        "encoder": parent, "corpus": str(corpus), "read_out": "mean", "template": "[X]", "batch_size": str(BATCH),
+        "encoder": parent, "corpus": str(corpus), "pooling": "mean", "template": "[X]", "batch_size": str(BATCH),
         "max_tokens": str(MAX_TOKENS), "max_steps": str(steps), "learning_rate": str(RATE), "eval_steps": "1000000",
     }  # fmt: skip
     recipe = load_recipe("simcse", {key: [value] for key, value in keys.items()})

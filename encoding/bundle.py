@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from encoding.errors import BundleError, TemplateError
-from encoding.template import ReadOut, Template
+from encoding.template import PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
 
 __all__ = [
@@ -33,18 +33,19 @@ __all__ = [
     "PRECISIONS",
     "SPEC_FILE",
     "Bundle",
+    "EmbeddingConfig",
     "Precision",
     "Provenance",
-    "Reading",
     "Source",
     "Spec",
     "seal",
     "sha256",
     "staging",
     "unreadable",
+    "upgrade",
 ]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 SPEC_FILE: Final = "embedding.json"
 INPUTS: Final = ("input_ids", "attention_mask")
 OUTPUT: Final = "sentence_embedding"
@@ -93,25 +94,25 @@ class Provenance(_Record):
     graphs: dict[str, str] = Field(default_factory=dict)
 
 
-class Reading(_Record):
-    """How a text becomes token ids, and where its vector is read: what a trained model and its bundle share."""
+class EmbeddingConfig(_Record):
+    """How a text becomes token ids and how its vector is pooled. A trained model and its bundle share this."""
 
     template: str
-    read_out: ReadOut
+    pooling: PoolingMode
     max_tokens: Annotated[int, Field(ge=3)]
     final_period: bool
     denoising: bool
 
     def text_encoder(self, folder: Path) -> TextEncoder:
-        """Join it with the tokenizer files in `folder`. Raises TemplateError, BundleError."""
-        template = Template.parse(self.template, self.read_out)
+        """Combine it with the tokenizer files in `folder`. Raises TemplateError, BundleError."""
+        template = Template.parse(self.template, self.pooling)
         return TextEncoder.load(folder, template, self.max_tokens, self.final_period)
 
 
-class Spec(Reading):
-    """`embedding.json`: the reading, the graph's signature and output size, and the digest of every file."""
+class Spec(EmbeddingConfig):
+    """`embedding.json`: the embedding configuration, the graph's inputs, output and dimension, and all digests."""
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     dimension: Annotated[int, Field(ge=1)]
     inputs: tuple[Literal["input_ids"], Literal["attention_mask"]]
     output: Literal["sentence_embedding"]
@@ -199,11 +200,11 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
         folder.rename(target)
 
 
-def seal(folder: Path, reading: Reading, dimension: int, provenance: Provenance) -> Spec:
+def seal(folder: Path, config: EmbeddingConfig, dimension: int, provenance: Provenance) -> Spec:
     """Hash every file in `folder` and write the contract, atomically and last: from here on it is a bundle."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     spec = Spec(
-        **reading.model_dump(),
+        **config.model_dump(),
         format_version=FORMAT_VERSION,
         dimension=dimension,
         inputs=INPUTS,
@@ -219,6 +220,17 @@ def seal(folder: Path, reading: Reading, dimension: int, provenance: Provenance)
         os.fsync(file.fileno())
     partial.replace(folder / SPEC_FILE)
     return spec
+
+
+def upgrade(content: Any) -> Any:
+    """Return an embedding configuration, or a whole contract, in the present format.
+
+    Version 1 differs in one name: it called `pooling` `read_out`.
+    """
+    if not isinstance(content, dict) or "read_out" not in content:
+        return content
+    content = {"pooling" if key == "read_out" else key: value for key, value in content.items()}
+    return content | {"format_version": 2} if content.get("format_version") == 1 else content
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:
@@ -243,6 +255,7 @@ def _read_spec(folder: Path) -> Spec:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read ({error}); {RESTORE}") from error
+    content = upgrade(content)
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(

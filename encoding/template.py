@@ -8,13 +8,13 @@ from typing import Literal, Self, get_args
 
 from encoding.errors import TemplateError
 
-__all__ = ["MASK", "READ_OUTS", "TEXT", "ReadOut", "Template"]
+__all__ = ["MASK", "POOLINGS", "TEXT", "PoolingMode", "Template"]
 
 TEXT = "[X]"
 MASK = "[MASK]"  # spelt so for every tokenizer, RoBERTa's <mask> included
 
-ReadOut = Literal["mask", "cls", "mean"]
-READ_OUTS: tuple[str, ...] = get_args(ReadOut)
+PoolingMode = Literal["mask", "cls", "mean"]
+POOLINGS: tuple[str, ...] = get_args(PoolingMode)
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Template:
     suffix: str
 
     @classmethod
-    def parse(cls, source: str, read_out: ReadOut) -> Self:
+    def parse(cls, source: str, pooling: PoolingMode) -> Self:
         """Read `This sentence of "[X]" means [MASK].`
 
         Raises TemplateError unless `[X]` stands in it exactly once, and `[MASK]` exactly once for the
-        read-out `mask` and not at all for the others.
+        pooling `mask` and not at all for the others.
         """
         if source.count(TEXT) != 1:
             raise TemplateError(
@@ -41,10 +41,10 @@ class Template:
             )
         if "<mask>" in source:
             raise TemplateError(f"template {source!r}: write {MASK}, not <mask>, whichever the tokenizer")
-        masks, wanted = source.count(MASK), int(read_out == "mask")
+        masks, wanted = source.count(MASK), int(pooling == "mask")
         if masks != wanted:
-            advice = f"write {MASK} exactly once" if wanted else f"remove {MASK}, or choose the read-out 'mask'"
-            raise TemplateError(f"template {source!r} has {MASK} {masks} times, read-out is {read_out!r}; {advice}")
+            advice = f"write {MASK} exactly once" if wanted else f"remove {MASK}, or choose the pooling 'mask'"
+            raise TemplateError(f"template {source!r} has {MASK} {masks} times, pooling is {pooling!r}; {advice}")
         prefix, suffix = source.strip().split(TEXT)
         return cls(prefix, suffix)
 

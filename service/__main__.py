@@ -62,7 +62,7 @@ def _check(settings: Settings) -> None:
         spec = embedder.bundle.spec
         print(
             f"{embedder.name}{' (default)' * (embedder.name == models.default)}: {spec.template!r} read at "
-            f"{spec.read_out}, dimension {spec.dimension}, {embedder.session.precision} on {embedder.session.provider}"
+            f"{spec.pooling}, dimension {spec.dimension}, {embedder.session.precision} on {embedder.session.provider}"
         )
     print("ok")
 

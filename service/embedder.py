@@ -172,18 +172,18 @@ class Embedder:
             provider=session.provider,
             precision=session.precision,
             version=VERSION,
-            read_out=spec.read_out,
+            pooling=spec.pooling,
             dimension=spec.dimension,
             sha256=self._graph,
             load_seconds=self.load_seconds,
         )
         self.batcher.start()
         logger.info(
-            "model %s: template=%r read_out=%s dimension=%d provider=%s precision=%s parallel_batches=%d "
+            "model %s: template=%r pooling=%s dimension=%d provider=%s precision=%s parallel_batches=%d "
             "threads_per_batch=%d max_batch_tokens=%d, loaded and warmed up in %.2f s",
             self.name,
             spec.template,
-            spec.read_out,
+            spec.pooling,
             spec.dimension,
             session.provider,
             session.precision,

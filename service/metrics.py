@@ -150,7 +150,7 @@ class Metrics:
         provider: str,
         precision: str,
         version: str,
-        read_out: str,
+        pooling: str,
         dimension: int,
         sha256: str,
         load_seconds: float,
@@ -160,7 +160,7 @@ class Metrics:
         A model of that name before it gives way: counters go on, its facts, its queue and its space do not.
         """
         self.info.remove_by_labels({"model": name})
-        self.info.labels(name, provider, precision, version, read_out, str(dimension), sha256).set(1)
+        self.info.labels(name, provider, precision, version, pooling, str(dimension), sha256).set(1)
         self.loaded.labels(name).set(1)
         self.load_seconds.labels(name).set(load_seconds)
         self.queue_age.labels(name).set_function(lambda: queue.age)
@@ -211,7 +211,7 @@ class Metrics:
             self._reloads.labels(outcome)
 
     def _of_models(self) -> None:
-        facts = ("provider", "precision", "version", "read_out", "dimension", "sha256")
+        facts = ("provider", "precision", "version", "pooling", "dimension", "sha256")
         self.info = self._gauge("cloze_model_info", "always 1; the labels say what is served", "model", *facts)
         self.loaded = self._gauge("cloze_model_loaded", "1 for each model that is served", "model")
         self.load_seconds = self._gauge("cloze_model_load_seconds", "loading and warming it took", "model")

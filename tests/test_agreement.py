@@ -50,20 +50,20 @@ class Case(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-AT_MASK = {"template": QUOTED, "read_out": "mask", "final_period": "false"}
-SPACED_MASK = {"template": SPACED, "read_out": "mask", "final_period": "true"}
+AT_MASK = {"template": QUOTED, "pooling": "mask", "final_period": "false"}
+SPACED_MASK = {"template": SPACED, "pooling": "mask", "final_period": "true"}
 CASES = {
     "bert mask": Case("tiny_bert", AT_MASK),
     "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
-    "bert cls": Case("tiny_bert", {"read_out": "cls"}),
-    "bert mean": Case("tiny_bert", {"read_out": "mean"}),
+    "bert cls": Case("tiny_bert", {"pooling": "cls"}),
+    "bert mean": Case("tiny_bert", {"pooling": "mean"}),
     "bert supervised": Case("masked_bert", AT_MASK, "promptbert-supervised"),
     "bert diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
     "roberta mask": Case("tiny_roberta", SPACED_MASK),
     "roberta mask denoised": Case("tiny_roberta", SPACED_MASK, flags=("--denoise",)),
-    "roberta cls": Case("tiny_roberta", {"read_out": "cls"}),
+    "roberta cls": Case("tiny_roberta", {"pooling": "cls"}),
     "roberta supervised": Case("masked_roberta", SPACED_MASK | {"kept_head": "tanh"}, "promptbert-supervised"),
     "roberta continuous denoised": Case("masked_roberta", SPACED_MASK, "optiprompt", ("--denoise",)),
 }

@@ -50,11 +50,11 @@ def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = N
     encoders = [SentenceEncoder.load(str(run / "model")) for run in runs]
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
-        _refuse_difference(runs[0], run, "readings", _reading(encoders[0]), _reading(encoder))
+        _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
-    mean.reread(mean.reading.model_copy(update={"max_tokens": max(each.reading.max_tokens for each in encoders)}))
+    mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
     mean.load_state_dict({name: _mean([state[name] for state in states], shares / shares.sum()) for name in states[0]})
     made.path.mkdir(parents=True, exist_ok=True)
     mean.save(made.model)
@@ -69,9 +69,9 @@ def _mean(tensors: Sequence[torch.Tensor], shares: torch.Tensor) -> torch.Tensor
     return torch.stack([tensor.double() for tensor in tensors], -1).mul(shares).sum(-1).to(tensors[0].dtype)
 
 
-def _reading(encoder: SentenceEncoder) -> str:
+def _config_of(encoder: SentenceEncoder) -> str:
     """All but the longest text, which training may have cut to save time."""
-    return str(encoder.reading.model_dump(exclude={"max_tokens"}))
+    return str(encoder.config.model_dump(exclude={"max_tokens"}))
 
 
 def _shapes(encoder: SentenceEncoder) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from encoding.bundle import GRAPHS, Provenance, Reading
+from encoding.bundle import GRAPHS, EmbeddingConfig, Provenance
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import search_columns
 
@@ -14,7 +14,7 @@ __all__ = ["model_card", "parent_licence"]
 
 def model_card(
     name: str,
-    reading: Reading,
+    config: EmbeddingConfig,
     provenance: Provenance,
     sizes: dict[str, int],
     licence: str | None = None,
@@ -27,11 +27,11 @@ def model_card(
     """
     sections = [
         _front_matter(provenance, licence),
-        f"# {name}\n\n{_summary(reading, provenance, parts)}",
+        f"# {name}\n\n{_summary(config, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
         f"## Figures\n\n{_figures(provenance, sizes)}",
         f"## Training\n\n{_training(provenance)}",
-        f"## Make it again\n\n{_commands(list(sizes), reading, provenance)}",
+        f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
         f"## Licence\n\n{_licence(provenance, licence)}",
         notes.strip(),
     ]
@@ -64,17 +64,17 @@ def _front_matter(provenance: Provenance, licence: str | None) -> str:
     return "\n".join(lines)
 
 
-def _summary(reading: Reading, provenance: Provenance, parts: Sequence[str]) -> str:
+def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[str]) -> str:
     places = {"mask": "at `[MASK]`", "cls": "at the first token", "mean": "as the mean over all tokens"}
-    rules = [f"The vector is read {places[reading.read_out]}, after at most {reading.max_tokens} tokens."]
-    if reading.final_period:
+    rules = [f"The vector is read {places[config.pooling]}, after at most {config.max_tokens} tokens."]
+    if config.final_period:
         rules.append("A text without closing punctuation is given a period.")
-    if reading.denoising:
+    if config.denoising:
         rules.append("The vector of the template alone, at the text's length, is taken off.")
     rules += parts
     return (
         f"Sentence vectors, made from {provenance.parent} and exported to ONNX by Cloze. Cosine similarity compares "
-        f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {reading.template}\n\n"
+        f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {config.template}\n\n"
         f"with the text at `[X]`. {' '.join(rules)} `embedding.json` says the same to a program."
     )
 
@@ -132,8 +132,8 @@ def _shares(provenance: Provenance) -> str:
     return " ".join(f"{weight:g}" for weight in provenance.recipe["weights"])
 
 
-def _commands(precisions: list[str], reading: Reading, provenance: Provenance) -> str:
-    denoise = " --denoise" if reading.denoising else ""
+def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
+    denoise = " --denoise" if config.denoising else ""
     count = len(_recipes(provenance))
     if count == 1:
         recipes, commands = "the recipe above in `recipe.toml`", ["python -m training.fit recipe.toml --out RUN"]
@@ -145,7 +145,7 @@ def _commands(precisions: list[str], reading: Reading, provenance: Provenance) -
         commands.append(f"python -m training.average {runs} --out RUN --weights {_shares(provenance)}")
     commands += [
         f"python -m training.export RUN OUT --precision {','.join(precisions)} "
-        f"--max-tokens {reading.max_tokens}{denoise} --data DATA",
+        f"--max-tokens {config.max_tokens}{denoise} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]
     shown = "\n".join(commands)

@@ -19,18 +19,19 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from encoding.bundle import Reading
-from encoding.template import ReadOut, Template
+from encoding.bundle import EmbeddingConfig, upgrade
+from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.continuous import ContinuousTemplate
 from training.errors import EncoderError
 from training.heads import Head
-from training.prompt import Prompt, token_batches
+from training.pooling import Pooling, token_batches
 from training.source import looks_local
 
-__all__ = ["READING_FILE", "SentenceEncoder", "fastest_device", "loading", "quiet"]
+__all__ = ["SentenceEncoder", "fastest_device", "loading", "quiet", "saved_config"]
 
-READING_FILE = "reading.json"
+CONFIG_FILE = "embedding_config.json"
+FORMER_CONFIG_FILE = "reading.json"  # what runs of Cloze 0.1 hold
 _CPU_TOKENS = 2048  # a batch's activations stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
 
@@ -41,7 +42,7 @@ class SentenceEncoder(nn.Module):
     `head` comes last; `continuous` stands in for the words of the encoder's own template. Most encoders have neither.
     """
 
-    def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reading: Reading) -> None:
+    def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EmbeddingConfig) -> None:
         super().__init__()
         self.head: Head | None = None
         self.continuous: ContinuousTemplate | None = None
@@ -49,20 +50,21 @@ class SentenceEncoder(nn.Module):
             backbone.pooler = None  # next-sentence head: never read
         self.backbone = backbone
         self.tokenizer = tokenizer
-        self.reread(reading)
+        self.reconfigure(config)
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
         """Load a folder that `save` wrote, or any hub or local encoder.
 
-        `changes` are fields of Reading; a model that carries no reading of its own needs `template` and `read_out`.
+        `changes` are fields of EmbeddingConfig; a model without a configuration of its own needs `template` and
+        `pooling`.
         `max_tokens` defaults to what the position table holds. In evaluation mode. Raises EncoderError.
         """
-        saved = Path(source) / READING_FILE
+        saved = saved_config(Path(source))
         fields: dict[str, object] = {"final_period": False, "denoising": False}
         with loading(source, "an encoder"):
-            if saved.is_file():
-                fields |= json.loads(saved.read_text(encoding="utf-8"))
+            if saved:
+                fields |= upgrade(json.loads(saved.read_text(encoding="utf-8")))
             tokenizer = AutoTokenizer.from_pretrained(source)
             backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
         fields |= {key: value for key, value in changes.items() if value is not None}
@@ -78,15 +80,15 @@ class SentenceEncoder(nn.Module):
         limit = int(backbone.config.max_position_embeddings) - _first_position(backbone)
         fields.setdefault("max_tokens", limit)
         try:
-            reading = Reading.model_validate(fields)
+            config = EmbeddingConfig.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
             if first["type"] == "missing":
-                raise EncoderError(f"{source!r} does not say how it is read; give --template and --read-out") from error
+                raise EncoderError(f"{source!r} does not say how it is read; give --template and --pooling") from error
             raise EncoderError(f"{source!r}: {first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
-        if reading.max_tokens > limit:
-            raise EncoderError(f"max_tokens is {reading.max_tokens}; {source!r} has positions for {limit}: lower it")
-        encoder = cls(backbone, tokenizer, reading)
+        if config.max_tokens > limit:
+            raise EncoderError(f"max_tokens is {config.max_tokens}; {source!r} has positions for {limit}: lower it")
+        encoder = cls(backbone, tokenizer, config)
         encoder.head = Head.load(Path(source), backbone.config)
         encoder.continuous = ContinuousTemplate.load(
             Path(source), encoder.prompt.text_encoder, backbone.get_input_embeddings()
@@ -94,12 +96,12 @@ class SentenceEncoder(nn.Module):
         return encoder.eval()
 
     def save(self, folder: Path) -> None:
-        """Write weights, configuration, tokenizer, reading, head and continuous template; `load` reads them back."""
+        """Write all that `load` reads: backbone, tokenizer, embedding configuration, head, template vectors."""
         with quiet():
             self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        text = json.dumps(self.reading.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
-        (folder / READING_FILE).write_text(text, encoding="utf-8")
+        text = json.dumps(self.config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         for part in (self.head, self.continuous):
             if part is not None:
                 part.save(folder)
@@ -117,16 +119,16 @@ class SentenceEncoder(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.device
 
-    def reread(self, reading: Reading) -> None:
+    def reconfigure(self, config: EmbeddingConfig) -> None:
         """Read the vector in another way from now on."""
-        self.reading = reading
-        self.prompt = self.make_prompt(reading.template, reading.max_tokens, reading.denoising)
+        self.config = config
+        self.prompt = self.make_prompt(config.template, config.max_tokens, config.denoising)
 
     def make_prompt(
-        self, template: str, max_tokens: int, denoising: bool = False, read_out: ReadOut | None = None
-    ) -> Prompt:
+        self, template: str, max_tokens: int, denoising: bool = False, pooling: PoolingMode | None = None
+    ) -> Pooling:
         """Another way to read the same backbone: a second view's template, training's shorter limit."""
-        read_out = read_out or self.reading.read_out
+        pooling = pooling or self.config.pooling
         tokenizer = self.tokenizer
         special = SpecialTokens(
             cls=tokenizer.cls_token_id,
@@ -137,13 +139,13 @@ class SentenceEncoder(nn.Module):
         text_encoder = TextEncoder(
             tokenizer.backend_tokenizer,
             special,
-            Template.parse(template, read_out),
+            Template.parse(template, pooling),
             max_tokens,
-            self.reading.final_period,
+            self.config.final_period,
         )
-        return Prompt(text_encoder, read_out, denoising)
+        return Pooling(text_encoder, pooling, denoising)
 
-    def words(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt) -> Tensor:
+    def words(self, input_ids: Tensor, attention_mask: Tensor, prompt: Pooling) -> Tensor:
         """What `hidden` takes: the ids as they are, or embeddings where `prompt` has the continuous template."""
         if self.continuous is None or prompt.text_encoder.template != self.continuous.template:
             return input_ids
@@ -154,14 +156,14 @@ class SentenceEncoder(nn.Module):
         words = {"input_ids" if input_ids.dim() == 2 else "inputs_embeds": input_ids}
         return self.backbone(**words, attention_mask=attention_mask, position_ids=position_ids).last_hidden_state
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, prompt: Pooling | None = None) -> Tensor:
         """Token ids (n, L) -> vectors (n, d) in fp32, read by `prompt` (by default the encoder's own)."""
         prompt = prompt or self.prompt
         vectors = self.read(input_ids, attention_mask, prompt)
         bias = self.template_bias(prompt.lengths(attention_mask), prompt) if prompt.denoising else None
         return self.finish(vectors, bias)
 
-    def read(self, input_ids: Tensor, attention_mask: Tensor, prompt: Prompt) -> Tensor:
+    def read(self, input_ids: Tensor, attention_mask: Tensor, prompt: Pooling) -> Tensor:
         """Token ids (n, L) -> vectors (n, d) in fp32 as they stand in the last layer: not denoised, before the head."""
         words = self.words(input_ids, attention_mask, prompt)
         return prompt.read(self.hidden(words, attention_mask), attention_mask).float()
@@ -172,7 +174,7 @@ class SentenceEncoder(nn.Module):
             return self.head(vectors, bias).float()
         return vectors if bias is None else vectors - bias
 
-    def template_bias(self, lengths: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def template_bias(self, lengths: Tensor, prompt: Pooling | None = None) -> Tensor:
         """Vectors (n, d) that the template alone gives, its suffix standing where a text of `lengths` (n) puts it.
 
         PromptBERT section 4.3: the template without [X], the position ids of what follows [X] raised by the text's
@@ -205,6 +207,12 @@ class SentenceEncoder(nn.Module):
             vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
         self.train(was_training)
         return vectors
+
+
+def saved_config(folder: Path) -> Path | None:
+    """Return the file of a saved model's embedding configuration; None where the folder has none."""
+    files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
+    return next((file for file in files if file.is_file()), None)
 
 
 def fastest_device() -> torch.device:

@@ -94,9 +94,9 @@ def export(
             shutil.copyfile(run / "model" / name, folder / name)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
         licence = licence or parent_licence(parent)
-        card = model_card(out.name, encoder.reading, provenance, sizes, licence, notes_text, _parts(encoder))
+        card = model_card(out.name, encoder.config, provenance, sizes, licence, notes_text, _parts(encoder))
         (folder / "README.md").write_text(card, encoding="utf-8")
-        seal(folder, encoder.reading, encoder.dimension, provenance)
+        seal(folder, encoder.config, encoder.dimension, provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
 
@@ -134,7 +134,7 @@ def _graphs(encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precisi
 
 
 def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:
-    largest = difference(encoder, graph, probes(encoder.reading.max_tokens))
+    largest = difference(encoder, graph, probes(encoder.config.max_tokens))
     console.print(f"{precision}: differs from torch by {largest:.1e}")
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(

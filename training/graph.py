@@ -1,7 +1,7 @@
 """A sentence encoder as an ONNX graph: traced, fused, halved.
 
 `input_ids` and `attention_mask`, int64 (batch, length), go in; `sentence_embedding`, float32 (batch, dimension), comes
-out. The read-out is inside, and so is denoising: a table of the template's biases, gathered by the text's length.
+out. The pooling is inside, and so is denoising: a table of the template's biases, gathered by the text's length.
 Int8 is made in `training.quantise`; which graph is worth shipping is decided in `training.export`.
 """
 
@@ -79,7 +79,7 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
     layers = config.num_hidden_layers
-    whole = layers if encoder.prompt.read_out == "mean" or not writable(encoder.backbone) else layers - 1
+    whole = layers if encoder.prompt.mode == "mean" or not writable(encoder.backbone) else layers - 1
     wanted = {"Attention": whole, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
     found = {name: len(fused.get_nodes_by_op_type(name)) for name in wanted}
     if found != wanted:

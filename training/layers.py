@@ -36,7 +36,7 @@ def writable(backbone: PreTrainedModel) -> bool:
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
     """Parts of the names of the matrices that multiply one row a text, unless fusible: the last layer's, a head's."""
-    if encoder.prompt.read_out == "mean" or not writable(encoder.backbone):
+    if encoder.prompt.mode == "mean" or not writable(encoder.backbone):
         return (".head.",)
     last = len(encoder.backbone.encoder.layer) - 1
     return f".encoder.layer.{last}.", ".head."
@@ -68,7 +68,7 @@ class WrittenOut(nn.Module):
         last = len(self.encoder.backbone.encoder.layer) - 1
         for number in range(last):
             states = layer(number, states, states, everywhere)
-        if prompt.read_out == "mean":  # of all rows
+        if prompt.mode == "mean":  # of all rows
             states = layer(last, states, states, everywhere)
             return prompt.read(states.view(n, length, states.shape[-1]), attention_mask)
         read = prompt.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)

@@ -86,7 +86,7 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     encoder = SentenceEncoder.load(
         recipe.encoder,
         template=recipe.template,
-        read_out=recipe.read_out,
+        pooling=recipe.pooling,
         final_period=recipe.final_period,
         denoising=False,  # whatever the parent served; a method that serves it says so
     )

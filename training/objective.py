@@ -17,7 +17,7 @@ from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.heads import Head
 from training.mlm import MaskedHead
-from training.prompt import Prompt
+from training.pooling import Pooling
 from training.recipe import Recipe
 
 __all__ = ["Objective", "View", "loss_head", "projection", "transform", "view"]
@@ -35,7 +35,7 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.encoder = encoder
         self.recipe = recipe
-        limit = encoder.reading.max_tokens
+        limit = encoder.config.max_tokens
         if recipe.max_tokens > limit:
             raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
         self.prompt = encoder.make_prompt(recipe.template, recipe.max_tokens)  # the encoder's own, cut shorter
@@ -53,7 +53,7 @@ class Objective(nn.Module, ABC):
         self.encoder.save(folder)
 
 
-def view(prompt: Prompt, texts: Sequence[str]) -> View:
+def view(prompt: Pooling, texts: Sequence[str]) -> View:
     """Texts in one template, padded to the longest."""
     input_ids, attention_mask = map(torch.from_numpy, prompt.text_encoder.batch(texts))
     return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from encoding.errors import TemplateError
-from encoding.template import ReadOut, Template
+from encoding.template import PoolingMode, Template
 from training.errors import RecipeError
 
 __all__ = [
@@ -54,7 +54,7 @@ class Recipe(BaseModel):
     min_words: Positive = Field(1, description="leave out sentences of fewer words")
     max_words: Positive | None = Field(None, description="leave out sentences of more words")
     template: str = Field("[X]", description='words around the text, such as: This sentence of "[X]" means [MASK].')
-    read_out: ReadOut = Field("cls", description="where the vector is read: mask, cls or mean")
+    pooling: PoolingMode = Field("cls", description="where the vector is read: mask, cls or mean")
     final_period: bool = Field(False, description="give a text without closing punctuation a period")
     max_tokens: Positive = Field(32, description="cut training sequences to so many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences a step, in all processes together")
@@ -103,7 +103,7 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         try:
-            Template.parse(self.template, self.read_out)
+            Template.parse(self.template, self.pooling)
         except TemplateError as error:
             raise ValueError(str(error)) from error
         if self.group_by_length and self.neighbours > 1:

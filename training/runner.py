@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from encoding.text import TextEncoder
-from training.prompt import token_batches
+from training.pooling import token_batches
 
 __all__ = ["GraphEncoder", "provider", "session"]
 

@@ -21,7 +21,7 @@ from training.cli import check_new_file, positive, run
 from training.corpus import read_lines
 from training.encoder import SentenceEncoder, fastest_device
 from training.errors import CorpusError, EncoderError
-from training.prompt import Prompt
+from training.pooling import Pooling
 from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 from training.source import model_folder
 from training.sts import Pairs, load_pairs, spearman
@@ -44,9 +44,9 @@ class Scorer:
         self.encoder.prompt = self.prompt(template)
         return spearman(self.encoder.embed, self.pairs)
 
-    def prompt(self, template: str) -> Prompt:
+    def prompt(self, template: str) -> Pooling:
         """Raises TemplateError for a template that cannot be used."""
-        return self.encoder.make_prompt(template, self.encoder.reading.max_tokens, self.denoise, "mask")
+        return self.encoder.make_prompt(template, self.encoder.config.max_tokens, self.denoise, "mask")
 
     def takes(self, template: str) -> bool:
         try:
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "encoder": options.encoder,
             "dev": options.dev.name,
             "denoise": options.denoise,
-            "final_period": scorer.encoder.reading.final_period,
+            "final_period": scorer.encoder.config.final_period,
             "templates": rows,
         }
         options.json.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -108,7 +108,7 @@ def _load(options: argparse.Namespace) -> SentenceEncoder:
     encoder = SentenceEncoder.load(
         model_folder(options.encoder),
         template="[X]",
-        read_out="cls",
+        pooling="cls",
         denoising=False,
         max_tokens=options.max_tokens,
         final_period=options.final_period,

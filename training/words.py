@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.encoder import READING_FILE, SentenceEncoder, fastest_device
+from training.encoder import SentenceEncoder, fastest_device, saved_config
 from training.errors import EncoderError
 from training.mlm import MaskedHead
 
@@ -33,11 +33,11 @@ class MaskedWords:
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
-        """A folder's or hub name's masked language model; `changes` are fields of Reading. Raises ClozeError."""
-        if changes.get("template") is None and not Path(source, READING_FILE).is_file():
+        """Load a masked language model by folder or hub name; `changes` override its configuration. Raises ClozeError."""
+        if changes.get("template") is None and saved_config(Path(source)) is None:
             raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
         head = MaskedHead.load(source)
-        return cls(SentenceEncoder.load(source, **changes | {"read_out": "mask"}).to(fastest_device()), head)
+        return cls(SentenceEncoder.load(source, **changes | {"pooling": "mask"}).to(fastest_device()), head)
 
     @torch.no_grad()
     def top(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:

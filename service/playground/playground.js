@@ -159,7 +159,7 @@ function describe({ template, dimension, provider, model_dtype, max_input_length
   byId("template").replaceChildren(...parts.map((part) => slots[part]?.() ?? part));
   const facts = [
     ["dimensions", dimension],
-    ["read at", { mask: "[MASK]", cls: "[CLS]" }[template.read_out] ?? template.read_out],
+    ["read at", { mask: "[MASK]", cls: "[CLS]" }[template.pooling] ?? template.pooling],
     ["limit", `${max_input_length.toLocaleString("en")} tokens`],
     ["template", `${template.template_tokens} tokens`],
     ["runs on", `${provider}, ${model_dtype}`],

@@ -24,7 +24,7 @@ export async function tokens(form, model, ask, info) {
   const present = Object.keys(KINDS).filter((name) => kinds.includes(name));
   const said = summary(kinds, direction, info);
   const list = make("ol", { class: "sequence", "aria-label": "The tokens in their order" }, ...chips(sequence, kinds));
-  const names = { ...KINDS, mask: info?.template.read_out === "mask" ? "mask, where the vector is read" : "mask" };
+  const names = { ...KINDS, mask: info?.template.pooling === "mask" ? "mask, where the vector is read" : "mask" };
   return { view: [meter(kinds, info), make("p", { class: "count" }, said), legend(present, names), list], said };
 }
 

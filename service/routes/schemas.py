@@ -187,7 +187,7 @@ class TemplateInfo(BaseModel):
     """How a text becomes a sequence of tokens, and where its vector is read."""
 
     text: str
-    read_out: str
+    pooling: str
     template_tokens: int = Field(description="tokens of the template, [CLS] and [SEP] included")
     text_tokens: int = Field(description="tokens of a text that fit beside them")
     final_period: bool

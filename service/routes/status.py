@@ -83,7 +83,7 @@ def describe(embedder: Embedder, models: Models, settings: Settings) -> Info:
         model_sha=spec.files[GRAPHS[session.precision]],
         model_dtype=DTYPES[session.precision],
         served_model_name=embedder.name,
-        model_type={"embedding": {"pooling": spec.read_out}},
+        model_type={"embedding": {"pooling": spec.pooling}},
         max_concurrent_requests=settings.max_requests,
         max_input_length=spec.max_tokens,
         max_batch_tokens=embedder.max_batch_tokens,
@@ -108,7 +108,7 @@ def describe(embedder: Embedder, models: Models, settings: Settings) -> Info:
         max_decode_ids=IDS,
         template=TemplateInfo(
             text=spec.template,
-            read_out=spec.read_out,
+            pooling=spec.pooling,
             template_tokens=encoder.template_tokens,
             text_tokens=encoder.text_tokens,
             final_period=spec.final_period,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from encoding.bundle import GRAPHS, SPEC_FILE, Bundle, Provenance, Reading, seal, sha256, staging
+from encoding.bundle import GRAPHS, SPEC_FILE, Bundle, EmbeddingConfig, Provenance, seal, sha256, staging
 from encoding.errors import BundleError
 from encoding.text import TOKENIZER_FILES
 
-READING = Reading(
-    template='This sentence of "[X]" means [MASK].', read_out="mask", max_tokens=32, final_period=False, denoising=False
+READING = EmbeddingConfig(
+    template='This sentence of "[X]" means [MASK].', pooling="mask", max_tokens=32, final_period=False, denoising=False
 )
 PROVENANCE = Provenance(
     parent="tiny", recipe={"method": "distill"}, data=[], commit=None, seeds=[1], scores={}, parity={"fp32": 0.0}
@@ -96,18 +96,29 @@ def test_without_the_contract_it_is_no_bundle(bundle: Path, tmp_path: Path) -> N
         Bundle.load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format_version": 1', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", '{"format_version": 2', "\xff"])
 def test_a_torn_contract_is_named(bundle: Path, text: str) -> None:
     (bundle / SPEC_FILE).write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleError, match=r"embedding\.json cannot be read"):
         Bundle.load(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_refused(bundle: Path, version: object) -> None:
     change(bundle, lambda content: content.update(format_version=version))
-    with pytest.raises(BundleError, match=r"format_version .* reads 1; export again"):
+    with pytest.raises(BundleError, match=r"format_version .* reads 2; export again"):
         Bundle.load(bundle)
+
+
+def test_version_1_is_read(bundle: Path) -> None:
+    """It differs in one name."""
+    spec = Bundle.load(bundle).spec
+
+    def downgrade(content: dict[str, Any]) -> None:
+        content.update(format_version=1, read_out=content.pop("pooling"))
+
+    change(bundle, downgrade)
+    assert Bundle.load(bundle).spec == spec
 
 
 def test_a_contract_nested_too_deep_is_named(bundle: Path) -> None:
@@ -142,7 +153,7 @@ def test_a_list_is_no_contract(bundle: Path) -> None:
         ("colour", "blue"),
         ("max_tokens", 2),
         ("max_tokens", "32"),
-        ("read_out", "last"),
+        ("pooling", "last"),
         ("output", "logits"),
         ("inputs", ["input_ids"]),
         ("dimension", 0),
@@ -162,8 +173,8 @@ def test_a_missing_key_is_named(bundle: Path, key: str) -> None:
         Bundle.load(bundle)
 
 
-def test_a_template_that_does_not_fit_its_read_out_is_refused(bundle: Path) -> None:
-    change(bundle, lambda content: content.update(read_out="mean"))
+def test_a_template_that_does_not_fit_its_pooling_is_refused(bundle: Path) -> None:
+    change(bundle, lambda content: content.update(pooling="mean"))
     with pytest.raises(BundleError, match=r"embedding\.json.*remove \[MASK\]"):
         Bundle.load(bundle)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from encoding.errors import TemplateError
-from encoding.template import ReadOut, Template
+from encoding.template import PoolingMode, Template
 
 
 def test_splits_around_the_text() -> None:
@@ -25,18 +25,18 @@ def test_drops_outer_blanks_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "read_out", "advice"),
+    ("source", "pooling", "advice"),
     [
         ("no text [MASK]", "mask", r"has \[X\] 0 times"),
         ("[X] and [X] [MASK]", "mask", r"has \[X\] 2 times"),
         ("[X] means", "mask", r"write \[MASK\] exactly once"),
         ("[X] [MASK] [MASK]", "mask", r"has \[MASK\] 2 times"),
-        ("[X] [MASK]", "mean", r"remove \[MASK\], or choose the read-out 'mask'"),
+        ("[X] [MASK]", "mean", r"remove \[MASK\], or choose the pooling 'mask'"),
         ("[X] [MASK]", "cls", "remove"),
         ("[X] <mask>", "mask", r"write \[MASK\], not <mask>"),
         ("", "mean", r"write \[X\] exactly once"),
     ],
 )
-def test_refuses(source: str, read_out: ReadOut, advice: str) -> None:
+def test_refuses(source: str, pooling: PoolingMode, advice: str) -> None:
     with pytest.raises(TemplateError, match=advice):
-        Template.parse(source, read_out)
+        Template.parse(source, pooling)

@@ -46,7 +46,7 @@ def slow_bundle(make_bundle: MakeBundle) -> Path:
 
 @pytest.fixture(scope="session")
 def two_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `tiny` and of `other`, which has another template, read-out, length, dimension and graph."""
+    """A folder of `tiny` and of `other`, which has another template, pooling, length, dimension and graph."""
     folder = tmp_path_factory.mktemp("several")
     write_bundle(folder / "tiny")
     write_bundle(folder / "other", **OTHER)

@@ -9,7 +9,7 @@ from service.cache import Cache
 from service.errors import ERROR_TYPES
 from service.metrics import MODEL_ROUTES, REASONS, ROUTES, Metrics, ModelMetrics, table
 
-FACTS = {"provider": "cpu", "precision": "fp32", "version": "1", "read_out": "mask", "sha256": "0" * 64}
+FACTS = {"provider": "cpu", "precision": "fp32", "version": "1", "pooling": "mask", "sha256": "0" * 64}
 
 
 class Line:
@@ -201,7 +201,7 @@ def test_a_model_that_is_swapped_keeps_its_counts_and_changes_its_facts() -> Non
     assert found["cloze_texts_total{model=tiny}"] == 4
     info = [name for name in found if name.startswith("cloze_model_info")]
     assert len(info) == 1
-    assert f"model=tiny,precision=fp32,provider=cpu,read_out=mask,sha256={'1' * 64},version=1" in info[0]
+    assert f"model=tiny,pooling=mask,precision=fp32,provider=cpu,sha256={'1' * 64},version=1" in info[0]
 
 
 def test_a_model_that_was_swapped_starts_with_an_empty_space() -> None:

@@ -112,7 +112,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "default_model": "tiny",
         "template": {
             "text": TEMPLATE,
-            "read_out": "mask",
+            "pooling": "mask",
             "template_tokens": len(sequence("")),
             "text_tokens": MAX_TOKENS - len(sequence("")),
             "final_period": False,
@@ -132,7 +132,7 @@ async def test_every_model_has_its_own_info(both: httpx.AsyncClient) -> None:
     }
     assert other["template"] == {
         "text": "[X]",
-        "read_out": "cls",
+        "pooling": "cls",
         "template_tokens": 2,
         "text_tokens": OTHER["max_tokens"] - 2,
         "final_period": False,

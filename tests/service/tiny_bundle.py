@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from encoding.bundle import GRAPHS, INPUTS, OUTPUT, Precision, Provenance, Reading, seal, staging
-from encoding.template import ReadOut
+from encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Precision, Provenance, seal, staging
+from encoding.template import PoolingMode
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["this", "sentence", "of", "means", "a", "man", "plays", "the", "guitar", "two", "dogs", "run", "poison"]
 DIMENSION = 16
 MAX_TOKENS = 32
-OTHER: dict[str, Any] = {"template": "[X]", "read_out": "cls", "max_tokens": 20, "dimension": 8, "seed": 1}
+OTHER: dict[str, Any] = {"template": "[X]", "pooling": "cls", "max_tokens": 20, "dimension": 8, "seed": 1}
 
 
 @cache
@@ -118,7 +118,7 @@ def write_bundle(
     precisions: tuple[Precision, ...] = ("fp32",),
     *,
     template: str = TEMPLATE,
-    read_out: ReadOut = "mask",
+    pooling: PoolingMode = "mask",
     max_tokens: int = MAX_TOKENS,
     dimension: int = DIMENSION,
     seed: int = 0,
@@ -135,9 +135,9 @@ def write_bundle(
         )
         (folder / "config.json").write_text("{}")
         (folder / "README.md").write_text("# tiny\n")
-        reading = Reading(
-            template=template, read_out=read_out, max_tokens=max_tokens, final_period=final_period, denoising=False
+        config = EmbeddingConfig(
+            template=template, pooling=pooling, max_tokens=max_tokens, final_period=final_period, denoising=False
         )
         provenance = Provenance(parent="none", recipe={}, data=[], commit=None, seeds=[0], scores={}, parity={})
-        seal(folder, reading, dimension, provenance)
+        seal(folder, config, dimension, provenance)
     return out

@@ -37,7 +37,7 @@ METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
 
 def add_masked_head(parent: Path, folder: Path) -> Path:
     """The encoder in `parent` with a random masked-word head, which some methods begin from."""
-    encoder = SentenceEncoder.load(str(parent), template="[X]", read_out="cls")
+    encoder = SentenceEncoder.load(str(parent), template="[X]", pooling="cls")
     torch.manual_seed(0)
     save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
     encoder.tokenizer.save_pretrained(folder)
@@ -48,7 +48,7 @@ def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contra
     fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"], "temperature": ["0.5"]}
     recipe = load_recipe(name, fixed | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     objective = OBJECTIVES[recipe.method](encoder, recipe)
     assert isinstance(objective, Contrastive)
     return objective.train(dropout)

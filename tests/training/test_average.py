@@ -19,7 +19,7 @@ RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
 
 def make_run(folder: Path, tiny: Path, seed: int, template: str = '"[X]" means [MASK].', parent: str = "tiny") -> Path:
-    encoder = SentenceEncoder.load(str(tiny), template=template, read_out="mask", max_tokens=32 + seed)
+    encoder = SentenceEncoder.load(str(tiny), template=template, pooling="mask", max_tokens=32 + seed)
     torch.manual_seed(seed)
     with torch.no_grad():
         for weight in encoder.parameters():
@@ -44,7 +44,7 @@ def test_weights_are_the_weighted_mean(runs: list[Path], tmp_path: Path) -> None
     for name, found in names.items():
         expected = 0.75 * first.get_parameter(name) + 0.25 * second.get_parameter(name)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    assert mean.reading.max_tokens == 34
+    assert mean.config.max_tokens == 34
 
 
 def test_a_mean_of_equals_is_the_same(runs: list[Path], tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
     other = make_run(tmp_path / "other", tiny_bert, 3, template="[X] [MASK]")
     stranger = make_run(tmp_path / "stranger", tiny_bert, 3, parent="base")
     cases = {
-        "have different readings": [runs[0], other],
+        "have different embedding configurations": [runs[0], other],
         "have different parents": [runs[0], stranger],
         "needs two runs or more, found 1": runs[:1],
         "is not a run": [runs[0], tiny_bert],

@@ -45,7 +45,7 @@ def build(tiny_bert: Path, tiny_roberta: Path, tiny_masked: dict[str, Path]) -> 
         keys = {"encoder": str(folder), "corpus": "unused.txt", "generator": str(tiny_masked[family])} | words
         recipe = load_recipe(name, {key: value.split() for key, value in keys.items()})
         torch.manual_seed(0)
-        encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+        encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
         return DiffCSE(encoder, recipe)
 
     return make
@@ -179,7 +179,7 @@ def without_dropout(folder: Path, generator: Path) -> DiffCSE:
     keys = {"encoder": folder, "generator": generator, "corpus": "unused.txt", "detection_weight": 1, "temperature": 1}
     recipe = load_recipe("diffcse", {key: [str(value)] for key, value in keys.items()})
     torch.manual_seed(0)
-    objective = DiffCSE(SentenceEncoder.load(recipe.encoder, template="[X]", read_out="cls"), recipe).eval()
+    objective = DiffCSE(SentenceEncoder.load(recipe.encoder, template="[X]", pooling="cls"), recipe).eval()
     objective.projector.train()
     views = objective.draw(objective.views(ROWS))
     objective.draw = lambda given: given or views
@@ -324,8 +324,8 @@ def test_what_a_run_leaves_to_serve_is_the_encoder_alone(
         saved = set(file.keys())
     served = SentenceEncoder.load(str(tmp_path / "run" / "model"))
     assert saved == set(served.backbone.state_dict())
-    assert (served.reading.template, served.reading.read_out) == ("[X]", "cls")
-    untrained = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
+    assert (served.config.template, served.config.pooling) == ("[X]", "cls")
+    untrained = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
     assert (served.embed(["Rain."]) != untrained.embed(["Rain."])).any()
 
 
@@ -338,12 +338,12 @@ def test_the_encoders_own_masked_word_head_edits_where_no_generator_is_named(
     tiny_bert: Path, tiny_masked: dict[str, Path]
 ) -> None:
     recipe = load_recipe("diffcse-delete", {"encoder": [str(tiny_masked["bert"])], "corpus": ["unused.txt"]})
-    encoder = SentenceEncoder.load(recipe.encoder, template="[X]", read_out="cls")
+    encoder = SentenceEncoder.load(recipe.encoder, template="[X]", pooling="cls")
     assert DiffCSE(encoder, recipe).editor.generator is None
     own = DiffCSE(encoder, recipe.model_copy(update={"edits": ("replace",)})).editor.generator
     words = own.get_input_embeddings().weight
     assert torch.equal(words, encoder.backbone.get_input_embeddings().weight)
-    bare = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
+    bare = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
     with pytest.raises(EncoderError, match="has no masked-word head"):
         DiffCSE(bare, recipe.model_copy(update={"edits": ("insert",), "encoder": str(tiny_bert)}))
 

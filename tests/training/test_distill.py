@@ -86,12 +86,12 @@ def test_co_teachers_add_their_vectors_to_those_of_short_texts(tiny_bert: Path, 
     students = []
     for number in range(2):
         torch.manual_seed(number)
-        student = SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, read_out="mask")
+        student = SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, pooling="mask")
         for weight in student.parameters():
             torch.nn.init.normal_(weight, std=0.1)
         student.save(tmp_path / str(number))
         students.append(student.eval())
-    keys = {"passage_share": ["0"], "query_share": ["0"], "template": [TEMPLATE], "read_out": ["mask"]}
+    keys = {"passage_share": ["0"], "query_share": ["0"], "template": [TEMPLATE], "pooling": ["mask"]}
     keys |= {"co_teachers": [str(tmp_path / "0"), str(tmp_path / "1")], "co_teacher_tokens": ["20"]}
     objective = build("distill", tiny_bert, **keys)
     texts = ["Rain.", "A man is playing the guitar on a stage in the old city while two dogs run over the field."]
@@ -111,14 +111,14 @@ def test_co_teachers_add_their_vectors_to_those_of_short_texts(tiny_bert: Path, 
 
 
 def test_a_co_teacher_of_another_template_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    SentenceEncoder.load(str(tiny_bert), template="[X] is [MASK].", read_out="mask").save(tmp_path / "other")
+    SentenceEncoder.load(str(tiny_bert), template="[X] is [MASK].", pooling="mask").save(tmp_path / "other")
     with pytest.raises(RecipeError, match=r"reads '\[X\] is \[MASK\]\.' at mask, and the student"):
         build("distill", tiny_bert, co_teachers=[str(tmp_path / "other")])
 
 
 def test_a_co_teacher_of_another_parent_is_refused(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
-    SentenceEncoder.load(str(tiny_roberta), template=TEMPLATE, read_out="mask").save(tmp_path / "other")
-    keys = {"template": [TEMPLATE], "read_out": ["mask"], "co_teachers": [str(tmp_path / "other")]}
+    SentenceEncoder.load(str(tiny_roberta), template=TEMPLATE, pooling="mask").save(tmp_path / "other")
+    keys = {"template": [TEMPLATE], "pooling": ["mask"], "co_teachers": [str(tmp_path / "other")]}
     with pytest.raises(RecipeError, match="has another dimension or vocabulary than the encoder"):
         build("distill", tiny_bert, **keys)
 

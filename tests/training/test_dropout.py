@@ -157,7 +157,7 @@ def folder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) 
 
 
 def load(folder: Path) -> SentenceEncoder:
-    return SentenceEncoder.load(str(folder), template="[X]", read_out="cls")
+    return SentenceEncoder.load(str(folder), template="[X]", pooling="cls")
 
 
 def batch(encoder: SentenceEncoder) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def speaker(tokenizer: object, *words: int) -> Speaker:
 def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) -> SentenceEncoder:
     """RoBERTa pads by 1, BERT by 0."""
     folder = {"bert": tiny_bert, "roberta": tiny_roberta}[request.param]
-    return SentenceEncoder.load(str(folder), template="[X]", read_out="cls")
+    return SentenceEncoder.load(str(folder), template="[X]", pooling="cls")
 
 
 def batch(encoder: SentenceEncoder, copies: int = 1) -> dict[str, Tensor]:

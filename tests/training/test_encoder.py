@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from encoding.text import TextEncoder
 from training.encoder import SentenceEncoder
 from training.errors import EncoderError
-from training.prompt import token_batches
+from training.pooling import token_batches
 
 BERT = 'This sentence of "[X]" means [MASK].'
 ROBERTA = "This sentence : ' [X] ' means [MASK]."
@@ -19,7 +19,7 @@ TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the cit
 @pytest.fixture(params=["bert", "roberta"])
 def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) -> SentenceEncoder:
     folder, template = {"bert": (tiny_bert, BERT), "roberta": (tiny_roberta, ROBERTA)}[request.param]
-    return SentenceEncoder.load(str(folder), template=template, read_out="mask", denoising=True).eval()
+    return SentenceEncoder.load(str(folder), template=template, pooling="mask", denoising=True).eval()
 
 
 def ids_with(text_encoder: TextEncoder, inner: list[int]) -> torch.Tensor:
@@ -73,10 +73,10 @@ def test_bias_is_independent_of_the_batch_and_carries_gradient(encoder: Sentence
 
 
 @pytest.mark.parametrize(
-    ("read_out", "template"), [("mask", BERT), ("mask", "[MASK] is [X]"), ("cls", "[X]"), ("mean", "[X]")]
+    ("pooling", "template"), [("mask", BERT), ("mask", "[MASK] is [X]"), ("cls", "[X]"), ("mean", "[X]")]
 )
-def test_read_outs_equal_a_loop_over_unpadded_texts(tiny_bert: Path, read_out: str, template: str) -> None:
-    encoder = SentenceEncoder.load(str(tiny_bert), template=template, read_out=read_out)
+def test_poolings_equal_a_loop_over_unpadded_texts(tiny_bert: Path, pooling: str, template: str) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template=template, pooling=pooling)
     vectors = encoder.embed(TEXTS)
     encoder.eval()
     for text, vector in zip(TEXTS, vectors, strict=True):
@@ -89,13 +89,13 @@ def test_read_outs_equal_a_loop_over_unpadded_texts(tiny_bert: Path, read_out: s
             "mean": hidden.mean(0),
             "mask": hidden[ids[0].tolist().index(mask)] if mask in ids else None,
         }
-        np.testing.assert_allclose(vector, expected[read_out].numpy(), atol=1e-5)
+        np.testing.assert_allclose(vector, expected[pooling].numpy(), atol=1e-5)
 
 
 def test_what_is_saved_is_what_is_loaded(encoder: SentenceEncoder, tmp_path: Path) -> None:
     encoder.save(tmp_path)
     again = SentenceEncoder.load(str(tmp_path))
-    assert again.reading == encoder.reading
+    assert again.config == encoder.config
     np.testing.assert_array_equal(again.embed(TEXTS), encoder.embed(TEXTS))
 
 
@@ -116,7 +116,7 @@ def test_token_batches_hold_every_row_once_within_the_budget() -> None:
 
 def test_a_model_that_is_not_there_speaks() -> None:
     with pytest.raises(EncoderError, match=r"'nowhere/at-all' cannot be loaded.*config\.json"):
-        SentenceEncoder.load("nowhere/at-all", template="[X]", read_out="cls")
+        SentenceEncoder.load("nowhere/at-all", template="[X]", pooling="cls")
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_a_model_that_is_not_there_speaks() -> None:
     [
         ("model.safetensors", b"torn", "cannot be loaded as an encoder"),
         ("tokenizer.json", b"{}", "cannot be loaded as an encoder"),
-        ("reading.json", b"{", "cannot be loaded as an encoder"),
-        ("reading.json", b'{"template": "[X]", "read_out": "eos"}', "read_out is 'eos'"),
+        ("embedding_config.json", b"{", "cannot be loaded as an encoder"),
+        ("embedding_config.json", b'{"template": "[X]", "pooling": "eos"}', "pooling is 'eos'"),
         ("tokenizer.json", None, "has a tokenizer without words; copy the parent's"),
     ],
 )
@@ -146,17 +146,17 @@ def test_a_folder_of_which_a_file_is_torn_or_missing_speaks(
 def test_what_can_be_no_hub_name_is_not_asked_of_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(EncoderError, match="cannot be loaded as an encoder: it is no folder; give a folder"):
-        SentenceEncoder.load(source, template="[X]", read_out="cls")
+        SentenceEncoder.load(source, template="[X]", pooling="cls")
 
 
 def test_a_model_without_a_reading_asks_for_one(tiny_bert: Path) -> None:
-    with pytest.raises(EncoderError, match="--template and --read-out"):
+    with pytest.raises(EncoderError, match="--template and --pooling"):
         SentenceEncoder.load(str(tiny_bert))
 
 
 def test_more_tokens_than_positions_are_refused(tiny_roberta: Path) -> None:
     with pytest.raises(EncoderError, match=r"max_tokens is 65.*positions for 64"):
-        SentenceEncoder.load(str(tiny_roberta), template="[X]", read_out="cls", max_tokens=65)
+        SentenceEncoder.load(str(tiny_roberta), template="[X]", pooling="cls", max_tokens=65)
 
 
 def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(EncoderError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.weight"):
-        SentenceEncoder.load(str(folder), template="[X]", read_out="cls")
+        SentenceEncoder.load(str(folder), template="[X]", pooling="cls")

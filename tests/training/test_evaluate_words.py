@@ -27,7 +27,7 @@ PAIRS = Pairs(
 def model(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     suite = Suite(dict.fromkeys((*STS_TASKS, *DEV_TASKS), PAIRS), ())
     monkeypatch.setattr(Suite, "load", lambda _data: suite)
-    encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', read_out="mask")
+    encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', pooling="mask")
     head = MaskedHead(encoder.backbone.config)
     nn.init.normal_(head.bias)
     encoder.save(tmp_path / "model")
@@ -65,11 +65,11 @@ def test_denoising_alone_reads_the_mask_less_the_templates_bias(model: str, tmp_
     [
         (["{bert}", "--top-k", "5", "--template", "[X] [MASK]"], "has no masked-word head"),
         (["{model}", "--top-k", "100000"], "100000 tokens are asked for"),
-        (["{model}", "--top-k", "5", "--read-out", "cls"], "leave out --read-out cls"),
-        (["{bundle}", "--top-k", "5"], "its reading is fixed; leave out --top-k"),
-        (["{bundle}", "--denoise"], "its reading is fixed; leave out --denoise"),
+        (["{model}", "--top-k", "5", "--pooling", "cls"], "leave out --pooling cls"),
+        (["{bundle}", "--top-k", "5"], "its configuration is fixed; leave out --top-k"),
+        (["{bundle}", "--denoise"], "its configuration is fixed; leave out --denoise"),
         (["{model}", "--json", "no/such/folder/figures.json"], "no/such/folder is not a folder; make it first"),
-        (["{bert}"], "does not say how it is read; give --template and --read-out"),
+        (["{bert}"], "does not say how it is read; give --template and --pooling"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(

@@ -16,7 +16,7 @@ TEMPLATE = '"[X]" means [MASK].'
 @pytest.fixture
 def model(tiny_bert: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "run" / "model"
-    encoder = SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, read_out="mask")
+    encoder = SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, pooling="mask")
     encoder.save(folder)
     save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
     return folder

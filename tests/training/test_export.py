@@ -38,7 +38,7 @@ def run(tmp_path: Path, tiny_bert: Path) -> Path:
     folder, parent = tmp_path / "run", tmp_path / "parents" / "tiny"
     parent.mkdir(parents=True)
     (parent / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# tiny\n", encoding="utf-8")
-    SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, read_out="mask").save(folder / "model")
+    SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, pooling="mask").save(folder / "model")
     (folder / "recipe.toml").write_text('method = "distill"\n')
     content = {
         "parent": "tiny",
@@ -57,7 +57,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch, graphs: dict[str, ModelProto]) 
     """Tracing takes seconds, and every run here holds the same weights: one graph a reading is enough."""
 
     def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
-        key = f"{form} {encoder.reading.model_dump_json()}"
+        key = f"{form} {encoder.config.model_dump_json()}"
         if key not in graphs:
             graphs[key] = trace(encoder, form)
         return graphs[key]
@@ -89,7 +89,7 @@ def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
     bundle = Bundle.load(out)
     spec = bundle.spec
     assert bundle.precisions == ("fp32", "fp16", "int8")
-    assert (spec.template, spec.read_out, spec.max_tokens, spec.dimension) == (TEMPLATE, "mask", 40, 32)
+    assert (spec.template, spec.pooling, spec.max_tokens, spec.dimension) == (TEMPLATE, "mask", 40, 32)
     assert spec.provenance.parity["fp32"] < 1e-5 < spec.provenance.parity["int8"]
     assert set(spec.provenance.graphs) == {"fp32", "fp16", "int8"}
     assert spec.provenance.recipe["corpus"] == ["rain.txt"]
@@ -158,7 +158,7 @@ def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> N
     encoder.head = Head("tanh", encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
     provenance, _ = origin(run)
-    card = model_card("out", encoder.reading, provenance, {}, parts=export._parts(encoder))
+    card = model_card("out", encoder.config, provenance, {}, parts=export._parts(encoder))
     assert "stand vectors that were trained. A tanh head comes last." in card
 
 
@@ -284,7 +284,7 @@ def test_evaluate_scores_runs_bundles_and_encoders(
         return found
 
     of_run = scores(run)
-    assert of_run == scores(tiny_bert, "--template", TEMPLATE, "--read-out", "mask")
+    assert of_run == scores(tiny_bert, "--template", TEMPLATE, "--pooling", "mask")
     assert list(of_run) == ["torch fp32"]
     assert list(of_run["torch fp32"]) == [*STS_TASKS, *DEV_TASKS, "weather nDCG@10", "Avg."]
     of_bundle = scores(bundle)
@@ -303,7 +303,7 @@ def test_evaluate_refuses_what_makes_no_sense(
         [str(tmp_path / "out"), "--template", "[X]"],
         [str(tmp_path / "out"), "--precision", "int8"],
         [str(run), "--precision", "int8"],
-        [str(tiny_bert)],  # no reading of its own
+        [str(tiny_bert)],  # no configuration of its own
         [str(tmp_path / "nowhere")],
     ):
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Graphs against torch: the same vectors for every text, in any batch, for both families and all read-outs."""
+"""Graphs against torch: the same vectors for every text, in any batch, for both families and all poolings."""
 
 from functools import cache
 from pathlib import Path
@@ -45,8 +45,8 @@ CASES = {
 
 
 def load(folder: Path, case: str = "mask") -> SentenceEncoder:
-    template, read_out, denoising = CASES[case]
-    return SentenceEncoder.load(str(folder), template=template, read_out=read_out, denoising=denoising).eval()
+    template, pooling, denoising = CASES[case]
+    return SentenceEncoder.load(str(folder), template=template, pooling=pooling, denoising=denoising).eval()
 
 
 @cache
@@ -69,7 +69,7 @@ def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEn
 @pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
 def test_graphs_equal_torch(family: str, case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     encoder, rows = traced(request.getfixturevalue(family), case)
-    texts = probes(encoder.reading.max_tokens)
+    texts = probes(encoder.config.max_tokens)
     assert difference(encoder, runner(rows, encoder, tmp_path), texts) < 1e-5
     _, fusible = traced(request.getfixturevalue(family), case, "fusible")
     for model in (fusible, fuse(fusible, encoder)):
@@ -82,7 +82,7 @@ def test_graphs_equal_torch(family: str, case: str, request: pytest.FixtureReque
 def test_rows_equal_the_plain_graph(case: str, tiny_bert: Path, tmp_path: Path) -> None:
     """The plain graph holds transformers' own layers; the others were written out here."""
     encoder, rows = traced(tiny_bert, case)
-    texts = probes(encoder.reading.max_tokens)
+    texts = probes(encoder.config.max_tokens)
     plain = runner(trace(encoder, "plain"), encoder, tmp_path).embed(texts)
     np.testing.assert_allclose(runner(rows, encoder, tmp_path).embed(texts), plain, atol=1e-5 * np.abs(plain).max())
 
@@ -132,7 +132,7 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
     encoder.head = Head(kind, encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
-    rows, texts = trace(encoder), probes(encoder.reading.max_tokens)
+    rows, texts = trace(encoder), probes(encoder.config.max_tokens)
     fused = fuse(trace(encoder, "fusible"), encoder)
     for model, tolerance in ((rows, 1e-5), (fused, 1e-5), (halve(fused), 5e-3), (int8(encoder, rows), 0.05)):
         assert difference(encoder, runner(model, encoder, tmp_path), texts) < tolerance
@@ -140,10 +140,10 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
 
 def test_the_probes_reach_every_length(tiny_bert: Path) -> None:
     encoder = load(tiny_bert)
-    tokens = encoder.prompt.text_encoder.encode(probes(encoder.reading.max_tokens))
+    tokens = encoder.prompt.text_encoder.encode(probes(encoder.config.max_tokens))
     lengths = {len(sequence.ids) for sequence in tokens}
     assert min(lengths) == encoder.prompt.text_encoder.template_tokens
-    assert max(lengths) == encoder.reading.max_tokens
+    assert max(lengths) == encoder.config.max_tokens
     assert any(sequence.cut for sequence in tokens)
 
 
@@ -277,7 +277,7 @@ def test_calibration_is_repeatable_and_reaches_every_length(tiny_bert: Path) -> 
         assert len(one["input_ids"]) == 1
     lengths = {feed["input_ids"].shape[1] for feed in feeds}
     assert min(lengths) <= text_encoder.template_tokens + 4
-    assert max(lengths) == encoder.reading.max_tokens
+    assert max(lengths) == encoder.config.max_tokens
     assert int8(encoder, model).SerializeToString() == int8(encoder, model).SerializeToString()
 
 

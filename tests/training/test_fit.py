@@ -126,7 +126,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, wor
     assert provenance["steps"] == STEPS
     assert provenance["seeds"] == [42]
     assert "finished; nothing to do" in run("--resume", killed)
-    assert SentenceEncoder.load(str(killed / "model")).reading.template == 'This sentence of "[X]" means [MASK].'
+    assert SentenceEncoder.load(str(killed / "model")).config.template == 'This sentence of "[X]" means [MASK].'
 
 
 def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> None:

@@ -25,7 +25,7 @@ SMALL = BertConfig(hidden_size=8)
 def build(folder: Path, name: str = "simcse", **words: Any) -> SimCSE:
     recipe = load_recipe(name, {"encoder": [str(folder)], "corpus": ["unused.csv"], "batch_size": ["4"]} | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe)
 
 
@@ -41,7 +41,7 @@ def test_a_tanh_sees_the_difference_and_a_transform_each_on_its_own() -> None:
 
 
 def test_the_projection_is_drawn_as_bert_draws(tiny_bert: Path) -> None:
-    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
     torch.manual_seed(0)
     linear, tanh = projection(encoder)
     assert linear.weight.std().item() == pytest.approx(0.2, rel=0.05)
@@ -84,7 +84,7 @@ def test_simcse_forgets_its_head_otherwise(tiny_bert: Path, tmp_path: Path) -> N
     assert not (tmp_path / HEAD_FILE).exists()
     np.testing.assert_array_equal(
         SentenceEncoder.load(str(tmp_path)).embed(TEXTS),
-        SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls").embed(TEXTS),
+        SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls").embed(TEXTS),
     )
 
 

@@ -36,7 +36,7 @@ from training.pretrain import main
 ROWS = [("Two dogs run over the green field.",), ("A man is playing the guitar.",), ("Rain.",), ("",)]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 THIN = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
-PLAIN = ["--template", "[X]", "--read_out", "cls"]
+PLAIN = ["--template", "[X]", "--pooling", "cls"]
 IDS = torch.arange(5, 45).view(4, 10)
 
 
@@ -59,7 +59,7 @@ def build(folder: Path, **words: str) -> MLM:
     overrides = {"encoder": [str(folder)], "corpus": ["unused.txt"], "max_tokens": ["40"]}
     recipe = load_recipe("mlm", overrides | {key: [word] for key, word in words.items()})
     torch.manual_seed(recipe.seed)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return MLM(encoder, recipe)
 
 
@@ -165,7 +165,7 @@ def test_a_step_lowers_the_loss_of_its_own_masks(tiny_bert: Path) -> None:
 
 
 def test_from_scratch_draws_every_weight_anew_and_by_the_seed(tiny_bert: Path) -> None:
-    old = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls").backbone.state_dict()
+    old = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls").backbone.state_dict()
     first, again, other = (
         build(tiny_bert, from_scratch="true", seed=seed).encoder.backbone for seed in ("1", "1", "2")
     )
@@ -266,7 +266,7 @@ def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     assert sum("accuracy" in entry for entry in logged(run)) == 6
     source = str(run / "model")
     encoder = SentenceEncoder.load(source).eval()
-    assert encoder.reading.template == 'This sentence of "[X]" means [MASK].'
+    assert encoder.config.template == 'This sentence of "[X]" means [MASK].'
     model = load_masked_lm(source).eval()
     assert model.config.tie_word_embeddings == ("--tied" not in keys)
     ids = torch.tensor([encoder.prompt.text_encoder.encode(["Two dogs run."])[0].ids])

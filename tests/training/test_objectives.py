@@ -25,7 +25,7 @@ def build(name: str, folder: Path, **words: Any) -> Objective:
         overrides |= {"teacher": [str(folder)], "neighbours": ["4"], "max_tokens": ["64"]}
     recipe = load_recipe(name, overrides | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe)
 
 
@@ -125,7 +125,7 @@ def test_promptbert_cuts_the_text_and_never_the_template(tiny_bert: Path) -> Non
 def test_distilling_from_oneself_costs_nothing(tiny_bert: Path) -> None:
     same = {
         "template": ["[X]"],
-        "read_out": ["mean"],
+        "pooling": ["mean"],
         "teacher_views": ["text"],
         "passage_share": ["0"],
         "query_share": ["0"],

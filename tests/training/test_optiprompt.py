@@ -23,7 +23,7 @@ ROWS = [(text,) for text in TEXTS]
 @pytest.fixture(params=TEMPLATES)
 def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) -> SentenceEncoder:
     folder = tiny_roberta if request.param == "roberta" else tiny_bert
-    return SentenceEncoder.load(str(folder), template=TEMPLATES[request.param], read_out="mask").eval()
+    return SentenceEncoder.load(str(folder), template=TEMPLATES[request.param], pooling="mask").eval()
 
 
 def make_continuous(encoder: SentenceEncoder, change: float = 0.0) -> ContinuousTemplate:
@@ -38,7 +38,7 @@ def build(folder: Path, **words: list[str]) -> OptiPrompt:
     words = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"], **words}
     recipe = load_recipe("optiprompt", words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES["optiprompt"](encoder, recipe)
 
 
@@ -51,7 +51,7 @@ def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: b
 
 
 def test_a_vector_for_each_token_but_the_special_ones(tiny_bert: Path) -> None:
-    encoder = SentenceEncoder.load(str(tiny_bert), template="This is [X] means [MASK] .", read_out="mask")
+    encoder = SentenceEncoder.load(str(tiny_bert), template="This is [X] means [MASK] .", pooling="mask")
     tokens = len(encoder.prompt.text_encoder.prefix_ids + encoder.prompt.text_encoder.suffix_ids)
     assert make_continuous(encoder).vectors.shape == (tokens - 3, 32)
 

@@ -98,7 +98,7 @@ def test_sg_is_table_8_for_every_backbone(name: str, preset: str | None) -> None
     recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
     assert (recipe.adam_beta2, recipe.weight_decay, recipe.drift_weight, recipe.head_width) == (0.9, 0.01, 0.1, 4096)
     assert recipe.warmup_steps == round(17256 / 16 / 10)  # a tenth of the steps on STS-B
-    assert recipe.pooling == "max"
+    assert recipe.guide_pooling == "max"
     assert (recipe.first_layer, recipe.last_layer) == (0, None)  # all layers
     assert (recipe.variant == "opt3") == ("opt" in name)
     assert recipe.positives == ("translation" if name == "sg-bt" else "layers")
@@ -110,7 +110,7 @@ def test_promptberts_templates_are_table_13(name: str, preset: str | None) -> No
     first, second = TEMPLATES[preset]
     assert recipe.template == first
     assert recipe.second_template == (second if recipe.mode in ("different", "denoised") else None)
-    assert recipe.read_out == "mask"
+    assert recipe.pooling == "mask"
 
 
 def test_optiprompt_begins_as_the_template_of_the_untuned_encoder() -> None:

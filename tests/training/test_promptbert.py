@@ -30,7 +30,7 @@ def build(folder: Path, name: str = "promptbert-supervised", **words: Any) -> Pr
     given = {"encoder": [str(folder)], "corpus": ["unused.csv"], "batch_size": ["4"]} | words
     recipe = load_recipe(name, given, "roberta-base" if "roberta" in str(folder) else None)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return PromptBERT(encoder, recipe)
 
 
@@ -39,7 +39,7 @@ def loop(objective: PromptBERT, text: str) -> torch.Tensor:
     encoder = objective.encoder
     text_encoder = objective.prompt.text_encoder
     [sequence] = text_encoder.encode([text])
-    prefix, suffix, first = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids), encoder.reading.template
+    prefix, suffix, first = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids), encoder.config.template
     start = 2 if first == ROBERTA else 0
     place = sequence.ids.index(text_encoder.special.mask)
     positions = torch.arange(len(sequence.ids)) + start
@@ -100,7 +100,7 @@ def test_what_was_trained_is_what_is_served(head: str, masked_bert: Path, tmp_pa
     expected = torch.stack([loop(objective, text) for text in texts]).detach().numpy()
     objective.save(tmp_path)
     served = SentenceEncoder.load(str(tmp_path))
-    assert served.reading.denoising
+    assert served.config.denoising
     assert served.head is not None
     assert served.head.kind == head
     np.testing.assert_allclose(served.embed(texts), expected, atol=1e-5)
@@ -119,7 +119,7 @@ def test_without_kept_head_the_mask_is_served_denoised(masked_bert: Path, tmp_pa
     objective.save(tmp_path)
     served = SentenceEncoder.load(str(tmp_path))
     assert served.head is None
-    assert served.reading.denoising
+    assert served.config.denoising
     assert not served.embed([""]).any()
 
 
@@ -127,7 +127,7 @@ def test_unsupervised_serves_the_mask_as_it_is(tiny_bert: Path, tmp_path: Path) 
     objective = build(tiny_bert, "promptbert").eval()
     objective.save(tmp_path)
     served = SentenceEncoder.load(str(tmp_path))
-    assert not served.reading.denoising
+    assert not served.config.denoising
     assert not (tmp_path / HEAD_FILE).exists()
     hidden = objective.encoder.read(**objective.views([ROWS[0][:1]])["first"], prompt=objective.prompt)
     np.testing.assert_allclose(served.embed(ROWS[0][:1]), hidden.detach().numpy(), atol=1e-5)
@@ -226,17 +226,17 @@ def test_one_dropout_makes_denoised_views_of_one_template_equal(tiny_bert: Path)
 
 def test_training_from_a_denoising_parent_serves_what_it_trained(masked_bert: Path, tmp_path: Path) -> None:
     build(masked_bert, kept_head=["tanh"]).save(tmp_path / "parent")
-    assert SentenceEncoder.load(str(tmp_path / "parent")).reading.denoising
+    assert SentenceEncoder.load(str(tmp_path / "parent")).config.denoising
     texts = [row[0] for row in ROWS]
     (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     keys = {"encoder": tmp_path / "parent", "corpus": tmp_path / "corpus.txt", "batch_size": 4, "max_steps": 1}
-    keys |= {"template": 'This sentence of "[X]" means [MASK].', "read_out": "mask", "kept_head": "tanh"}
+    keys |= {"template": 'This sentence of "[X]" means [MASK].', "pooling": "mask", "kept_head": "tanh"}
     recipe = load_recipe("simcse", {key: [str(value)] for key, value in keys.items()})
     _, _, objective = prepare(recipe)
     trained = objective.eval().encode("first", objective.views([(text,) for text in texts])["first"])
     objective.save(tmp_path / "model")
     served = SentenceEncoder.load(str(tmp_path / "model"))
-    assert not served.reading.denoising
+    assert not served.config.denoising
     np.testing.assert_allclose(served.embed(texts), trained.detach().numpy(), atol=1e-5)
     denoised = SentenceEncoder.load(str(tmp_path / "model"), denoising=True).embed(texts)
     assert not np.allclose(denoised, trained.detach().numpy(), atol=1e-2)
@@ -267,7 +267,7 @@ def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
         ("promptbert-supervised", {"mode": ["same"]}, "views of one text and columns names 3"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
         ("promptbert-supervised", {"kept_head": ["linear"]}, "kept_head is 'linear'"),
-        ("promptbert-supervised", {"read_out": ["cls"]}, "read_out is 'cls'"),
+        ("promptbert-supervised", {"pooling": ["cls"]}, "pooling is 'cls'"),
     ],
 )
 def test_impossible_recipes_are_refused(name: str, words: dict[str, list[str]], message: str) -> None:

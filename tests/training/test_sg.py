@@ -28,7 +28,7 @@ SMALL = {"corpus": ["unused.txt"], "head_width": ["48"], "max_tokens": ["32"]}
 def build(name: str, folder: Path, **words: list[str]) -> SG:
     recipe = load_recipe(name, {"encoder": [str(folder)]} | SMALL | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe)
 
 
@@ -74,7 +74,7 @@ def test_the_copy_is_in_no_checkpoint_and_stays_the_parent_when_one_is_loaded(ti
         f"head.{key}" for key in objective.head.state_dict()
     }
     objective.load_state_dict(weights)
-    parent = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls").backbone
+    parent = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls").backbone
     for key, value in objective._frozen[0].state_dict().items():
         assert torch.equal(value, parent.state_dict()[key])
 
@@ -82,12 +82,12 @@ def test_the_copy_is_in_no_checkpoint_and_stays_the_parent_when_one_is_loaded(ti
 @pytest.mark.parametrize("pooling", ["max", "mean"])
 def test_guides_are_every_layer_pooled_over_each_texts_own_tokens(pooling: str, folder: Path) -> None:
     """Each text alone, without padding, without dropout: [CLS] and [SEP] count, padding does not."""
-    objective = build("sg-opt", folder, pooling=[pooling]).train()
+    objective = build("sg-opt", folder, guide_pooling=[pooling]).train()
     view = objective.views(ROWS)["frozen"]
     guides = objective.encode("frozen", view)
     assert guides.shape == (4, 3, 32)
     assert not guides.requires_grad
-    plain = SentenceEncoder.load(str(folder), template="[X]", read_out="cls").backbone.eval()
+    plain = SentenceEncoder.load(str(folder), template="[X]", pooling="cls").backbone.eval()
     for row, (ids, attention) in enumerate(zip(view["input_ids"], view["attention_mask"], strict=True)):
         ids = ids[: int(attention.sum())].unsqueeze(0)
         with torch.no_grad():
@@ -235,8 +235,7 @@ def test_it_trains(name: str, folder: Path, tmp_path: Path) -> None:
     assert main([name, *words, "--columns", *(["sentence", "translation"] if "bt" in name else ["sentence"])]) == 0
     model = tmp_path / "run" / "model"
     tuned, parent = (
-        SentenceEncoder.load(str(path), template="[X]", read_out="cls").backbone.state_dict()
-        for path in (model, folder)
+        SentenceEncoder.load(str(path), template="[X]", pooling="cls").backbone.state_dict() for path in (model, folder)
     )
     moved = {key for key in parent if not torch.equal(tuned[key], parent[key])}
     assert moved

@@ -35,7 +35,7 @@ def folder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) 
 def build(folder: Path, **words: Any) -> SimCSE:
     recipe = load_recipe("simcse", {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]} | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe)
 
 
@@ -233,7 +233,7 @@ def test_a_share_of_the_words_is_masked_and_the_head_is_no_part_of_what_is_serve
     again = SentenceEncoder.load(str(tmp_path))
     assert (
         again.state_dict().keys()
-        == SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls").state_dict().keys()
+        == SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls").state_dict().keys()
     )
 
 
@@ -284,7 +284,7 @@ def test_supervised_simcse_trains_on_a_file_of_triplets(words: list[str], folder
     keys = ["--encoder", str(folder), "--corpus", str(corpus), "--batch_size", "4", "--max_steps", "2"]
     assert run_command(lambda: main(["simcse-supervised", *keys, *words, "--out", str(run)])) == 0
     trained = SentenceEncoder.load(str(run / "model"))
-    parent = SentenceEncoder.load(str(folder), template="[X]", read_out="cls")
+    parent = SentenceEncoder.load(str(folder), template="[X]", pooling="cls")
     assert not torch.allclose(torch.from_numpy(trained.embed(["Rain."])), torch.from_numpy(parent.embed(["Rain."])))
 
 
@@ -319,4 +319,4 @@ def test_the_papers_keys_for_each_backbone(recipe: str, preset: str | None) -> N
     expected = (supervised if "supervised" in recipe else unsupervised)[preset]
     assert (keys.batch_size, keys.learning_rate) == expected
     assert keys.encoder.split("/")[1].startswith(preset or "bert-base")
-    assert (keys.temperature, keys.max_tokens, keys.read_out) == (0.05, 32, "cls")
+    assert (keys.temperature, keys.max_tokens, keys.pooling) == (0.05, 32, "cls")

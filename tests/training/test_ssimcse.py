@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) 
 def build(folder: Path, name: str = "ssimcse", **words: Any) -> SimCSE:
     recipe = load_recipe(name, {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]} | words)
     torch.manual_seed(0)
-    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe).train()
 
 

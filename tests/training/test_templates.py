@@ -86,10 +86,10 @@ def test_a_score_is_that_of_an_encoder_loaded_with_the_template(
 ) -> None:
     source = str({"bert": tiny_bert, "roberta": tiny_roberta}[family])
     pairs = load_pairs(dev)
-    scorer = Scorer(SentenceEncoder.load(source, template="[X]", read_out="cls"), pairs, denoise)
+    scorer = Scorer(SentenceEncoder.load(source, template="[X]", pooling="cls"), pairs, denoise)
     scores = []
     for template in ("[X] means [MASK].", '[MASK] : "[X]"', "[X] means [MASK]."):  # the one before leaves no trace
-        alone = SentenceEncoder.load(source, template=template, read_out="mask", denoising=denoise)
+        alone = SentenceEncoder.load(source, template=template, pooling="mask", denoising=denoise)
         np.testing.assert_array_equal(alone.embed(pairs.left), (scorer(template), scorer.encoder.embed(pairs.left))[1])
         scores.append(scorer(template))
         assert scores[-1] == spearman(alone.embed, pairs)
@@ -145,7 +145,7 @@ def test_a_file_of_templates_read_in_other_ways(
         ("--final-period",): {"final_period": True},
         ("--max-tokens", "12"): {"max_tokens": 12},
     }.items():
-        encoder = SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", read_out="mask", **changes)
+        encoder = SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask", **changes)
         other = scores(*options)
         assert other["[X] means [MASK]."] == spearman(encoder.embed, load_pairs(dev))
         assert other != plain
@@ -155,7 +155,7 @@ def test_a_run_is_searched_as_well(
     tiny_bert: Path, dev: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = SentenceEncoder.load(
-        str(tiny_bert), template="[X]", read_out="mean", final_period=True, max_tokens=30, denoising=True
+        str(tiny_bert), template="[X]", pooling="mean", final_period=True, max_tokens=30, denoising=True
     )
     encoder.save(tmp_path / "run" / "model")
     (tmp_path / "run" / "run.json").write_text("{}", encoding="utf-8")
@@ -163,13 +163,13 @@ def test_a_run_is_searched_as_well(
         capsys, tmp_path / "run", "--dev", dev, "--json", tmp_path / "a.json", "--relations", "is", "--prefixes"
     )
     alone = SentenceEncoder.load(
-        str(tiny_bert), template="[X] is [MASK].", read_out="mask", final_period=True, max_tokens=30
+        str(tiny_bert), template="[X] is [MASK].", pooling="mask", final_period=True, max_tokens=30
     )
     assert found["[X] is [MASK]."]["score"] == spearman(alone.embed, load_pairs(dev))
 
 
 def test_bad_lines_are_named_before_anything_is_scored(tiny_bert: Path, dev: Path, tmp_path: Path) -> None:
-    scorer = Scorer(SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls"), load_pairs(dev))
+    scorer = Scorer(SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls"), load_pairs(dev))
     listed = tmp_path / "templates.txt"
     for line, message in {
         "no place": r"line 3: template 'no place' has \[X\] 0 times",

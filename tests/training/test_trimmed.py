@@ -24,14 +24,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 
 @pytest.fixture
 def texts(tiny_bert: Path) -> tuple[SentenceEncoder, View]:
-    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", read_out="cls")
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
     return encoder, view(encoder.prompt, TEXTS)
 
 
 def test_each_row_gets_what_it_gets_in_one_batch(encoder: Path) -> None:
     keys = {"encoder": [str(encoder)], "teacher": [str(encoder)], "corpus": ["unused.txt"]}
     recipe = load_recipe("distill", keys)
-    source = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+    source = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     whole, seen = view(source.prompt, TEXTS), list[tuple[int, ...]]()
 
     def encode(part: View) -> Tensor:
@@ -86,7 +86,7 @@ def test_loss_and_gradients_are_those_of_one_batch(case: str, encoder: Path, mon
         keys = {"encoder": [str(encoder)], "corpus": ["unused.txt"], "batch_size": ["5"], "masked_share": ["0.5"]}
         recipe = load_recipe("mlm", keys)
         torch.manual_seed(0)
-        source = SentenceEncoder.load(recipe.encoder, template=recipe.template, read_out=recipe.read_out)
+        source = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
         objective: Objective = OBJECTIVES["mlm"](source, recipe).eval()
         rows = METHODS["simcse"][1]
     else:

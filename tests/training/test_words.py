@@ -21,8 +21,8 @@ TEMPLATE = 'This sentence of "[X]" means [MASK].'
 
 
 def with_head(folder: Path, out: Path, tied: bool) -> str:
-    """A masked language model whose every head parameter is random, with a reading of its own."""
-    encoder = SentenceEncoder.load(str(folder), template=TEMPLATE, read_out="mask")
+    """A masked language model whose every head parameter is random, with a configuration of its own."""
+    encoder = SentenceEncoder.load(str(folder), template=TEMPLATE, pooling="mask")
     torch.manual_seed(0)
     head = MaskedHead(encoder.backbone.config, tied)
     for weight in head.parameters():

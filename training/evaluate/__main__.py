@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from encoding.bundle import PRECISIONS, Bundle
-from encoding.template import READ_OUTS
+from encoding.template import POOLINGS
 from training.cli import check_new_file, positive, run
 from training.encoder import SentenceEncoder, fastest_device
 from training.errors import RunError
@@ -29,7 +29,7 @@ from training.words import MaskedWords
 
 __all__ = ["main", "subjects"]
 
-READING_OPTIONS = ("template", "read_out", "max_tokens", "final_period", "denoise")
+CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
@@ -51,19 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
 def subjects(options: argparse.Namespace) -> dict[str, Embed]:
     """Name -> what embeds: a bundle's precisions, or one model in torch. Raises ClozeError."""
     kind = resolve(options.path)
-    changes = {name: getattr(options, name) for name in READING_OPTIONS if getattr(options, name) is not None}
+    changes = {name: getattr(options, name) for name in CONFIG_OPTIONS if getattr(options, name) is not None}
     if kind == "bundle":
         if options.top_k:
             changes["top_k"] = options.top_k
         if changes:
-            raise RunError(f"{options.path} is a bundle, its reading is fixed; leave out {_words(changes)}")
+            raise RunError(f"{options.path} is a bundle, its configuration is fixed; leave out {_words(changes)}")
         bundle = Bundle.load(options.path)
         precisions = [options.precision] if options.precision else bundle.precisions
         return {precision: GraphEncoder.of(bundle, precision).embed for precision in precisions}
     if options.precision:
         raise RunError(f"{options.path} is no bundle, so it has no precisions; leave out --precision")
-    if options.top_k and options.read_out not in (None, "mask"):
-        raise RunError(f"--top-k takes the tokens at [MASK]; leave out --read-out {options.read_out}")
+    if options.top_k and options.pooling not in (None, "mask"):
+        raise RunError(f"--top-k takes the tokens at [MASK]; leave out --pooling {options.pooling}")
     folder = str(Path(options.path, "model")) if kind == "run" else options.path
     changes["denoising"] = changes.pop("denoise", None)
     if options.top_k:
@@ -110,9 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suite", choices=("sts",), default="sts", help="what to score (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--precision", choices=PRECISIONS, help="of a bundle: only this graph (default: all)")
-    reading = parser.add_argument_group("how an encoder without a reading of its own is read")
+    reading = parser.add_argument_group("how an encoder without a configuration of its own is read")
     reading.add_argument("--template", metavar="T", help='such as: This sentence of "[X]" means [MASK].')
-    reading.add_argument("--read-out", choices=READ_OUTS, help="where the vector is read")
+    reading.add_argument("--pooling", choices=POOLINGS, help="where the vector is read")
     reading.add_argument("--max-tokens", type=positive, metavar="N", help="default: what the encoder has positions for")
     reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
     reading.add_argument("--denoise", action="store_const", const=True, help="subtract what the template gives alone")

@@ -132,10 +132,10 @@ def _projector(width: int) -> nn.Sequential:
 def _check_room(encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
     """Inserted words need positions too."""
     longest = recipe.max_tokens + math.ceil(recipe.masked_share * recipe.max_tokens) * ("insert" in recipe.edits)
-    if longest > encoder.reading.max_tokens:
+    if longest > encoder.config.max_tokens:
         raise RecipeError(
             f"max_tokens is {recipe.max_tokens}, up to {longest} with words inserted; the encoder has positions for "
-            f"{encoder.reading.max_tokens}: lower max_tokens or masked_share"
+            f"{encoder.config.max_tokens}: lower max_tokens or masked_share"
         )
 
 

@@ -23,14 +23,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from encoding.errors import TemplateError
-from encoding.template import ReadOut, Template
+from encoding.template import PoolingMode, Template
 from training.corpus import Row
 from training.encoder import SentenceEncoder
 from training.errors import RecipeError
 from training.gather import gather
 from training.losses import cosine_distance, similarity_divergence
 from training.objective import Objective, View, view
-from training.prompt import Prompt
+from training.pooling import Pooling
 from training.recipe import Positive, Recipe
 from training.source import model_folder
 from training.trimmed import encode_trimmed
@@ -53,7 +53,7 @@ class DistillRecipe(Recipe):
     method: Literal["distill"]
     teacher: str = Field(description="encoder to match: a local folder or a hub name")
     teacher_template: str = Field("[X]", description="words around the teacher's text")
-    teacher_read_out: ReadOut = Field("mean", description="where the teacher's vector is read: mask, cls or mean")
+    teacher_pooling: PoolingMode = Field("mean", description="where the teacher's vector is read: mask, cls or mean")
     teacher_views: tuple[TeacherView, ...] = Field(
         ("text",),
         min_length=1,
@@ -89,7 +89,7 @@ class DistillRecipe(Recipe):
         if self.cosine_weight == self.divergence_weight == 0:
             raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
         try:
-            Template.parse(self.teacher_template, self.teacher_read_out)
+            Template.parse(self.teacher_template, self.teacher_pooling)
         except TemplateError as error:
             raise ValueError(f"teacher_template: {error}") from error
         return self
@@ -116,7 +116,7 @@ class Distill(Objective):
     def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
         super().__init__(encoder, recipe)
         teacher = SentenceEncoder.load(
-            recipe.teacher, template=recipe.teacher_template, read_out=recipe.teacher_read_out, denoising=False
+            recipe.teacher, template=recipe.teacher_template, pooling=recipe.teacher_pooling, denoising=False
         )
         if recipe.cosine_weight and teacher.dimension != encoder.dimension:
             raise RecipeError(
@@ -128,7 +128,7 @@ class Distill(Objective):
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is no submodule
         self._co_teachers = tuple(_co_teacher(source, encoder, recipe) for source in recipe.co_teachers)
         self.teacher_prompt = teacher.make_prompt(
-            recipe.teacher_template, min(recipe.max_tokens, teacher.reading.max_tokens)
+            recipe.teacher_template, min(recipe.max_tokens, teacher.config.max_tokens)
         )
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
@@ -199,17 +199,17 @@ class Distill(Objective):
         return targets
 
     @staticmethod
-    def _encode(encoder: SentenceEncoder, prompt: Prompt, view: View) -> Tensor:
+    def _encode(encoder: SentenceEncoder, prompt: Pooling, view: View) -> Tensor:
         return encode_trimmed(lambda part: encoder(part["input_ids"], part["attention_mask"], prompt), view)
 
 
 def _co_teacher(source: str, encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder:
     """Raises RecipeError where its vectors cannot be added to those that the student learns."""
     found = SentenceEncoder.load(model_folder(source))
-    if (found.reading.template, found.reading.read_out) != (recipe.template, recipe.read_out):
+    if (found.config.template, found.config.pooling) != (recipe.template, recipe.pooling):
         raise RecipeError(
-            f"co_teacher {source!r} reads {found.reading.template!r} at {found.reading.read_out}, and the student "
-            f"{recipe.template!r} at {recipe.read_out}; choose a run of the student's template"
+            f"co_teacher {source!r} reads {found.config.template!r} at {found.config.pooling}, and the student "
+            f"{recipe.template!r} at {recipe.pooling}; choose a run of the student's template"
         )
     if found.dimension != encoder.dimension or found.tokenizer.get_vocab() != encoder.tokenizer.get_vocab():
         raise RecipeError(

@@ -64,12 +64,12 @@ class MLM(Objective):
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; choose another encoder")
         if recipe.from_scratch:
             fresh = AutoModel.from_config(encoder.backbone.config)
-            encoder = SentenceEncoder(fresh, encoder.tokenizer, encoder.reading)
+            encoder = SentenceEncoder(fresh, encoder.tokenizer, encoder.config)
         super().__init__(encoder, recipe)
         config = encoder.backbone.config
         self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
         encoder.head = encoder.continuous = None  # of another training: they do not fit what comes out of this one
-        self.text_prompt = encoder.make_prompt("[X]", recipe.max_tokens, read_out="cls")
+        self.text_prompt = encoder.make_prompt("[X]", recipe.max_tokens, pooling="cls")
         continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
         self.register_buffer("continuing", continuing, persistent=False)
 

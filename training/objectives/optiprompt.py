@@ -23,7 +23,7 @@ class OptiPromptRecipe(ContrastiveRecipe):
     """The keys of `method = "optiprompt"`."""
 
     method: Literal["optiprompt"]
-    read_out: Literal["mask"] = Field("mask", description="where the vector is read: OptiPrompt reads the mask")
+    pooling: Literal["mask"] = Field("mask", description="where the vector is read: OptiPrompt reads the mask")
 
 
 class OptiPrompt(Contrastive):

@@ -27,7 +27,7 @@ class PromptBERTRecipe(PairsRecipe):
     """The keys of `method = "promptbert"`."""
 
     method: Literal["promptbert"]
-    read_out: Literal["mask"] = Field("mask", description="where the vector is read: PromptBERT reads the mask")
+    pooling: Literal["mask"] = Field("mask", description="where the vector is read: PromptBERT reads the mask")
     mode: Literal["same", "different", "denoised", "supervised"] = Field(
         "denoised", description="the views: same, different or denoised of one column; supervised of two or three"
     )
@@ -84,7 +84,7 @@ class PromptBERT(Contrastive):
         if recipe.second_template:
             self.prompts["second"] = encoder.make_prompt(recipe.second_template, recipe.max_tokens)
         if recipe.mode == "supervised":
-            encoder.reread(encoder.reading.model_copy(update={"denoising": True}))
+            encoder.reconfigure(encoder.config.model_copy(update={"denoising": True}))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))

@@ -37,7 +37,9 @@ class SGRecipe(ContrastiveRecipe):
         description="what a sentence's vector is drawn to: layers of the frozen copy, or translation: the vector of "
         "the second column",
     )
-    pooling: Literal["max", "mean"] = Field("max", description="how a layer of the frozen copy becomes one vector")
+    guide_pooling: Literal["max", "mean"] = Field(
+        "max", description="how a layer of the frozen copy becomes one vector"
+    )
     first_layer: Layer = Field(0, description="lowest layer of the frozen copy that guides; 0: the embeddings")
     last_layer: Layer | None = Field(None, description="highest layer of the frozen copy that guides; unset: the last")
     head_width: Positive = Field(4096, description="width of both layers of the head that only training uses")
@@ -108,7 +110,8 @@ class SG(Contrastive):
         frozen = self._frozen[0].to(input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
         attended = attention_mask.bool().unsqueeze(-1)  # (n, L, 1)
-        return torch.stack([_pool(states[layer].float(), attended, self.recipe.pooling) for layer in self.layers], 1)
+        pooling = self.recipe.guide_pooling
+        return torch.stack([_pool(states[layer].float(), attended, pooling) for layer in self.layers], 1)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         sentences, guides = vectors["tuned"], vectors["frozen" if "frozen" in vectors else "translation"]

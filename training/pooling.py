@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from encoding.template import ReadOut
+from encoding.template import PoolingMode
 from encoding.text import TextEncoder
 
-__all__ = ["Prompt", "token_batches"]
+__all__ = ["Pooling", "token_batches"]
 
 
-class Prompt:
+class Pooling:
     """One template, and how a vector is read from the backbone's last layer behind it."""
 
-    def __init__(self, text_encoder: TextEncoder, read_out: ReadOut, denoising: bool = False) -> None:
+    def __init__(self, text_encoder: TextEncoder, mode: PoolingMode, denoising: bool = False) -> None:
         self.text_encoder = text_encoder
-        self.read_out = read_out
+        self.mode = mode
         self.denoising = denoising
 
     def lengths(self, attention_mask: Tensor) -> Tensor:
@@ -25,10 +25,10 @@ class Prompt:
 
     def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
-        if self.read_out == "mean":
+        if self.mode == "mean":
             weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
             return (hidden * weights).sum(1) / weights.sum(1)
-        if self.read_out == "cls":
+        if self.mode == "cls":
             return hidden[:, 0]
         index = self.text_encoder.mask_index
         assert index is not None, "a template read at the mask has one: Template.parse holds it. This is a bug."
