@@ -43,6 +43,7 @@ default-model: .venv/dev $(PARENT)
 
 reference: .venv/dev
 	$(BIN)/python tests/reference/vectors.py
+	PYTHONPATH=. $(BIN)/python tests/reference/tables.py
 
 methods: .venv/dev $(PARENT)
 	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \

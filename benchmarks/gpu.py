@@ -71,7 +71,7 @@ def session(device: str) -> list[dict[str, Any]]:
     from benchmarks.peers import bundle_of
     from encoding.bundle import Bundle
     from encoding.text import Batch
-    from service.session import Session
+    from service.inference.session import Session
 
     rows = []
     for name, (layers, width, _) in SHAPES.items():
@@ -106,7 +106,7 @@ def techniques(device: str) -> dict[str, Any]:
     from benchmarks.peers import bundle_of
     from encoding.bundle import GRAPHS, Bundle
     from encoding.text import Batch
-    from service.session import Session
+    from service.inference.session import Session
 
     name, rng = next(iter(SHAPES)), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
-from service.cpu import share_threads
+from service.inference.threads import share_threads
 from training.calibration import vocabulary_feeds
 from training.encoder import SentenceEncoder
 from training.graph import fuse, trace
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
     parser.add_argument("--former", help="bundle whose int8 graph races too")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=share_threads(0, 0).per_batch, help="of each graph")
+    parser.add_argument("--threads", type=int, default=share_threads(0).per_batch, help="of each graph")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
     work, count = batches(options.data, encoder.prompt.text_encoder)

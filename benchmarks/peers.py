@@ -28,8 +28,8 @@ from rich.console import Console
 
 from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from encoding.text import TOKENIZER_FILES
-from service.cpu import share_threads
-from service.session import Session
+from service.inference.session import Session
+from service.inference.threads import share_threads
 from training.candidates import make_graph
 from training.encoder import SentenceEncoder
 from training.graph import trace
@@ -141,7 +141,7 @@ class Raw:
     """The ceiling: tokenising and the session on batches sorted by length, of the service's size and number at once."""
 
     def __init__(self, bundle: Path, precision: Precision) -> None:
-        threads = share_threads(0, 0)
+        threads = share_threads(0)
         self.bundle = Bundle.load(bundle)
         self.session = Session.load(self.bundle, precision=precision, provider="cpu", threads=threads.per_batch)
         self.pool = ThreadPoolExecutor(threads.batches)

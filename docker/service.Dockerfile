@@ -30,7 +30,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
-    CLOZE_HOST=0.0.0.0 \
+    CLOZE_HOSTNAME=0.0.0.0 \
     CLOZE_PORT=8080
 # A number and not a name, so that an orchestrator can see that it is not root.
 USER 10001:10001

@@ -22,11 +22,19 @@ class TemplateError(ClozeError):
 
 
 class TextError(ClozeError):
-    """The text cannot be encoded; `position` is its place among those given, where that is known."""
+    """The text cannot be encoded.
 
-    def __init__(self, message: str, *, position: int | None = None) -> None:
-        super().__init__(message)
+    `position` is the index of the text in its request, where that is known. `subject` names the text at the beginning
+    of the message; a caller that knows a better name, such as the field of a JSON body, may replace it.
+    """
+
+    def __init__(self, problem: str, *, position: int | None = None) -> None:
+        super().__init__(problem)
         self.position = position
+        self.subject = "" if position is None else f"text {position}"
+
+    def __str__(self) -> str:
+        return self.subject + super().__str__()
 
 
 class TextTooLong(TextError):

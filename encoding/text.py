@@ -304,7 +304,7 @@ class TextEncoder:
                 self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
             except Exception as alone:
                 reason = f"{type(alone).__name__}: {alone}"
-                return TextError(f"the tokenizer cannot take text {position} ({reason}); change it", position=position)
+                return TextError(f" cannot be tokenised ({reason}); change it", position=position)
         return TextError(f"the tokenizer cannot take these {len(prepared)} texts together ({error}); send fewer")
 
     def _place(self, ids: list[int], position: int, truncate: bool, direction: Direction) -> Tokens:
@@ -312,7 +312,7 @@ class TextEncoder:
         cut = len(ids) - len(kept)
         if cut and not truncate:
             raise TextTooLong(
-                f"text {position} has {len(ids)} tokens; at most {self.text_tokens} fit beside the template's "
+                f" has {len(ids)} tokens; at most {self.text_tokens} fit beside the template's "
                 f"{self.template_tokens}: shorten it or allow truncation",
                 position=position,
             )
@@ -338,7 +338,7 @@ class TextEncoder:
     def _check(self, ids: Sequence[int], position: int) -> None:
         for place, token in enumerate(ids):
             if wrong := self._unknown(token) or self._reserved(token):
-                raise TextError(f"text {position}, place {place}: {wrong}", position=position)
+                raise TextError(f", place {place}: {wrong}", position=position)
 
     def _unknown(self, token: int) -> str | None:
         if self._spelling(token) is not None:

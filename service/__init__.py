@@ -3,8 +3,6 @@
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["VERSION"]
-
 try:
     VERSION = version("cloze")
 except PackageNotFoundError:

@@ -1,38 +1,43 @@
-"""`python -m service`: read the settings, load the bundles, serve them. `--check` stops before the last."""
+"""`python -m service`: read the settings, load the bundles and serve them; with `--check`, only check them."""
 
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from pydantic import Field
 
 from encoding.errors import ClozeError
 from service.errors import BadSettings
-from service.logs import configure
-from service.memory import give_back
+from service.monitoring.logs import configure
 from service.settings import Settings
+
+M_TRIM_THRESHOLD: Final = -1  # glibc's malloc.h
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+LARGE: Final = 1_048_576  # bytes
 
 
 class Command(Settings):
-    """Serve the sentence embeddings of one bundle or several over HTTP."""
+    """Serve sentence embeddings of one bundle, or of several, over HTTP."""
 
-    check: bool = Field(False, description="load, check and try every bundle, say what would be served, and end")
+    check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """2 where the settings or a bundle cannot be used, said in one line."""
+    """Return 2 where the settings or a bundle cannot be used; one line on stderr says why."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload before there is anything to reload
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     try:
         settings = Command.read(arguments)
         configure(settings.log_level, settings.log_format)
-        give_back()
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service's own threads are enough
+        _limit_free_memory()
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
         if settings.check:
             _check(settings)
         else:
@@ -45,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(settings: Settings) -> None:
-    from service.app import create_app  # ONNX Runtime and FastAPI take a second; --help need not
+    from service.app import create_app  # importing ONNX Runtime and FastAPI takes a second, which --help does not need
     from service.server import bind, serve
 
-    with bind(settings.host, settings.port) as listener:
+    with bind(settings.hostname, settings.port) as listener:
         serve(create_app(settings), settings, listener)
 
 
@@ -56,19 +61,33 @@ def _check(settings: Settings) -> None:
     from service.app import create_app
     from service.server import resolve
 
-    resolve(settings.host, settings.port)  # the port may be taken, by the service that is to be replaced say
-    models = create_app(settings).state.models
-    for embedder in models:
-        spec = embedder.bundle.spec
+    resolve(settings.hostname, settings.port)  # not bound: the service that it replaces may still run
+    models = create_app(settings).state.services.models
+    for model in models:
+        spec = model.bundle.spec
         print(
-            f"{embedder.name}{' (default)' * (embedder.name == models.default)}: {spec.template!r} read at "
-            f"{spec.pooling}, dimension {spec.dimension}, {embedder.session.precision} on {embedder.session.provider}"
+            f"{model.name}{' (default)' * (model.name == models.default)}: {spec.template!r}, pooling {spec.pooling}, "
+            f"dimension {spec.dimension}, {model.session.precision} on {model.session.provider}"
         )
     print("ok")
 
 
+def _limit_free_memory() -> None:
+    """Make glibc return freed blocks of a mebibyte or more, and use two arenas; does nothing with another C library.
+
+    By default glibc raises that threshold to 32 MiB by itself, and each thread keeps the largest bodies and answers it
+    has ever held.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows has no such library
+        return
+    for parameter, value in ((M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 2)):
+        mallopt(parameter, value)
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """At once while the bundles load; once they are served, uvicorn drains first and then raises the signal again."""
+    """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
     sys.exit(0)
 
 

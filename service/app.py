@@ -5,73 +5,80 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI, Request, Response, Security
+from fastapi import FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 from encoding.errors import ClozeError
 from service import VERSION
-from service.admission import Admission
-from service.auth import Guard, Keys
-from service.cache import Cache
-from service.cpu import available_cpus, share_threads
-from service.device import Device
-from service.errors import respond
-from service.health import HUNG, Health
-from service.memory import keep_trimmed
-from service.metrics import Metrics
-from service.middleware import Door, Traffic
-from service.models import Models
-from service.routes import admin, docs, native, openai, page, status
-from service.routes.common import of_model
+from service.errors import answer, respond
+from service.http import admin, compare, embed, openai, pages, status, tokens
+from service.http.auth import Authentication, Keys
+from service.http.middleware import RequestMiddleware, Traffic
+from service.http.request import Services
+from service.inference.admission import Admission
+from service.inference.cache import Cache
+from service.inference.models import Models
+from service.inference.threads import Executors, share_threads
+from service.monitoring.health import HUNG, Health
+from service.monitoring.logs import current_request
+from service.monitoring.metrics import Metrics
+from service.monitoring.tracing import configure
 from service.settings import Settings
-from service.tracing import configure
 
-__all__ = ["create_app"]
-
+DESCRIPTION = (
+    "Sentence embeddings from prompt templates, in text-embeddings-inference's wire format and in OpenAI's. Where "
+    "several models are served, a request names its model in the body, or in the path: every route with texts, /info, "
+    "/health and /v1/models also exist under /models/NAME."
+)
 PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
-BEARER = HTTPBearer(auto_error=False, description="An API key")  # says so in /docs; Door's guard is what checks
+BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
 
 logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Load the bundles, warm them up and put the routes around them; the lifespan begins to serve, and drains.
+    """Load the bundles, warm them up and build the application; its lifespan starts serving, and drains.
 
-    Raises BundleError, SessionError or BadSettings where it cannot be served as asked.
+    Raises BundleError, SessionError or BadSettings where the settings cannot be served.
     """
-    guard = Guard(
-        Keys.load(settings.api_keys.get_secret_value(), settings.api_key_file),
-        Keys.load(settings.admin_keys.get_secret_value(), settings.admin_key_file),
-        PUBLIC,
+    authentication = Authentication(
+        Keys.load(settings.api_keys.get_secret_value()), Keys.load(settings.admin_keys.get_secret_value()), PUBLIC
     )
-    metrics, traffic, admission = Metrics(), Traffic(), Admission(settings.max_tokens_in_flight)
-    workers = settings.tokenizer_threads or min(4, max(2, available_cpus() // 2))
-    device = Device(workers, share_threads(settings.threads, settings.threads_per_batch))
+    metrics, traffic = Metrics(), Traffic()
+    admission = Admission(settings.max_concurrent_requests, settings.max_tokens_in_flight)
+    executors = Executors(share_threads(settings.threads))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
-    models = Models.load(settings, metrics, device, admission, cache)
-    health = Health(lambda: models, lambda: device.busy_for, settings.stall_seconds, settings.fault_seconds)
+    models = Models.load(settings, metrics, executors, admission, cache)
+    health = Health(lambda: models, lambda: executors.busy_for, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",
-        description="Sentence embeddings from prompt templates: text-embeddings-inference's wire format, and OpenAI's.",
+        description=DESCRIPTION,
         version=VERSION,
         lifespan=_lifespan,
-        openapi_url="/openapi.json" if settings.docs else None,
-        docs_url=None,  # the framework's own would load its page from a CDN
+        openapi_url="/openapi.json" if settings.ui else None,
+        docs_url=None,  # the framework's own page loads files from a CDN
         redoc_url=None,
         redirect_slashes=False,
         telemetry=tracing.telemetry,
     )
-    app.state.settings, app.state.models, app.state.device = settings, models, device
-    app.state.metrics, app.state.traffic, app.state.health, app.state.tracing = metrics, traffic, health, tracing
+    app.state.services = Services(settings, models, executors, admission, metrics, traffic, health, tracing)
     for error in (ClozeError, RequestValidationError, HTTPException):
-        app.add_exception_handler(error, _respond)
-    _route(app, settings, guard)
-    limit = settings.max_requests
-    app.add_middleware(Door, traffic=traffic, metrics=metrics, guard=guard, admission=admission, limit=limit)
+        app.add_exception_handler(error, _handle)
+    _include_routers(app, settings, keys=bool(authentication.keys))
+    app.add_middleware(
+        RequestMiddleware,
+        settings=settings,
+        traffic=traffic,
+        metrics=metrics,
+        authentication=authentication,
+        admission=admission,
+        respond=_respond,
+    )
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -82,52 +89,57 @@ def create_app(settings: Settings) -> FastAPI:
         )
     metrics.watch(
         requests=lambda: traffic.in_flight,
-        requests_limit=settings.max_requests,
-        tokens=lambda: admission.tokens,
+        requests_limit=settings.max_concurrent_requests,
+        tokens=lambda: admission.tokens_in_flight,
         tokens_limit=settings.max_tokens_in_flight,
         ready=lambda: health.ready,
-        cache=cache,
+        cache_bytes=lambda: cache.size,
+        cache_texts=lambda: len(cache),
     )
     return app
 
 
-def _route(app: FastAPI, settings: Settings, guard: Guard) -> None:
-    """Native routes twice: a client that takes no more than a URL chooses its model by `/models/NAME`."""
-    keys = [Security(BEARER)] if guard.keys else []
-    app.include_router(openai.router, dependencies=keys)
-    app.include_router(native.router, dependencies=keys)
-    app.include_router(native.router, prefix="/models/{model}", dependencies=[*keys, Depends(of_model)])
-    app.include_router(native.roots, dependencies=keys)
+def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
+    needs_key = [Security(BEARER)] if keys else []
+    for router in (openai.router, embed.router, compare.router, tokens.router, status.router):
+        app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
-    app.include_router(status.router, dependencies=keys)
     app.include_router(admin.router, dependencies=[Security(BEARER)])
-    if settings.docs:
-        app.include_router(docs.router)
-        app.mount("/docs", docs.assets)
-    if settings.playground:
-        app.include_router(page.router)
+    if settings.ui:
+        app.include_router(pages.router)
+        app.mount("/docs", pages.DOCS_FILES)
     else:
         app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 
 
-async def _respond(request: Request, error: Exception) -> Response:
-    return respond(request, error)
+async def _handle(request: Request, error: Exception) -> Response:
+    return _respond(request.scope, error)
+
+
+def _respond(scope: Scope, error: Exception) -> Response:
+    """Answer an error in the shape of the router that serves the path, and record its type."""
+    record = current_request.get()
+    assert record is not None, "errors are answered inside RequestMiddleware. This is a bug."
+    record.error_type = answer(error).error_type
+    return respond(
+        error,
+        openai=scope["path"].startswith(f"{openai.router.prefix}/"),
+        where=f"{scope['method']} {record.path[:200]}",
+        docs=bool(scope["app"].openapi_url),
+    )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    models: Models = app.state.models
-    health: Health = app.state.health
-    models.start()
-    device: Device = app.state.device
-    duties = [asyncio.create_task(health.watch()), asyncio.create_task(keep_trimmed())]
+    services: Services = app.state.services
+    services.models.start()
+    watch = asyncio.create_task(services.health.watch())
     yield
-    health.stopping = True
-    await models.stop()
-    await asyncio.to_thread(app.state.tracing.close)
-    for duty in duties:
-        duty.cancel()
-    await asyncio.gather(*duties, return_exceptions=True)
-    if not await device.close(app.state.settings.stall_seconds):
-        logger.critical("a batch hangs still: the process ends with status %d", HUNG)
-        health.end(HUNG)
+    services.health.stopping = True
+    await services.models.stop()
+    await asyncio.to_thread(services.tracing.close)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    if not await services.executors.close(services.settings.stall_seconds):
+        logger.critical("a batch still hangs: the process ends with status %d", HUNG)
+        services.health.end(HUNG)

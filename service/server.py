@@ -1,4 +1,4 @@
-"""Running the application: uvicorn, which drains and says what it drained, and reloads on SIGHUP."""
+"""Running the application under uvicorn: draining at the end, with a report of it, and reloading on SIGHUP."""
 
 import asyncio
 import contextlib
@@ -14,27 +14,21 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.errors import BadSettings
-from service.health import Health
-from service.middleware import Traffic
-from service.models import Models
-from service.protocol import protocol
+from service.http.request import Services
 from service.settings import Settings
 
-__all__ = ["FORCED", "bind", "configure", "resolve", "serve"]
-
-FORCED: Final = 128 + signal.SIGINT  # the status that a shell gives for it
+FORCED: Final = 128 + signal.SIGINT  # the status that a shell reports for Ctrl-C
 
 logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """Says how many requests were at work when it was told to stop, and what became of them."""
+    """Reports how many requests were in flight when it was asked to stop, and what became of them."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, delay: float) -> None:
         super().__init__(config)
-        self.traffic: Traffic = app.state.traffic
-        self.health: Health = app.state.health
-        self.models: Models = app.state.models
+        services: Services = app.state.services
+        self.traffic, self.health, self.models = services.traffic, services.health, services.models
         self._delay = delay
         self._stop_at: float | None = None
         self._signal = 0
@@ -49,13 +43,13 @@ class Server(uvicorn.Server):
             logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not ready from now on; the end begins after the delay, or at a second signal."""
+        """Stop being ready now, and shut down after the delay or at a second signal."""
         self.health.stopping = True
         if self._stop_at is not None or not self._delay:
             super().handle_exit(sig, frame)
             return
         self._stop_at, self._signal = monotonic() + self._delay, sig
-        logger.info("not ready any more; stopping in %g s, at once at another signal", self._delay)
+        logger.info("no longer ready; stopping in %g s, or at once after another signal", self._delay)
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and monotonic() >= self._stop_at and not self.should_exit:
@@ -69,7 +63,7 @@ class Server(uvicorn.Server):
             reload.cancel()
         logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
-        drained = traffic.answered - (traffic.given_up - traffic.cut_short) - before  # a 503 is an answer
+        drained = traffic.answered - (traffic.given_up - traffic.cut_short) - before  # a 503 counts as answered
         logger.log(
             logging.WARNING if traffic.given_up else logging.INFO,
             "drained requests=%d given_up=%d answered_in_all=%d",
@@ -77,7 +71,7 @@ class Server(uvicorn.Server):
             traffic.given_up,
             traffic.answered,
         )
-        if self.force_exit:  # by a second SIGINT; the lifespan has not ended, and a thread may never
+        if self.force_exit:  # by a second SIGINT; the lifespan has not ended, and a thread may hang
             logger.warning("ended by force")
             self.health.end(FORCED)
 
@@ -94,20 +88,20 @@ class Server(uvicorn.Server):
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT, and drain. The signal is then raised again, as uvicorn does."""
+    """Serve until SIGTERM or SIGINT, and drain. uvicorn then raises the signal again."""
     Server(configure(app, settings), app, settings.stop_delay_seconds).run(sockets=[listener])
 
 
 def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """What is asked of uvicorn."""
+    """Return the configuration of uvicorn."""
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
-        http=protocol(settings, app.state.metrics.refused),
+        http="httptools",
         ws="none",
-        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # uvicorn would believe all of this machine; a client lies
+        proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # by default uvicorn trusts every client on this machine
         lifespan="on",
         timeout_keep_alive=75,  # longer than a proxy's usual 60, so that the proxy closes first and no request is lost
         timeout_graceful_shutdown=settings.drain_seconds,
@@ -115,16 +109,16 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def resolve(host: str, port: int) -> tuple[Any, ...]:
-    """The first of its addresses, as the system gives it. Raises BadSettings where there is none."""
+    """Return the first of the host's addresses. Raises BadSettings where it has none."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no name of a host"  # too long a label, say
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"  # a label may be too long
         raise _unusable(host, port, reason) from error
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address; nobody can connect until it is served. Raises BadSettings where it cannot be had."""
+    """Bind the address; clients can connect once it is served. Raises BadSettings where it is not available."""
     family, kind, number, _, address = resolve(host, port)
     try:
         listener = socket.socket(family, kind, number)

@@ -87,7 +87,7 @@ def test_the_service_answers_without_torch(tmp_path: Path) -> None:
     assert without(FORBIDDEN["service"] | {"onnx"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
 
 
-@pytest.mark.parametrize("module", ["service.session", "training.graph", "training.runner"])
+@pytest.mark.parametrize("module", ["service.inference.session", "training.graph", "training.runner"])
 def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
     """ONNX Runtime keeps an identifier and what it will upload under the home folder, where it is left to."""
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}  # without CI, where it is silent by itself

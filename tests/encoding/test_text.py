@@ -363,7 +363,7 @@ def test_a_text_too_long_carries_its_position(folder: Path) -> None:
 
 def test_a_text_that_the_tokenizer_cannot_take_is_named(folder: Path) -> None:
     encoder = load(folder)
-    with pytest.raises(TextError, match=r"the tokenizer cannot take text 2 \(TypeError: ") as refused:
+    with pytest.raises(TextError, match=r"text 2 cannot be tokenised \(TypeError: ") as refused:
         encoder.encode(["a", "b", "lone \ud800"])
     assert refused.value.position == 2
     with pytest.raises(TextError, match="cannot take text 0"):

@@ -46,7 +46,7 @@ TEXTS = (
 def embed() -> NDArray[np.float32]:
     """Vectors (20, d) of length 1, each text alone."""
     from encoding.bundle import Bundle
-    from service.session import Session
+    from service.inference.session import Session
 
     bundle = Bundle.load(MODEL)
     session = Session.load(bundle, precision="int8", provider="cpu", threads=1)

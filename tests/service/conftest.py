@@ -16,7 +16,7 @@ from tiny_bundle import OTHER, graph, write_bundle
 
 from encoding.text import Batch
 from service.app import create_app
-from service.session import Session
+from service.inference.session import Session
 from service.settings import Settings
 
 
@@ -55,7 +55,7 @@ def two_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(bundle: Path) -> Settings:
-    return Settings(bundle=bundle, provider="cpu", threads=1, tokenizer_threads=2)
+    return Settings(bundle=bundle, provider="cpu", threads=1)
 
 
 @pytest.fixture
@@ -81,9 +81,7 @@ def client(make_app: MakeApp) -> MakeClient:
 @pytest.fixture(scope="module")
 async def both(two_bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of one app that serves `tiny`, the default, and `other`; for tests that leave nothing behind."""
-    settings = Settings(
-        bundle=two_bundles, model="tiny", provider="cpu", threads=1, tokenizer_threads=2, token_ids=True
-    )
+    settings = Settings(bundle=two_bundles, model="tiny", provider="cpu", threads=1, token_ids=True)
     async with open_client(create_app(settings)) as http:
         yield http
 
@@ -91,7 +89,7 @@ async def both(two_bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Within its block no graph ends; those that have begun do with it."""
-    free, run = threading.Event(), Session.run
+    free, run = threading.Event(), Session._infer
     free.set()
 
     def held(self: Session, batch: Batch) -> NDArray[np.float32]:
@@ -106,7 +104,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
         finally:
             free.set()
 
-    monkeypatch.setattr(Session, "run", held)
+    monkeypatch.setattr(Session, "_infer", held)
     return held_up
 
 

@@ -19,6 +19,9 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_bundle import graph
 
+from service.http.request import Services
+from service.inference.model import Model
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds; only a hang runs out of it
 
@@ -44,6 +47,17 @@ async def open_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield http
+
+
+def services(app: FastAPI) -> Services:
+    """What an app consists of."""
+    found: Services = app.state.services
+    return found
+
+
+def default_model(app: FastAPI) -> Model:
+    models = services(app).models
+    return models.served[models.default]
 
 
 def distinct(count: int) -> list[str]:

@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 import uvicorn
 from fastapi import FastAPI
-from harness import PATIENCE, Process, samples_of
+from harness import PATIENCE, Process, samples_of, services
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tiny_bundle import graph, vocabulary
 
 from encoding.bundle import INPUTS, OUTPUT
 from encoding.text import Batch
-from service.embedder import Embedder
+from service.inference.session import Session
 from service.server import configure
 
 BODY = json.dumps({"inputs": "a man"}).encode()
@@ -98,11 +98,11 @@ class Background(threading.Thread):
 class Gate:
     """A session's `run` that lets so many batches through, and knows what it was given."""
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._run = embedder.session.run
+    def __init__(self, session: Session) -> None:
+        self._run = session.run
         self._passes = threading.Semaphore(0)
         self.batches: list[int] = []  # texts of each batch that has come
-        embedder.session.run = self  # type: ignore[method-assign, assignment]
+        session.run = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         self.batches.append(len(batch.input_ids))
@@ -117,7 +117,7 @@ class Gate:
 def served(app: FastAPI) -> Iterator[str]:
     """The app in a thread, with all that uvicorn is asked in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = uvicorn.Server(configure(app, app.state.settings))
+        running = uvicorn.Server(configure(app, services(app).settings))
         thread = threading.Thread(target=running.run, args=([listener],))
         thread.start()
         try:
@@ -190,7 +190,7 @@ def hanging() -> onnx.ModelProto:
 BREAKABLE = """
 import signal, sys
 from service.__main__ import main
-from service.session import Session
+from service.inference.session import Session
 
 def lost(self, batch):
     raise RuntimeError("the device is lost")

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.admission import Admission, allowed
 from service.errors import Overloaded, Unavailable
+from service.inference.admission import Admission, share
 
 
 class Clock:
@@ -20,106 +20,112 @@ class Clock:
         return self.now
 
 
+def enter(admission: Admission, client: str = "") -> None:
+    """Ask what a request is asked before its body is read: is there room for it, and for one token?"""
+    with admission.request(client):
+        pass
+
+
 def retry_after(admission: Admission, tokens: int = 10**9, client: str = "refused") -> int:
-    with pytest.raises(Overloaded) as caught, admission.admit(tokens, client):
+    with pytest.raises(Overloaded) as caught, admission.tokens(tokens, client):
         pass
     assert f"send it again in {caught.value.retry_after} s" in str(caught.value)
     return caught.value.retry_after
 
 
 def test_tokens_are_in_flight_within_the_block() -> None:
-    admission = Admission(100)
-    assert admission.tokens == 0
-    with admission.admit(30, "a"):
-        assert admission.tokens == 30
-        with admission.admit(70, "b"):
-            assert admission.tokens == 100
-        assert admission.tokens == 30
-    assert admission.tokens == 0
+    admission = Admission(1024, 100)
+    assert admission.tokens_in_flight == 0
+    with admission.tokens(30, "a"):
+        assert admission.tokens_in_flight == 30
+        with admission.tokens(70, "b"):
+            assert admission.tokens_in_flight == 100
+        assert admission.tokens_in_flight == 30
+    assert admission.tokens_in_flight == 0
 
 
 def test_a_request_that_fails_gives_its_tokens_back() -> None:
-    admission = Admission(100)
-    with pytest.raises(ZeroDivisionError), admission.admit(30, "a"):
+    admission = Admission(1024, 100)
+    with pytest.raises(ZeroDivisionError), admission.tokens(30, "a"):
         raise ZeroDivisionError
-    assert admission.tokens == 0
+    assert admission.tokens_in_flight == 0
 
 
 def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
-    admission = Admission(100)
-    with admission.admit(95, "a"):
-        message = "95 tokens are in flight and the request brings 6, at most 100 may be; send it again in 1 s"
-        with pytest.raises(Overloaded, match=message), admission.admit(6, "b"):
+    admission = Admission(1024, 100)
+    with admission.tokens(95, "a"):
+        message = "95 tokens are in flight and the request brings 6; the limit is 100; send it again in 1 s"
+        with pytest.raises(Overloaded, match=message), admission.tokens(6, "b"):
             pytest.fail("it came in")
-        assert admission.tokens == 95
-        with admission.admit(5, "b"):
-            assert admission.tokens == 100
+        assert admission.tokens_in_flight == 95
+        with admission.tokens(5, "b"):
+            assert admission.tokens_in_flight == 100
 
 
 def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
-    admission = Admission(100)
-    with admission.admit(1000, "a"):
-        assert admission.tokens == 1000
-        with pytest.raises(Overloaded), admission.admit(1, "b"):
+    admission = Admission(1024, 100)
+    with admission.tokens(1000, "a"):
+        assert admission.tokens_in_flight == 1000
+        with pytest.raises(Overloaded), admission.tokens(1, "b"):
             pass
-    with admission.admit(1, "b"), pytest.raises(Overloaded, match="brings 1000"), admission.admit(1000, "a"):
+    with admission.tokens(1, "b"), pytest.raises(Overloaded, match="brings 1000"), admission.tokens(1000, "a"):
         pass
 
 
 def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
-    admission = Admission(100)
-    with admission.admit(80, "a"):
-        with pytest.raises(Overloaded, match="at most 90 may be for a client that has some in flight"):
-            admission.admit(11, "a").__enter__()
-        with admission.admit(10, "a"), admission.admit(10, "b"):
-            assert admission.tokens == 100
-        with admission.admit(15, "b"), pytest.raises(Overloaded):
-            admission.check("b")
-    with admission.admit(100, "a"):
-        assert admission.tokens == 100  # nothing was in flight: the tenth too
+    admission = Admission(1024, 100)
+    with admission.tokens(80, "a"):
+        with pytest.raises(Overloaded, match="the limit is 90 for a client that has some in flight"):
+            admission.tokens(11, "a").__enter__()
+        with admission.tokens(10, "a"), admission.tokens(10, "b"):
+            assert admission.tokens_in_flight == 100
+        with admission.tokens(15, "b"), pytest.raises(Overloaded):
+            enter(admission, "b")
+    with admission.tokens(100, "a"):
+        assert admission.tokens_in_flight == 100  # nothing was in flight: the tenth too
 
 
 @pytest.mark.parametrize(("limit", "known"), [(1, 1), (2, 1), (9, 8), (10, 9), (11, 9), (100, 90), (1024, 921)])
 def test_a_tenth_is_rounded_up(limit: int, known: int) -> None:
     """So that a small limit keeps a place too, unless it is the only one."""
-    assert (allowed(limit, known=False), allowed(limit, known=True)) == (limit, known)
+    assert (share(limit, known=False), share(limit, known=True)) == (limit, known)
 
 
 def test_a_client_without_a_name_is_a_client() -> None:
-    admission = Admission(100)
-    with admission.admit(90):
+    admission = Admission(1024, 100)
+    with admission.tokens(90):
         with pytest.raises(Overloaded):
-            admission.check()
-        admission.check("a")
+            enter(admission)
+        enter(admission, "a")
 
 
-def test_check_refuses_what_one_token_would_be_refused() -> None:
-    admission = Admission(10)
-    admission.check("a")
-    with admission.admit(9, "a"):
-        with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings at least 1, at most 9"):
-            admission.check("a")
-        admission.check("b")
-        with admission.admit(1, "b"), pytest.raises(Overloaded, match="at most 10 may be; send"):
-            admission.check("c")
+def test_a_request_is_refused_where_one_token_would_be() -> None:
+    admission = Admission(1024, 10)
+    enter(admission, "a")
+    with admission.tokens(9, "a"):
+        with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings 1; the limit is 9"):
+            enter(admission, "a")
+        enter(admission, "b")
+        with admission.tokens(1, "b"), pytest.raises(Overloaded, match="the limit is 10; send"):
+            enter(admission, "c")
 
 
 def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
-    admission = Admission(100)
-    with admission.admit(30, "a"):
+    admission = Admission(1024, 100)
+    with admission.tokens(30, "a"):
         admission.close()
-        assert admission.tokens == 30
+        assert admission.tokens_in_flight == 30
         with pytest.raises(Unavailable, match="the service is stopping; send the request to another instance"):
-            admission.check("b")
-        with pytest.raises(Unavailable), admission.admit(1, "b"):
+            enter(admission, "b")
+        with pytest.raises(Unavailable), admission.tokens(1, "b"):
             pass
-    assert admission.tokens == 0
+    assert admission.tokens_in_flight == 0
 
 
 def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> None:
     clock = Clock()
-    admission = Admission(100, clock)
-    with admission.admit(100, "a"):
+    admission = Admission(1024, 100, clock)
+    with admission.tokens(100, "a"):
         assert retry_after(admission) == 1
         clock.now += 1000
         assert retry_after(admission) == 1
@@ -130,54 +136,54 @@ def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> 
 )
 def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(took: float, seconds: int) -> None:
     clock = Clock()
-    admission = Admission(1000, clock)
+    admission = Admission(1024, 1000, clock)
     for _ in range(5):
-        with admission.admit(1000, "a"):
+        with admission.tokens(1000, "a"):
             clock.now += took
-    with admission.admit(1000, "a"):
+    with admission.tokens(1000, "a"):
         assert retry_after(admission) == seconds
 
 
 def test_the_rate_forgets() -> None:
     """After 100 s at 10 tokens a second and 10 s at 1000, the average is near 1000 (1 − 1/e) = 632."""
     clock = Clock()
-    admission = Admission(10_000, clock)
+    admission = Admission(1024, 10_000, clock)
     for _ in range(100):
-        with admission.admit(10, "a"):
+        with admission.tokens(10, "a"):
             clock.now += 1
     for _ in range(100):
-        with admission.admit(100, "a"):
+        with admission.tokens(100, "a"):
             clock.now += 0.1
-    with admission.admit(10_000, "a"):
+    with admission.tokens(10_000, "a"):
         assert retry_after(admission) == 16  # 10,000 / 639
 
 
 def test_time_without_work_does_not_count() -> None:
     clock = Clock()
-    admission = Admission(1000, clock)
-    with admission.admit(1000, "a"):
+    admission = Admission(1024, 1000, clock)
+    with admission.tokens(1000, "a"):
         clock.now += 4.5
     clock.now += 100_000
-    with admission.admit(1000, "a"):
+    with admission.tokens(1000, "a"):
         assert retry_after(admission) == 5
 
 
 @pytest.mark.parametrize("seconds", [100, 10_000, 1e9])
 def test_work_that_does_not_end_makes_the_wait_the_longest(seconds: float) -> None:
     clock = Clock()
-    admission = Admission(1000, clock)
-    with admission.admit(1000, "a"):
+    admission = Admission(1024, 1000, clock)
+    with admission.tokens(1000, "a"):
         clock.now += 1
-    with admission.admit(1000, "a"):
+    with admission.tokens(1000, "a"):
         clock.now += seconds
         assert retry_after(admission) == 60
 
 
 def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
-    admission = Admission(1000, Clock())
-    with admission.admit(1000, "a"):
+    admission = Admission(1024, 1000, Clock())
+    with admission.tokens(1000, "a"):
         pass
-    with admission.admit(1000, "a"):
+    with admission.tokens(1000, "a"):
         assert retry_after(admission) == 1
 
 
@@ -187,7 +193,7 @@ def test_whoever_comes_and_goes(seed: int) -> None:
     dice, clock = random.Random(seed), Clock()
     kept = {1: 1, 9: 8, 100: 90, 1000: 900}  # but for newcomers
     limit = dice.choice(list(kept))
-    admission = Admission(limit, clock)
+    admission = Admission(1024, limit, clock)
     inside: list[tuple[str, int, ExitStack]] = []
     refused = 0
     for _ in range(500):
@@ -199,9 +205,9 @@ def test_whoever_comes_and_goes(seed: int) -> None:
         for name, count, _ in inside:
             flight[name] += count
         total = flight.total()
-        assert admission.tokens == total
+        assert admission.tokens_in_flight == total
         if not total or total + tokens <= (kept[limit] if flight[client] else limit):
-            stack.enter_context(admission.admit(tokens, client))
+            stack.enter_context(admission.tokens(tokens, client))
             inside.append((client, tokens, stack))
         else:
             refused += 1
@@ -209,5 +215,20 @@ def test_whoever_comes_and_goes(seed: int) -> None:
     assert refused
     for _, _, stack in inside:
         stack.close()
-    assert admission.tokens == 0
-    assert not admission._clients
+    assert admission.tokens_in_flight == 0
+    assert not admission._tokens.clients
+
+
+def test_requests_are_counted_as_tokens_are() -> None:
+    """A tenth of the places is kept for clients that hold none."""
+    admission = Admission(10, 100)
+    with ExitStack() as held:
+        for _ in range(9):
+            held.enter_context(admission.request("a"))
+        message = "9 requests are in flight and the request brings 1; the limit is 9 for a client that has some in"
+        with pytest.raises(Overloaded, match=message):
+            enter(admission, "a")
+        with admission.request("b"), pytest.raises(Overloaded, match=r"10 requests are in flight .* limit is 10; send"):
+            enter(admission, "c")
+    enter(admission, "a")
+    assert not admission._requests.clients

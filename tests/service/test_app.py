@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import Request
-from harness import Hold, MakeApp, MakeClient, distinct, open_client, until
+from harness import Hold, MakeApp, MakeClient, default_model, distinct, open_client, services, until
 from tiny_bundle import sequence
 
-from service.device import Device
 from service.errors import BadSettings
-from service.logs import JSON, Text
+from service.http.embed import write
+from service.inference.embedder import Embedder
+from service.monitoring.logs import JSON, Text, current_request
 
 pytestmark = pytest.mark.anyio
 
@@ -59,11 +59,11 @@ async def test_waiting_is_told_as_waiting(make_app: MakeApp, hold: Hold) -> None
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             second = asyncio.create_task(http.post("/embed", json={"inputs": "a man"}))
-            await until(lambda: app.state.models.get(None).batcher.waiting_items)
-            waited = app.state.device.busy_for
-            await until(lambda: app.state.device.busy_for > waited + 0.05)
+            await until(lambda: default_model(app).embedder.batcher.waiting_items)
+            waited = services(app).executors.busy_for
+            await until(lambda: services(app).executors.busy_for > waited + 0.05)
         one, two = (await first).headers, (await second).headers
     assert int(one["x-inference-time"]) >= 50
     assert int(two["x-queue-time"]) >= 50
@@ -73,16 +73,23 @@ async def test_waiting_is_told_as_waiting(make_app: MakeApp, hold: Hold) -> None
 async def test_the_total_counts_the_writing_of_the_answer(
     both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Every task beside the event loop is made to last 30 ms: the first tokenises, the last writes."""
-    work, times = Device.work, list[float]()
+    """Tokenising and writing are each made to last 30 ms."""
+    encode, times = Embedder._encode, list[float]()
 
-    async def slow(self: Device, task: Callable[[], Any], **_: Any) -> Any:
+    def slow_encode(self: Embedder, *arguments: Any) -> Any:
         times.append(perf_counter())
-        found = await work(self, lambda: (sleep(0.03), task())[1])
-        times.append(perf_counter())
-        return found
+        sleep(0.03)
+        return encode(self, *arguments)
 
-    monkeypatch.setattr(Device, "work", slow)
+    async def slow_write(task: Callable[[], Any], *arguments: Any) -> Any:
+        sleep(0.03)
+        written = await write(task, *arguments)
+        times.append(perf_counter())
+        return written
+
+    monkeypatch.setattr(Embedder, "_encode", slow_encode)
+    for module in ("embed", "compare", "openai"):
+        monkeypatch.setattr(f"service.http.{module}.write", slow_write)
     headers = (await both.post(path, json=EMBEDDING[path])).headers
     assert float(headers["server-timing"].rpartition("total;dur=")[2]) >= 1000 * (times[-1] - times[0]) - 0.01
 
@@ -109,8 +116,9 @@ async def test_the_id_is_left_for_a_refusal_while_the_request_is_at_work(make_ap
     app = make_app()
 
     @app.get("/seen")
-    async def seen(request: Request) -> str:
-        return str(request.state.request_id)
+    async def seen() -> str:
+        record = current_request.get()
+        return record.id if record else ""
 
     async with open_client(app) as http:
         response = await http.get("/seen")
@@ -132,7 +140,7 @@ async def test_a_request_has_the_time_that_its_client_gives_it(make_app: MakeApp
             native = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": "0.01"})
             assert native.json()["error_type"] == "Timeout"
             assert int(native.headers["retry-after"]) >= 1
-            embedder = app.state.models.get(None)
+            embedder = default_model(app).embedder
             await until(lambda: not embedder.batcher.waiting_items)  # their texts left the queue with them
         for generous in ("60", "1e9", "inf"):
             found = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": generous})
@@ -172,9 +180,9 @@ async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp,
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             second = asyncio.create_task(http.post("/embed", json={"inputs": distinct(100)}))
-            batcher = app.state.models.get(None).batcher
+            batcher = default_model(app).embedder.batcher
             await until(lambda: batcher.waiting_items == 100)
             second.cancel()
             await until(lambda: not batcher.waiting_items)
@@ -261,7 +269,7 @@ async def test_cors_is_off_by_default(both: httpx.AsyncClient) -> None:
 
 
 async def test_cors_is_on_for_an_origin_given(client: MakeClient) -> None:
-    async with client(cors_origins="https://page.example, https://other.example", api_keys=KEY) as http:
+    async with client(cors_allow_origin="https://page.example, https://other.example", api_keys=KEY) as http:
         response = await http.options("/embed", headers=PREFLIGHT)
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "https://page.example"
@@ -282,7 +290,7 @@ async def test_no_answer_is_taken_for_another_type(both: httpx.AsyncClient, path
 
 
 async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold) -> None:
-    app = make_app(max_requests=10, api_keys=f"{KEY},{OTHER_KEY}")
+    app = make_app(max_concurrent_requests=10, api_keys=f"{KEY},{OTHER_KEY}")
 
     async with open_client(app) as http:
 
@@ -291,12 +299,15 @@ async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold)
 
         with hold():
             taken = [post(KEY) for _ in range(9)]
-            await until(lambda: app.state.traffic.in_flight == 9)
+            await until(lambda: services(app).traffic.in_flight == 9)
             refused = await post(KEY)
             assert (refused.status_code, refused.json()["error_type"]) == (429, "Overloaded")
-            assert "9 requests are at work, at most 9 may be for a client" in refused.json()["error"]
+            assert (
+                "9 requests are in flight and the request brings 1; the limit is 9 for a client"
+                in refused.json()["error"]
+            )
             other = post(OTHER_KEY)
-            await until(lambda: app.state.traffic.in_flight == 10)
+            await until(lambda: services(app).traffic.in_flight == 10)
             assert (await post(OTHER_KEY)).status_code == 429
         assert [(await each).status_code for each in [*taken, other]] == [200] * 10
         assert (await post(KEY)).status_code == 200  # every place was given back
@@ -304,14 +315,14 @@ async def test_one_client_cannot_take_every_place(make_app: MakeApp, hold: Hold)
 
 async def test_who_finds_no_place_is_told_when_to_come_again(make_app: MakeApp, hold: Hold) -> None:
     """By how long the work before took; the clock is the test's."""
-    app = make_app(max_requests=1)
+    app = make_app(max_concurrent_requests=1)
     now, waits = 1000.0, []
-    app.state.models.get(None)._admission._clock = lambda: now
+    services(app).admission._clock = lambda: now
     async with open_client(app) as http:
         for seconds in (29.5, 0):
             with hold():
                 work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-                await until(lambda: app.state.device.busy_for)
+                await until(lambda: services(app).executors.busy_for)
                 now += seconds
                 refused = await http.post("/embed", json={"inputs": "a"})
                 assert refused.status_code == 429
@@ -321,7 +332,7 @@ async def test_who_finds_no_place_is_told_when_to_come_again(make_app: MakeApp, 
 
 
 async def test_docs_and_playground_can_be_left_out(client: MakeClient) -> None:
-    async with client(docs=False, playground=False) as http:
+    async with client(ui=False) as http:
         for path in ("/docs", "/openapi.json", "/redoc", "/playground/playground.js"):
             response = await http.get(path)
             assert response.status_code == 404
@@ -345,7 +356,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def told(log: pytest.LogCaptureFixture, path: str) -> dict[str, Any]:
     """The one line about this path."""
-    [record] = [record for record in log.records if record.name == "service.middleware" and record.args[1] == path]
+    [record] = [record for record in log.records if record.name == "service.http.middleware" and record.args[1] == path]
     return {"level": record.levelname, **record.fields}
 
 
@@ -388,7 +399,7 @@ async def test_a_path_forges_no_field(client: MakeClient, log: pytest.LogCapture
     async with client() as http:
         await http.post("/x%20status=200%20client=root%0A", json={})
         await http.post("/" + "x" * 10_000, json={})
-    forged, long = [each for each in log.records if each.name == "service.middleware"]
+    forged, long = [each for each in log.records if each.name == "service.http.middleware"]
     assert " POST /x%20status%3D200%20client%3Droot%0A status=404 " in Text().format(forged)
     assert len(Text().format(long)) < 500
 
@@ -417,7 +428,7 @@ async def test_neither_texts_nor_keys_are_logged(
         ("/v1/embeddings", {"input": [f"poison {secret}"]}),
         ("/v1/embeddings", {"input": secret, "encoding_format": secret}),
     ]
-    async with client(api_keys=KEY, admin_keys=ADMIN_KEY, max_inputs=50) as http:
+    async with client(api_keys=KEY, admin_keys=ADMIN_KEY, max_client_batch_size=50) as http:
         for header in (f"Bearer {KEY}", "Bearer wrong-key-of-guitar", ADMIN_KEY):
             http.headers["authorization"] = header
             for path, body in bodies:
@@ -432,7 +443,7 @@ async def test_neither_texts_nor_keys_are_logged(
         def broken(*args: object, **options: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr("service.routes.native.to_json", broken)
+        monkeypatch.setattr("service.http.embed.to_json", broken)
         assert (await http.post("/embed", json={"inputs": secret})).status_code == 500
     assert len(log.records) > 60
     written = "\n".join(
@@ -441,12 +452,3 @@ async def test_neither_texts_nor_keys_are_logged(
     assert "ZeroDivisionError" in written
     for unwanted in (secret, KEY, ADMIN_KEY, "wrong-key"):
         assert unwanted not in written
-
-
-async def test_free_memory_is_given_back_again_and_again(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.TRIM_SECONDS", 0)
-    trims: list[None] = []
-    monkeypatch.setattr("service.memory.trim", lambda: trims.append(None))
-    async with open_client(make_app()) as http:
-        await until(lambda: len(trims) > 2)
-        assert (await http.post("/embed", json={"inputs": "a man"})).status_code == 200

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.auth import Guard, Keys
 from service.errors import BadSettings, Unauthorized
+from service.http.auth import Authentication, Keys
 
 ONE, TWO, THREE = "one-secret-key-0123456789", "two-secret-key-0123456789", "three-secret-key-01234567"
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")
@@ -18,27 +18,26 @@ def scope(path: str, key: str | None = None, method: str = "GET", **more: Any) -
     return {"type": "http", "method": method, "path": path, "headers": headers, "client": ("10.0.0.7", 5123), **more}
 
 
-def admit(guard: Guard, sent: dict[str, Any]) -> str:
-    guard.admit(sent)
-    return str(sent["state"]["client"])
+def admit(authentication: Authentication, sent: dict[str, Any]) -> str:
+    return authentication.client(sent)
 
 
 def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\ufeff# our clients\n\n  search\t {TWO}  \n{THREE}\n")
-    keys = Keys.load(f" {ONE} ,", file)
+    keys = Keys.load(f" {ONE} ,@{file}")
     assert keys.names == ("key-1", "search", "key-3")
     assert [keys.client(key) for key in (ONE, TWO, THREE)] == ["key-1", "search", "key-3"]
     assert keys
 
 
 def test_no_keys_is_false() -> None:
-    assert not Keys.load("", None)
+    assert not Keys.load("")
 
 
 @pytest.mark.parametrize("header", [f"Bearer {ONE}", f"bearer {ONE}", f"BEARER   {ONE} ", ONE, f" {ONE}"])
 def test_bearer_in_any_case_or_the_bare_key(header: str) -> None:
-    assert Keys.load(f"{TWO},{ONE}", None).client(header) == "key-2"
+    assert Keys.load(f"{TWO},{ONE}").client(header) == "key-2"
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,17 @@ def test_bearer_in_any_case_or_the_bare_key(header: str) -> None:
 )
 def test_what_is_sent_instead_is_refused_and_not_said(header: str | None) -> None:
     with pytest.raises(Unauthorized) as caught:
-        Keys.load(f"{ONE},{TWO}", None).client(header)
+        Keys.load(f"{ONE},{TWO}").client(header)
     assert "secret" not in str(caught.value).lower()
 
 
 def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from service import auth
+    from service.http import auth
 
     compared: list[bytes] = []
     compare = auth.hmac.compare_digest
     monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
-    keys = Keys.load(f"{ONE},{TWO},{THREE}", None)
+    keys = Keys.load(f"{ONE},{TWO},{THREE}")
     assert keys.client(ONE) == "key-1"
     assert compared == list(keys.digests)
 
@@ -77,19 +76,19 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("keys", "text", "message"),
     [
-        (",", None, "hold no key"),
-        (" ", None, "hold no key"),
+        (",", None, "contains no key"),
+        (" ", None, "contains no key"),
         ("short", None, "API key 1 of the setting has 5 characters; at least 16"),
-        (f"{ONE},{TWO[:9]} {TWO[9:]}", None, "API key 2 of the setting holds a blank"),
+        (f"{ONE},{TWO[:9]} {TWO[9:]}", None, "API key 2 of the setting contains a character"),
         (f"{ONE}\xe9", None, "not visible ASCII"),
         (f"{ONE},{TWO},{ONE}", None, "API key 3 of the setting is the same as another"),
         (ONE, f"# none\nsearch {ONE}", "line 2 of .*keys is the same as another"),
-        ("", "", "holds no API key"),
-        ("", "# nothing yet\n\n", "holds no API key"),
-        ("", f"search {ONE} {TWO}", "line 1 of .*keys holds a blank"),
+        ("", "", "contains no API key"),
+        ("", "# nothing yet\n\n", "contains no API key"),
+        ("", f"search {ONE} {TWO}", "line 1 of .*keys contains a character"),
         ("", f"{ONE}\nsea/rch {TWO}", "line 2 of .*keys: its name may have"),
         ("", "name tooshort", "has 8 characters"),
-        ("", f"{ONE}\udcff", "is no text in UTF-8"),
+        ("", f"{ONE}\udcff", "is not UTF-8 text"),
     ],
 )
 def test_keys_that_cannot_be_used(keys: str, text: str | None, message: str, tmp_path: Path) -> None:
@@ -97,18 +96,18 @@ def test_keys_that_cannot_be_used(keys: str, text: str | None, message: str, tmp
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadSettings, match=message) as caught:
-        Keys.load(keys, file if text is not None else None)
+        Keys.load(f"{keys},@{file}" if text is not None else keys)
     told = "".join(traceback.format_exception(caught.value))
     assert not any(key in told for key in (ONE, TWO, "tooshort"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match=r"cannot read the API keys in .*missing: No such file or directory"):
-        Keys.load("", tmp_path / "missing")
+        Keys.load(f"@{tmp_path / 'missing'}")
 
 
 def test_no_key_is_kept() -> None:
-    keys = Keys.load(f"{ONE},{TWO}", None)
+    keys = Keys.load(f"{ONE},{TWO}")
     assert repr(keys) == "Keys(key-1, key-2)"
     assert "secret" not in repr(vars(keys))
 
@@ -116,7 +115,7 @@ def test_no_key_is_kept() -> None:
 def test_a_client_may_have_two_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"search {ONE}\nsearch {TWO}")
-    keys = Keys.load("", file)
+    keys = Keys.load(f"@{file}")
     assert keys.client(ONE) == keys.client(TWO) == "search"
 
 
@@ -125,7 +124,7 @@ def test_a_client_may_have_two_keys(tmp_path: Path) -> None:
     [("/", "GET"), ("/health", "GET"), ("/health/ready", "HEAD"), ("/metrics", "GET"), ("/assets/plot.js", "GET")],
 )
 def test_public_paths_need_no_key(path: str, method: str) -> None:
-    assert admit(Guard(Keys.load(ONE, None), Keys(), PUBLIC), scope(path, method=method)) == "10.0.0.7"
+    assert admit(Authentication(Keys.load(ONE), Keys(), PUBLIC), scope(path, method=method)) == "10.0.0.7"
 
 
 @pytest.mark.parametrize(
@@ -133,26 +132,26 @@ def test_public_paths_need_no_key(path: str, method: str) -> None:
     [("/", "POST"), ("/health", "POST"), ("/embed", "POST"), ("/info", "GET"), ("/metricsx", "GET"), ("//", "GET")],
 )
 def test_all_else_needs_a_key(path: str, method: str) -> None:
-    guard = Guard(Keys.load(ONE, None), Keys(), PUBLIC)
+    authentication = Authentication(Keys.load(ONE), Keys(), PUBLIC)
     with pytest.raises(Unauthorized, match="no API key was sent"):
-        guard.admit(scope(path, method=method))
-    assert admit(guard, scope(path, f"Bearer {ONE}", method)) == "key-1"
+        authentication.client(scope(path, method=method))
+    assert admit(authentication, scope(path, f"Bearer {ONE}", method)) == "key-1"
 
 
 def test_without_keys_the_client_is_its_address() -> None:
-    guard = Guard(Keys(), Keys(), PUBLIC)
-    assert admit(guard, scope("/embed", method="POST")) == "10.0.0.7"
-    assert admit(guard, scope("/embed", client=None)) == "local"
+    authentication = Authentication(Keys(), Keys(), PUBLIC)
+    assert admit(authentication, scope("/embed", method="POST")) == "10.0.0.7"
+    assert admit(authentication, scope("/embed", client=None)) == "local"
 
 
 def test_admin_paths_need_an_admin_key() -> None:
-    guard = Guard(Keys.load(ONE, None), Keys.load(TWO, None), PUBLIC)
+    authentication = Authentication(Keys.load(ONE), Keys.load(TWO), PUBLIC)
     for key in (None, ONE):
         with pytest.raises(Unauthorized):
-            guard.admit(scope("/admin/reload", key, "POST"))
-    assert admit(guard, scope("/admin/reload", TWO, "POST")) == "key-1"
+            authentication.client(scope("/admin/reload", key, "POST"))
+    assert admit(authentication, scope("/admin/reload", TWO, "POST")) == "key-1"
     with pytest.raises(Unauthorized):
-        guard.admit(scope("/embed", TWO, "POST"))
+        authentication.client(scope("/embed", TWO, "POST"))
 
 
 def test_two_keys_at_once_are_refused() -> None:
@@ -160,15 +159,9 @@ def test_two_keys_at_once_are_refused() -> None:
     sent = scope("/embed", ONE, "POST")
     sent["headers"] = [*sent["headers"], *sent["headers"]]
     with pytest.raises(Unauthorized, match="2 authorization headers"):
-        Guard(Keys.load(ONE, None), Keys(), PUBLIC).admit(sent)
+        Authentication(Keys.load(ONE), Keys(), PUBLIC).client(sent)
 
 
 def test_admin_paths_are_closed_where_there_is_no_admin_key() -> None:
     with pytest.raises(Unauthorized, match="CLOZE_ADMIN_KEYS"):
-        Guard(Keys(), Keys(), PUBLIC).admit(scope("/admin/reload", ONE, "POST"))
-
-
-def test_a_state_that_is_there_is_kept() -> None:
-    sent = scope("/embed", state={"model": "tiny"})
-    Guard(Keys(), Keys(), PUBLIC).admit(sent)
-    assert sent["state"] == {"model": "tiny", "client": "10.0.0.7"}
+        Authentication(Keys(), Keys(), PUBLIC).client(scope("/admin/reload", ONE, "POST"))

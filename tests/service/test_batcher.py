@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from harness import PATIENCE
 
-from service.batcher import Batcher, Failed
-from service.errors import Late, Unavailable
+from service.errors import DeadlineExceeded, Unavailable
+from service.inference.batcher import Batcher, Failed
 
 pytestmark = pytest.mark.anyio
 
@@ -272,7 +272,9 @@ async def test_a_request_that_no_batch_has_touched_for_too_long_is_late() -> Non
     in_time = await submit(batcher, 8, client="in time")
     clock.now += 30
     worker.let_go()
-    with pytest.raises(Late, match=r"waited 31\.5 s for a batch, at most 30 s are allowed; send it again later"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"waited 31\.5 s for a batch, at most 30 s are allowed; send it again later"
+    ):
         await late
     assert await asyncio.gather(running, in_time) == [[16], [16]]
     assert worker.batches == [[8], [8]]
@@ -288,7 +290,7 @@ async def test_a_request_is_late_while_a_batch_hangs() -> None:
     for _ in range(2):
         late = await submit(batcher, 8, 8)
         clock.now += 1
-        with pytest.raises(Late, match=r"waited 1\.0 s for a batch, at most 0\.01 s are allowed"):
+        with pytest.raises(DeadlineExceeded, match=r"waited 1\.0 s for a batch, at most 0\.01 s are allowed"):
             await asyncio.wait_for(late, PATIENCE)
         assert batcher.waiting_items == 0
     worker.let_go()
@@ -373,7 +375,7 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     await batcher.drain()
     assert not batcher._requests
     assert not batcher._untouched
-    assert not batcher._queue._turns
+    assert not batcher._queue._by_tag
 
 
 async def test_one_bad_item_fails_alone() -> None:
@@ -646,7 +648,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
             assert await task == [2 * item for item in items]
         except Failed as failed:
             guilty.append(items[failed.place])
-        except Late:
+        except DeadlineExceeded:
             assert max_age < 100
         except asyncio.CancelledError:
             assert leaves

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.cache import OVERHEAD, Cache, key_of
+from service.inference.cache import OVERHEAD, Cache
+from service.inference.embedder import _key as key_of
 
 GRAPH, OTHER = "0" * 64, "1" * 64
 ENTRY = 4 * 8 + OVERHEAD

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cpu import available_cpus, share_threads
+from service.inference.threads import available_cpus, share_threads
 
 
 @pytest.fixture(autouse=True)
@@ -61,23 +61,12 @@ def test_the_groups_of_this_process_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "per_batch", "shared"),
-    [
-        (1, 0, (1, 1)),
-        (2, 0, (2, 1)),
-        (3, 0, (3, 1)),
-        (4, 0, (2, 2)),
-        (8, 0, (2, 4)),
-        (64, 0, (16, 4)),
-        (2, 2, (1, 2)),
-        (8, 3, (2, 3)),
-        (2, 5, (1, 2)),
-    ],
+    ("total", "shared"), [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4))]
 )
-def test_threads_are_shared_between_batches(total: int, per_batch: int, shared: tuple[int, int]) -> None:
-    assert share_threads(total, per_batch) == shared
+def test_threads_are_shared_between_batches(total: int, shared: tuple[int, int]) -> None:
+    assert share_threads(total) == shared
 
 
 def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.cpu.available_cpus", lambda: 6)
-    assert share_threads(0, 0) == (2, 3)
+    monkeypatch.setattr("service.inference.threads.available_cpus", lambda: 6)
+    assert share_threads(0) == (2, 3)

@@ -10,7 +10,7 @@ from tiny_bundle import graph, sequence, vector
 from encoding.bundle import Bundle, Precision
 from service.app import create_app
 from service.errors import BackendFailed
-from service.session import Session
+from service.inference.session import Session
 from service.settings import Settings
 
 pytestmark = pytest.mark.skipif(not has_cuda(), reason="ONNX Runtime finds no CUDA device here")

@@ -7,7 +7,7 @@ import pytest
 from harness import until
 
 from service.errors import Unavailable
-from service.health import HUNG, LOST, Health
+from service.monitoring.health import HUNG, LOST, Health
 
 pytestmark = pytest.mark.anyio
 
@@ -40,9 +40,7 @@ class World:
         self.busy_for = 0.0
         self.ends: list[int] = []
         self.now = 1000.0
-        self.health = Health(
-            lambda: self.models, lambda: self.busy_for, 30, 60, self.ends.append, clock=lambda: self.now
-        )
+        self.health = Health(lambda: self.models, lambda: self.busy_for, 30, self.ends.append, clock=lambda: self.now)
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ async def test_nothing_is_tried_while_a_batch_hangs(world: World) -> None:
 
 
 async def test_the_watch_looks_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.health.PERIOD", 0.001)
+    monkeypatch.setattr("service.monitoring.health.PERIOD", 0.001)
     watch = asyncio.create_task(world.health.watch())
     world.busy_for = 91
     await until(lambda: len(world.ends) > 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.logs import JSON, Text, accept_id, request_id
+from service.monitoring.logs import JSON, RequestRecord, Text, accept_id, current_request
 
 
 def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
@@ -84,7 +84,7 @@ def test_the_request_id_is_in_every_line_of_its_tasks(formatter: logging.Formatt
         return formatter.format(record("inner"))
 
     async def request(name: str) -> str:
-        request_id.set(name)
+        current_request.set(RequestRecord(name))
         return await asyncio.create_task(inner())
 
     async def all_at_once() -> list[str]:
@@ -109,10 +109,10 @@ def test_any_other_id_is_replaced(refused: str | None) -> None:
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from service.logs import configure, request_id
+from service.monitoring.logs import RequestRecord, configure, current_request
 configure(sys.argv[1], "json")
 configure(sys.argv[1], "json")  # a second time adds nothing
-request_id.set("abc")
+current_request.set(RequestRecord("abc"))
 logging.getLogger("service.a").debug("one")
 logging.getLogger("service.a").info("two", extra={"fields": {"n": 1}})
 logging.getLogger("uvicorn.error").info("three")

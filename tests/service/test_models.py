@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import onnx
 import pytest
-from harness import PATIENCE, Process, Serve, open_client, until, wait_until
+from harness import PATIENCE, Process, Serve, default_model, open_client, services, until, wait_until
 from live import Background, Gate, embed, metrics, served, statuses, unit
 from numpy.typing import NDArray
 from onnx import numpy_helper
@@ -25,9 +25,11 @@ from tiny_bundle import OTHER, graph, sequence, vector, vocabulary, write_bundle
 
 from encoding.bundle import Bundle
 from service.app import create_app
-from service.embedder import Embedder
 from service.errors import ModelNotFound
-from service.session import Session
+from service.http.request import RequestContext, resolve_model
+from service.inference.model import Model
+from service.inference.session import Session
+from service.monitoring.logs import RequestRecord
 from service.settings import Settings
 
 ADMIN = "an-admin-key-of-a-test"
@@ -63,16 +65,20 @@ def reload(url: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_each_answers_by_its_name(settings: Settings) -> None:
-    models = create_app(settings).state.models
-    assert models.names == ["other", "tiny"]
-    assert models.get(None) is models.get("") is models.get("tiny")
-    assert models.get("other") is not models.get("tiny")
+    app = create_app(settings)
+    assert services(app).models.names == ["other", "tiny"]
+
+    def found(path: str | None, *body: str | None) -> Model:
+        return resolve_model(RequestContext(services(app), RequestRecord("id", model=path)), *body)
+
+    assert found(None) is found(None, "") is found("tiny") is found(None, None, "tiny") is default_model(app)
+    assert found("other") is found("other", "other") is not found("tiny")
     with pytest.raises(ModelNotFound, match="no model 'x' is served; there are other, tiny"):
-        models.get("x")
+        found("x")
 
 
 def test_one_alone_is_the_default(folder: Path, settings: Settings) -> None:
-    models = create_app(settings.model_copy(update={"bundle": folder / "other", "model": ""})).state.models
+    models = services(create_app(settings.model_copy(update={"bundle": folder / "other", "model": ""}))).models
     assert (models.names, models.default) == (["other"], "other")
 
 
@@ -80,16 +86,16 @@ def test_what_is_no_bundle_is_passed_over(folder: Path, settings: Settings) -> N
     write_bundle(folder / ".hidden")
     (folder / "notes").mkdir()
     (folder / "README.md").write_text("two models")
-    assert create_app(settings).state.models.names == ["other", "tiny"]
+    assert services(create_app(settings)).models.names == ["other", "tiny"]
 
 
 def test_a_reload_of_what_is_the_same_does_nothing(settings: Settings) -> None:
     app = create_app(settings)
-    before = list(app.state.models)
+    before = list(services(app).models)
     with served(app) as url:
         found = {"added": [], "changed": [], "removed": [], "unchanged": ["other", "tiny"], "default": "tiny"}
         assert reload(url) == (200, found)
-        assert list(app.state.models) == before
+        assert list(services(app).models) == before
         assert metrics(url)["cloze_reloads_total{outcome=unchanged}"] == 1
 
 
@@ -174,7 +180,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "the graph fails": (lambda bundle: write_bundle(bundle, not_finite()), "the graph fails on 2 texts of 32 tokens"),
     "the graph is none": (lambda bundle: write_bundle(bundle, no_operator()), "model.onnx cannot be loaded"),
     "the graph is too narrow": (lambda bundle: write_bundle(bundle, graph(dimension=8)), "not sentence_embedding as"),
-    "the default is gone": (shutil.rmtree, "model is 'tiny', and"),
+    "the default is gone": (shutil.rmtree, "model is 'tiny', but"),
 }
 
 
@@ -185,7 +191,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
     """Not even what could be: a bundle that is new and good waits with the others."""
     break_it, words = BREAKS[fault]
     app = create_app(settings)
-    before = list(app.state.models)
+    before = list(services(app).models)
     with served(app) as url:
         info = httpx.get(f"{url}/info").json()
         write_bundle(folder / "new", seed=6)
@@ -196,7 +202,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
         assert body["error"].startswith("nothing has changed: ")
         assert words in body["error"]
         assert words in caplog.text
-        assert list(app.state.models) == before
+        assert list(services(app).models) == before
         assert_is(embed(url, TEXTS), seed=0)
         assert httpx.get(f"{url}/info").json() == info
         assert httpx.get(f"{url}/health/ready").status_code == 200
@@ -207,7 +213,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
         assert_is(embed(url, TEXTS), seed=5)
 
 
-@pytest.mark.parametrize("where", ["encoding.bundle.sha256", "service.models.Path.iterdir"])
+@pytest.mark.parametrize("where", ["encoding.bundle.sha256", "service.inference.models.Path.iterdir"])
 def test_a_folder_that_cannot_be_read_is_told(
     where: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,19 +242,19 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     exchange: Callable[[Path], object], folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its template would be the one's, its graph the other's."""
-    load = Embedder.load
+    load = Model.load
 
-    def exchanged(bundle: Bundle, *arguments: Any) -> Embedder:
+    def exchanged(bundle: Bundle, *arguments: Any) -> Model:
         exchange(bundle.path)
         return load(bundle, *arguments)
 
     with served(create_app(settings)) as url:
         write_bundle(folder / "tiny", seed=5)
         with monkeypatch.context() as patch:
-            patch.setattr(Embedder, "load", exchanged)
+            patch.setattr(Model, "load", exchanged)
             status, body = reload(url)
         assert (status, body["error_type"]) == (409, "ReloadFailed")
-        assert "tiny was exchanged while it was loaded" in body["error"]
+        assert "tiny changed while it was loaded" in body["error"]
         assert_is(embed(url, TEXTS), seed=0)
         write_bundle(folder / "tiny", seed=7)
         assert reload(url)[0] == 200
@@ -291,14 +297,14 @@ def test_what_is_served_does_not_need_its_folder(folder: Path, settings: Setting
 
 def test_a_request_that_has_begun_ends_on_the_model_that_it_began_with(folder: Path, settings: Settings) -> None:
     app = create_app(settings)
-    former = app.state.models.get(None)
+    former = default_model(app)
     with served(app) as url:
-        gate = Gate(former)
+        gate = Gate(former.session)
         begun = Background(lambda: embed(url, TEXTS * 4))
         wait_until(lambda: gate.batches)
         write_bundle(folder / "tiny", seed=5)
         reloading = Background(lambda: reload(url))
-        wait_until(lambda: gate.let(1) or app.state.models.get(None) is not former)
+        wait_until(lambda: gate.let(1) or default_model(app) is not former)
         later = Background(lambda: embed(url, TEXTS))
         gate.let()
         assert_is(begun.result[-3:], seed=0)
@@ -313,7 +319,7 @@ async def test_the_former_model_leaves_no_memory_behind(folder: Path, settings: 
     async with open_client(app) as http:
         await http.post("/embed", json={"inputs": TEXTS})
         await http.post("/models/other/embed", json={"inputs": TEXTS})
-        former = [weakref.ref(each) for model in app.state.models for each in (model, model.session, model.bundle)]
+        former = [weakref.ref(each) for model in services(app).models for each in (model, model.session, model.bundle)]
         write_bundle(folder / "tiny", seed=5)
         shutil.rmtree(folder / "other")
         assert (await http.post("/admin/reload", headers=HEADERS)).status_code == 200

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from harness import Hold, MakeApp, MakeClient, open_client, until
+from harness import Hold, MakeApp, MakeClient, default_model, open_client, services, until
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vector, vocabulary
 
@@ -173,7 +173,7 @@ async def test_truncate_is_the_setting_unless_the_request_says(client: MakeClien
     async with client() as http:
         assert (await http.post("/embed", json=body)).status_code == 200
         refused(await http.post("/embed", json={**body, "truncate": False}), 422, "Validation", "text 1 has 100 tokens")
-    async with client(truncate=False) as http:
+    async with client(auto_truncate=False) as http:
         refused(await http.post("/embed", json=body), 422, "Validation", "text 1 has 100 tokens")
         assert (await http.post("/embed", json={**body, "truncate": True})).status_code == 200
 
@@ -347,15 +347,16 @@ async def test_decode_reads_ids(both: httpx.AsyncClient) -> None:
     ],
 )
 async def test_a_list_too_long_is_refused_whatever_is_in_it(
-    client: MakeClient, path: str, body: dict[str, Any], words: str
+    client: MakeClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], words: str
 ) -> None:
     """Before its items are looked at: millions of wrong ones would hold the event loop for seconds."""
-    async with client(max_inputs=2, max_text_characters=5) as http:
+    monkeypatch.setattr("service.http.request.MAX_TEXT_CHARACTERS", 5)
+    async with client(max_client_batch_size=2) as http:
         refused(await http.post(path, json=body), 422, "Validation", words, "at most", "split it")
 
 
 async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
-    async with client(max_inputs=2) as http:
+    async with client(max_client_batch_size=2) as http:
         refused(await http.post("/tokenize", json={"inputs": ["a"] * 3}), 422, "Validation", "3 texts", "at most 2")
         refused(await http.post("/decode", json={"ids": [[5]] * 3}), 422, "Validation", "3 texts", "at most 2")
         long = {"inputs": ["a" * 2**17, "b" * 2**17 + "c"]}
@@ -447,7 +448,13 @@ async def test_two_models_at_once_are_refused(both: httpx.AsyncClient, path: str
         ("/embed", {"inputs": "a", "dimensions": 17}, 422, "Validation", "dimensions is 17; the model has 16"),
         ("/embed", {"inputs": "a", "dimensions": 1.5}, 422, "Validation", "dimensions"),
         ("/embed", {"inputs": "a", "encoding_format": "hex"}, 422, "Validation", "encoding_format: Input should be"),
-        ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "Validation", "no prompts; its template, see /info"),
+        (
+            "/embed",
+            {"inputs": "a", "prompt_name": "query"},
+            422,
+            "Validation",
+            "no prompts; every text is put",
+        ),
         ("/embed", {"inputs": "a", "model": 5}, 422, "Validation", "model: Input should be a valid string"),
         ("/similarity", {"inputs": "a"}, 422, "Validation", "inputs: should be a JSON object"),
         ("/similarity", {"inputs": {"sentences": ["a"]}}, 422, "Validation", "inputs.source_sentence: Field required"),
@@ -505,7 +512,7 @@ async def test_a_wrong_value_is_named(
     ],
 )
 async def test_what_is_no_json_is_malformed(both: httpx.AsyncClient, content: bytes) -> None:
-    refused(await both.post("/embed", content=content, headers=JSON), 400, "Malformed", "no JSON in UTF-8")
+    refused(await both.post("/embed", content=content, headers=JSON), 400, "Malformed", "not JSON in UTF-8")
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "garbage;;"])
@@ -523,13 +530,13 @@ async def test_a_compressed_body_is_refused_by_its_name(both: httpx.AsyncClient,
     body = gzip.compress(b'{"inputs": "a", "input": "a"}')
     response = await both.post(route, content=body, headers={**JSON, "content-encoding": "gzip"})
     assert response.status_code == 415
-    assert "content-encoding is gzip; send the body as it is" in response.text
+    assert "content-encoding is gzip; send the body without compression" in response.text
     plain = await both.post("/embed", content=b'{"inputs": "a"}', headers={**JSON, "content-encoding": "identity"})
     assert plain.status_code == 200
 
 
 async def test_a_body_over_the_limit_is_refused(client: MakeClient) -> None:
-    async with client(max_body_bytes=100) as http:
+    async with client(payload_limit=100) as http:
         body = json.dumps({"inputs": "a" * 100}).encode()
         refused(
             await http.post("/embed", content=body, headers=JSON), 413, "PayloadTooLarge", f"{len(body)} bytes", "100"
@@ -583,8 +590,8 @@ async def test_of_many_wrong_items_the_first_is_told(
 
 
 async def test_more_texts_than_the_limit_are_refused(both: httpx.AsyncClient, settings: Settings) -> None:
-    texts = ["a"] * (settings.max_inputs + 1)
-    words = (f"{len(texts)} texts", f"at most {settings.max_inputs}")
+    texts = ["a"] * (settings.max_client_batch_size + 1)
+    words = (f"{len(texts)} texts", f"at most {settings.max_client_batch_size}")
     refused(await both.post("/embed", json={"inputs": texts}), 422, "Validation", *words)
     pair = {"inputs": {"source_sentence": "a", "sentences": texts[1:]}}
     refused(await both.post("/similarity", json=pair), 422, "Validation", *words)
@@ -608,10 +615,10 @@ async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             texts = [["a man", "man"], ["the", "poison"], ["a dogs", "dogs"], ["a two", "two"]]
             rest = [asyncio.create_task(http.post("/embed", json={"inputs": each})) for each in texts]
-            await until(lambda: app.state.models.get(None).batcher.waiting_items == 8)
+            await until(lambda: default_model(app).embedder.batcher.waiting_items == 8)
         assert (await first).status_code == 200
         found = await asyncio.gather(*rest)
         refused(found[1], 424, "Backend", "text 1: ", "not finite")
@@ -669,7 +676,7 @@ async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": ["a"] * 8}))  # 88 tokens
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             full = await http.post("/embed", json={"inputs": ["a", "dogs"]})
             refused(full, 429, "Overloaded", "88 tokens are in flight and the request brings 22", "send it again in")
             assert int(full.headers["retry-after"]) >= 1
@@ -680,13 +687,13 @@ async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold
 async def test_too_many_requests_at_once_are_refused_and_the_status_still_answers(
     make_app: MakeApp, hold: Hold
 ) -> None:
-    app = make_app(max_requests=4)  # three, for one client
+    app = make_app(max_concurrent_requests=4)  # three, for one client
     async with open_client(app) as http:
         with hold():
             work = [asyncio.create_task(http.post("/embed", json={"inputs": "a"})) for _ in range(3)]
-            await until(lambda: app.state.traffic.in_flight == 3)
+            await until(lambda: services(app).traffic.in_flight == 3)
             full = await http.post("/embed", json={"inputs": "a"})
-            refused(full, 429, "Overloaded", "3 requests are at work")
+            refused(full, 429, "Overloaded", "3 requests are in flight")
             assert int(full.headers["retry-after"]) >= 1
             for path in ("/health", "/health/live", "/metrics", "/info", "/v1/models"):
                 assert (await http.get(path)).status_code == 200
@@ -699,7 +706,7 @@ async def test_a_bug_answers_500_and_tells_only_the_log(
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("service.routes.native.to_json", broken)
+    monkeypatch.setattr("service.http.embed.to_json", broken)
     response = await both.post("/embed", json={"inputs": "a"})
     refused(response, 500, "Internal", "its log says more")
     assert "secret" not in response.text

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from harness import Hold, MakeApp, MakeClient, open_client, until
+from harness import Hold, MakeApp, MakeClient, open_client, services, until
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, sequence, vector, vocabulary
 
@@ -188,14 +188,14 @@ async def test_a_wrong_value_is_named(both: httpx.AsyncClient, route: str, body:
 async def test_what_is_no_request_of_this_route(both: httpx.AsyncClient) -> None:
     wrong = "invalid_request_error"
     json_type = {"content-type": "application/json"}
-    refused(await both.post(ROUTE, content=b"{", headers=json_type), 400, wrong, None, "no JSON")
+    refused(await both.post(ROUTE, content=b"{", headers=json_type), 400, wrong, None, "not JSON")
     refused(await both.post(ROUTE, content=b"{}"), 415, wrong, None, "content-type is not set")
     refused(await both.get(ROUTE), 405, wrong, None, "GET /v1/embeddings")
     refused(await both.post("/v1/chat/completions", json={}), 404, wrong, None, "POST /v1/chat/completions")
 
 
 async def test_too_much_is_refused(client: MakeClient) -> None:
-    async with client(max_body_bytes=100, max_inputs=2, truncate=False) as http:
+    async with client(payload_limit=100, max_client_batch_size=2, auto_truncate=False) as http:
         large = json.dumps({"input": "a" * 100}).encode()
         response = await http.post(ROUTE, content=large, headers={"content-type": "application/json"})
         refused(response, 413, "invalid_request_error", None, "at most 100 are allowed")
@@ -203,9 +203,9 @@ async def test_too_much_is_refused(client: MakeClient) -> None:
         refused(many, 422, "invalid_request_error", None, "3 texts in one request; at most 2")
         long = await http.post(ROUTE, json={"input": "a " * 30})
         refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 30 tokens")
-    async with client(max_text_characters=9) as http:
-        long = await http.post(ROUTE, json={"input": "a " * 30})
-        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 60 characters")
+    async with client() as http:
+        long = await http.post(ROUTE, json={"input": "a" * 1_000_001})
+        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 1000001 characters")
 
 
 async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> None:
@@ -214,7 +214,7 @@ async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> 
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post(ROUTE, json={"input": "a"}))
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             full = await http.post(ROUTE, json={"input": "a"})
             refused(full, 429, "rate_limit_error", "rate_limit_exceeded", "11 tokens are in flight")
             assert int(full.headers["retry-after"]) >= 1
@@ -233,7 +233,7 @@ async def test_a_bug_is_a_fault_of_the_server(both: httpx.AsyncClient, monkeypat
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("service.routes.openai.finish", broken)
+    monkeypatch.setattr("service.http.openai.finish", broken)
     response = await both.post(ROUTE, json={"input": "a"})
     refused(response, 500, "server_error", None, "its log says more")
     assert "secret" not in response.text

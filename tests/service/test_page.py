@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import httpx
 import pytest
 
-from service.routes.page import ASSETS
+from service.http.pages import ASSETS
 
 pytestmark = pytest.mark.anyio
 

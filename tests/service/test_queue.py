@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from service.queue import FairQueue, Waiting
+from service.inference.queue import FairQueue, Waiting
 
 Queue = FairQueue[Waiting]
 
@@ -29,10 +29,9 @@ def seeds(queue: Queue, count: int) -> str:
 
 
 def held(queue: Queue) -> int:
-    """Every place that anything takes in the queue."""
-    shelves = queue._shelves
-    assert sorted(shelves) == queue._costs
-    return len(queue._turns) + sum(map(len, shelves.values())) + len(shelves) + len(queue._clients)
+    """How much the queue stores."""
+    assert len(queue._by_tag) == len(queue._by_cost) == len(queue)
+    return len(queue._by_tag) + len(queue._by_cost) + len(queue._clients)
 
 
 @pytest.mark.parametrize("served", [0, 1, 100])

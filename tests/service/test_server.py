@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import PATIENCE, ROOT, MakeBundle, Process, Serve, distinct, has_cuda, wait_until
+from harness import PATIENCE, ROOT, MakeBundle, Process, Serve, default_model, distinct, has_cuda, wait_until
 from live import (
     BODY,
     Gate,
@@ -33,14 +33,14 @@ from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 from service.__main__ import main
 from service.app import create_app
 from service.errors import BadSettings
-from service.health import HUNG
+from service.monitoring.health import HUNG
 from service.server import FORCED, bind
 from service.settings import Settings
 
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, bundle: Path) -> Process:
-    return serve("--bundle", str(bundle), "--threads", "1", "--max-body-bytes", "10000")
+    return serve("--bundle", str(bundle), "--threads", "1", "--payload-limit", "10000")
 
 
 def test_a_body_in_slow_pieces(server: Process) -> None:
@@ -104,9 +104,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(server: Process) -> None
 
 def test_a_client_that_leaves_costs_nothing(bundle: Path) -> None:
     app = create_app(Settings(bundle=bundle, threads=1))
-    embedder = app.state.models.get(None)
+    embedder = default_model(app).embedder
     with served(app) as url:
-        gate = Gate(embedder)
+        gate = Gate(default_model(app).session)
         with connect(url) as first:
             first.sendall(request({"inputs": "a man"}))
             wait_until(lambda: gate.batches == [1])
@@ -188,7 +188,6 @@ def test_a_drain_that_cuts_an_answer_short_says_so(serve: Serve, make_bundle: Ma
     assert re.search(r" POST /embed status=200 .* error_type=Unhealthy ", process.log)
     assert "drained requests=0 given_up=1 answered_in_all=0" in process.log
     assert "Traceback" not in process.log
-    assert "ASGI" not in process.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -210,7 +209,7 @@ def test_a_delay_before_the_end_in_which_requests_are_answered(serve: Serve, bun
     assert embed(process.url, ["a man"]).shape == (1, DIMENSION)
     assert metrics(process.url)["cloze_ready"] == 0
     assert process.end(signal.SIGTERM) == 0
-    assert "not ready any more; stopping in 600 s" in process.log
+    assert "no longer ready; stopping in 600 s" in process.log
     assert re.search(r"drained requests=\d+ given_up=0", process.log)
 
 
@@ -222,7 +221,7 @@ def test_a_delay_ends_by_itself(serve: Serve, bundle: Path) -> None:
 
 def test_sigterm_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
     """The client is told, and the process ends all the same, with a status that says why."""
-    limits = ["--stall-seconds", "0.5", "--fault-seconds", "600", "--drain-seconds", "1"]
+    limits = ["--stall-seconds", "0.5", "--drain-seconds", "1"]
     process = serve("--bundle", str(make_bundle(model=hanging())), "--threads", "1", *limits)
     with connect(process.url) as stream:
         stream.sendall(request({"inputs": "two dogs"}))
@@ -231,13 +230,13 @@ def test_sigterm_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> N
         status, body = answer(stream)
     assert (status, json.loads(body)["error_type"]) == (503, "Unhealthy")
     assert process.wait() == HUNG, process.log
-    assert "given_up=1" in process.log or "a batch hangs still" in process.log
+    assert "given_up=1" in process.log or "a batch still hangs" in process.log
 
 
 @pytest.mark.parametrize("option", [[], ["--check"]])
 def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: list[str]) -> None:
     bundle = make_bundle(model=hanging(), template='two dogs "[X]" means [MASK].')
-    found = run("--bundle", str(bundle), "--threads", "1", "--stall-seconds", "0.5", "--fault-seconds", "0.5", *option)
+    found = run("--bundle", str(bundle), "--threads", "1", "--stall-seconds", "0.35", *option)
     assert (found.returncode, found.stdout) == (HUNG, "")
     assert found.stderr.endswith("model tiny: warming up has hung for 1 s: the process ends with status 70\n")
 
@@ -293,20 +292,20 @@ BAD_STARTS = [
     ([], "bundle is not set"),
     (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
     (["--bundle", "absent"], "absent is not a folder"),
-    (["--bundle", "TMP/empty"], "is no bundle and holds none"),
+    (["--bundle", "TMP/empty"], "is not a bundle and contains none"),
     (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     (["--bundle", "TMP/missing"], "tokenizer.json is missing"),
-    (["--bundle", "TMP/two"], "has several models and none is the default; set model to one of a, b"),
-    (["--bundle", "TMP/two", "--model", "c"], "model is 'c', and"),
-    (["--bundle", "BUNDLE", "--model", "c"], "model is 'c', and"),
+    (["--bundle", "TMP/two"], "has several models and no default; set model to one of a, b"),
+    (["--bundle", "TMP/two", "--model", "c"], "model is 'c', but"),
+    (["--bundle", "BUNDLE", "--model", "c"], "model is 'c', but"),
     (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
     pytest.param(["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA", marks=no_cuda),
     (["--bundle", "BUNDLE", "--stall-seconds", "0"], "--stall-seconds (CLOZE_STALL_SECONDS) is '0'"),
-    (["--bundle", "BUNDLE", "--host", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
-    (["--bundle", "BUNDLE", "--api-key-file", "TMP/absent"], "cannot read the API keys"),
-    (["--bundle", "BUNDLE", "--api-key-file", "TMP/few"], "has 5 characters; at least 16 are needed"),
-    (["--bundle", "BUNDLE", "--api-key-file", "TMP/nothing"], "holds no API key"),
-    (["--bundle", "BUNDLE", "--admin-key-file", "TMP/twice"], "is the same as another key"),
+    (["--bundle", "BUNDLE", "--hostname", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
+    (["--bundle", "BUNDLE", "--api-keys", "@TMP/absent"], "cannot read the API keys"),
+    (["--bundle", "BUNDLE", "--api-keys", "@TMP/few"], "has 5 characters; at least 16 are needed"),
+    (["--bundle", "BUNDLE", "--api-keys", "@TMP/nothing"], "contains no API key"),
+    (["--bundle", "BUNDLE", "--admin-keys", "@TMP/twice"], "is the same as another key"),
     (["--bundle", "BUNDLE", "--admin-keys", "short"], "has 5 characters; at least 16 are needed"),
 ]
 
@@ -318,7 +317,7 @@ def check(
     """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     monkeypatch.setattr("service.__main__.configure", lambda *_: caplog.set_level("INFO"))
-    monkeypatch.setattr("service.__main__.give_back", lambda: None)
+    monkeypatch.setattr("service.__main__._limit_free_memory", lambda: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
     def run_here(*arguments: str) -> tuple[int, str, str]:
@@ -361,7 +360,7 @@ def test_a_process_ends_so_without_a_check_too(place: Callable[[str], str], argu
     ("host", "words"),
     [
         ("256.256.256.256", "cannot listen on host '256.256.256.256'"),
-        ("a" * 300, "no name of a host; choose another"),
+        ("a" * 300, "not a host name; choose another"),
     ],
 )
 def test_a_host_that_cannot_be_had_is_told(host: str, words: str) -> None:
@@ -375,8 +374,8 @@ def test_a_check_says_what_would_be_served_and_opens_no_port(place: Callable[[st
         found = run("--bundle", place("TMP/two"), "--model", "b", "--provider", "cpu", "--port", port, "--check")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.splitlines() == [
-        f"a: {TEMPLATE!r} read at mask, dimension 16, fp32 on cpu",
-        f"b (default): {TEMPLATE!r} read at mask, dimension 16, fp32 on cpu",
+        f"a: {TEMPLATE!r}, pooling mask, dimension 16, fp32 on cpu",
+        f"b (default): {TEMPLATE!r}, pooling mask, dimension 16, fp32 on cpu",
         "ok",
     ]
 

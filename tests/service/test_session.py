@@ -14,9 +14,9 @@ from tiny_bundle import DIMENSION, graph
 
 from encoding.bundle import Bundle
 from encoding.errors import BundleError
-from service import session as module
 from service.errors import BackendFailed, SessionError
-from service.session import PROFILES, Session
+from service.inference import session as module
+from service.inference.session import PROFILES, Session
 
 TEXTS = ["a man plays the guitar", "dogs", "", "two dogs run " * 20]
 

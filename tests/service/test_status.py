@@ -7,15 +7,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from harness import ROOT, Hold, MakeApp, MakeClient, open_client, samples_of, until
+from harness import Hold, MakeApp, MakeClient, default_model, open_client, samples_of, services, until
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vocabulary
 
 from encoding.bundle import Bundle
 from encoding.text import Batch
-from service.errors import ERROR_TYPES, BackendFailed
-from service.metrics import MODEL_ROUTES, REASONS, ROUTES, table
-from service.session import Session
+from service.errors import BackendFailed
+from service.inference.session import Session
+from service.monitoring.metrics import MODEL_ROUTES, REASONS, ROUTES
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def test_ready_says_why_it_is_not_and_is_again(
     client: MakeClient, two_bundles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that fails on everything is not ready; the process lives, and the other model answers."""
-    run = Session.run
+    run = Session._infer
 
     def lost(self: Session, batch: Batch) -> NDArray[np.float32]:
         if self.dimension == DIMENSION:
@@ -44,7 +44,7 @@ async def test_ready_says_why_it_is_not_and_is_again(
 
     async with client(bundle=two_bundles, model="tiny") as http:
         with monkeypatch.context() as patch:
-            patch.setattr(Session, "run", lost)
+            patch.setattr(Session, "_infer", lost)
             assert (await http.get("/health/ready")).status_code == 200  # nothing has failed yet
             assert (await http.post("/embed", json={"inputs": "a"})).status_code == 424
             for path in ("/health", "/health/ready", "/models/tiny/health"):
@@ -62,11 +62,11 @@ async def test_ready_says_why_it_is_not_and_is_again(
 
 
 async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> None:
-    for app, status in ((make_app(stall_seconds=60), 200), (make_app(stall_seconds=0.5, fault_seconds=60), 503)):
+    for app, status in ((make_app(stall_seconds=60), 200), (make_app(stall_seconds=0.5), 503)):
         async with open_client(app) as http:
             with hold():
                 work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-                await until(lambda app=app: app.state.device.busy_for > 0.5)
+                await until(lambda app=app: services(app).executors.busy_for > 0.5)
                 for path in ("/health/ready", "/models/tiny/health"):
                     response = await http.get(path)
                     assert response.status_code == status
@@ -78,8 +78,13 @@ async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold) -> N
 
 async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
     loaded = Bundle.load(settings.bundle)
-    limits = {"max_text_characters": 14, "max_body_bytes": 1500}
-    async with client(max_inputs=11, max_requests=12, truncate=False, max_batch_tokens=99, **limits) as http:
+    async with client(
+        max_client_batch_size=11,
+        max_concurrent_requests=12,
+        auto_truncate=False,
+        max_batch_tokens=99,
+        payload_limit=1500,
+    ) as http:
         info = (await http.get("/info")).json()
     assert info == {
         "model_id": "tiny",
@@ -104,7 +109,8 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "token_ids": False,
         "vocabulary_size": len(vocabulary()),
         "max_tokens_in_flight": settings.max_tokens_in_flight,
-        **limits,
+        "max_text_characters": 1_000_000,
+        "max_body_bytes": 1500,
         "max_similarities": 4_194_304,
         "max_tokenize_characters": 262_144,
         "max_decode_ids": 262_144,
@@ -186,7 +192,7 @@ async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None
     short, longer = len(sequence("a")), len(sequence("a man plays"))
     tokens = short + longer + MAX_TOKENS
     assert found["cloze_requests_total{route=/embed,status=200}"] == 1
-    assert found["cloze_requests_total{route=/models/{model}/embed,status=400}"] == 1
+    assert found["cloze_requests_total{route=/embed,status=400}"] == 1
     assert found["cloze_requests_total{route=/v1/embeddings,status=500}"] == 1
     assert found["cloze_requests_total{route=other,status=404}"] == 1
     assert found["cloze_failures_total{reason=Empty}"] == found["cloze_failures_total{reason=Backend}"] == 1
@@ -204,13 +210,13 @@ async def test_requests_and_batches_are_counted_once(client: MakeClient) -> None
 
 
 async def test_what_is_at_work_is_seen(make_app: MakeApp, hold: Hold) -> None:
-    app = make_app(max_tokens_in_flight=500, max_requests=7)
+    app = make_app(max_tokens_in_flight=500, max_concurrent_requests=7)
     async with open_client(app) as http:
         with hold():
             first = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))
-            await until(lambda: app.state.device.busy_for)
+            await until(lambda: services(app).executors.busy_for)
             second = asyncio.create_task(http.post("/embed", json={"inputs": ["two", "a man", "two"]}))
-            await until(lambda: app.state.models.get(None).batcher.waiting_items)
+            await until(lambda: default_model(app).embedder.batcher.waiting_items)
             found = samples_of((await http.get("/metrics")).text)
         await asyncio.gather(first, second)
         after = samples_of((await http.get("/metrics")).text)
@@ -240,9 +246,7 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
     assert "swagger" in page.text
     for path, error in (
         ("/embed", "/ErrorBody"),
-        ("/models/{model}/embed", "/ErrorBody"),
-        ("/embeddings", "/FaultBody"),
-        ("/models/{model}/v1/embeddings", "/FaultBody"),
+        ("/v1/embeddings", "/OpenAIErrorBody"),
     ):
         post = document["paths"][path]["post"]
         name = "EmbeddingsRequest" if path.endswith("/embeddings") else "EmbedRequest"
@@ -255,25 +259,6 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
     native = ("/embed", "/similarity", "/search", "/tokenize", "/decode")
     assert set(document["paths"]) == {
         *native,
-        *(f"/models/{{model}}{path}" for path in native),
-        *("/", "/models/{model}", "/info", "/models/{model}/info", "/models/{model}/health"),
-        *("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/{model}", "/models"),
-        *("/models/{model}/v1/embeddings", "/models/{model}/v1/models"),
+        *("/", "/info", "/v1/embeddings", "/v1/models", "/v1/models/{model}"),
         *("/health", "/health/ready", "/health/live", "/health/startup", "/metrics", "/admin/reload"),
     }
-
-
-def documented(name: str) -> str | None:
-    """What stands between the page's markers."""
-    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-    found = re.search(f"<!-- {name} -->\n(.*?)\n<!-- end of {name} -->", page, re.DOTALL)
-    return found and found[1]
-
-
-def test_the_documented_metrics_are_the_code() -> None:
-    assert documented("metrics") == table(), "paste the output of `python -m service.metrics` between the markers"
-
-
-def test_every_error_type_is_documented() -> None:
-    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("clients.md", "operators.md"))
-    assert [name for name in ERROR_TYPES if f"`{name}`" not in pages] == []

@@ -1,0 +1,1 @@
+"""The service over HTTP: middleware, routes and what they take and give."""

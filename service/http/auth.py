@@ -1,0 +1,155 @@
+"""API keys: who sends a request, and whether the request is allowed.
+
+`Keys` holds digests only, so that neither a repr nor a traceback can show a key. `Authentication` decides what a path
+needs: nothing, an API key or an admin key.
+
+    authentication = Authentication(Keys.load(api_keys), Keys.load(admin_keys), public=("/", "/health*"))
+    client = authentication.client(scope)  # before the application; raises Unauthorized
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from service.errors import BadSettings, Unauthorized
+
+SHORTEST: Final = 16  # characters of a key
+ADMIN: Final = "/admin/"
+VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Digests of the keys, each with its client's name. Two keys may share a name while one replaces the other."""
+
+    names: tuple[str, ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+    @classmethod
+    def load(cls, setting: str) -> Self:
+        """Read the keys of a setting, separated by commas; `@FILE` stands for the keys in a file.
+
+        The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
+        without a name is named by its position, `key-1`. Raises BadSettings, which never contains a key.
+        """
+        names: list[str] = []
+        digests: list[bytes] = []
+        for place, name, key in _read_setting(setting):
+            _check(place, name, key)
+            digest = _digest(key)
+            if digest in digests:
+                raise BadSettings(f"{place} is the same as another key; remove it, or give the client its own")
+            names.append(name or f"key-{len(names) + 1}")
+            digests.append(digest)
+        return cls(tuple(names), tuple(digests))
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(self.names)})"
+
+    def client(self, header: str | None) -> str:
+        """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
+
+        Raises Unauthorized, which never contains what was sent. Every key is compared, whether or not one has matched.
+        """
+        if header is None:
+            raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
+        sent, found = _digest(_credentials(header)), None
+        for name, digest in zip(self.names, self.digests, strict=True):
+            if hmac.compare_digest(sent, digest):
+                found = name
+        if found is None:
+            raise Unauthorized("the API key is not known; ask the service's operator for one")
+        return found
+
+
+class Authentication:
+    """Which paths need which key.
+
+    Paths in `public` need none when they are read (GET, HEAD); an entry that ends in `*` stands for every path with
+    that beginning. Without API keys the service is open; paths under /admin/ always need an admin key.
+    """
+
+    def __init__(self, keys: Keys, admin: Keys, public: Sequence[str]) -> None:
+        self.keys = keys
+        self.admin = admin
+        self._public = frozenset(path for path in public if not path.endswith("*"))
+        self._public_under = tuple(path.removesuffix("*") for path in public if path.endswith("*"))
+
+    def client(self, scope: Scope) -> str:
+        """Name the client of a request: its key's name, or the address it came from. Raises Unauthorized."""
+        sent = Headers(scope=scope).getlist("authorization")
+        if len(sent) > 1:
+            raise Unauthorized(f"{len(sent)} authorization headers were sent; send one")  # a proxy may read the other
+        header = sent[0] if sent else None
+        if scope["path"].startswith(ADMIN):
+            if not self.admin:
+                raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS")
+            return self.admin.client(header)
+        if self.keys and not self._is_public(scope):
+            return self.keys.client(header)
+        return peer(scope)
+
+    def _is_public(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        return scope["method"] in ("GET", "HEAD") and (path in self._public or path.startswith(self._public_under))
+
+
+def peer(scope: Scope) -> str:
+    """Return the address that a request came from; `local` for a Unix socket."""
+    return str(scope["client"][0]) if scope.get("client") else "local"
+
+
+def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what an error calls each key, its name and the key; a stray comma is ignored."""
+    words = [word.strip() for word in setting.split(",") if word.strip()]
+    if setting and not words:
+        raise BadSettings("the setting of the API keys contains no key; write at least one, or unset it")
+    for number, word in enumerate(words, 1):
+        if word.startswith("@"):
+            yield from _read_file(Path(word[1:]))
+        else:
+            yield f"API key {number} of the setting", "", word
+
+
+def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise BadSettings(f"cannot read the API keys in {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise BadSettings(f"{file} is not UTF-8 text; write one API key per line") from None  # the error has the keys
+    keys = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
+    if not keys:
+        raise BadSettings(f"{file} contains no API key; write one per line, or unset the setting")
+    for number, words in keys:
+        name, key = words if len(words) == 2 else ("", " ".join(words))
+        yield f"the API key in line {number} of {file}", name, key
+
+
+def _check(place: str, name: str, key: str) -> None:
+    if name and not NAME.fullmatch(name):
+        raise BadSettings(f"{place}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
+    if not VISIBLE.fullmatch(key):
+        raise BadSettings(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
+    if len(key) < SHORTEST:
+        raise BadSettings(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
+
+
+def _credentials(header: str) -> str:
+    scheme, _, key = header.strip().partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else header.strip()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

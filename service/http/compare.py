@@ -1,0 +1,111 @@
+"""POST /similarity and POST /search: cosines between the texts of one request. POST / accepts /embed's body as well."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Body, Request, Response
+
+from service.errors import EmptyInput, ValidationFailed, documented
+from service.http.embed import AS_BYTES, JSON, embed, embed_texts, report, write
+from service.http.request import Context, JSONRoute, resolve_model
+from service.http.schemas import (
+    AnyRequest,
+    Found,
+    Lists,
+    Options,
+    Pairs,
+    Rows,
+    SearchRequest,
+    Sentences,
+    SimilarityRequest,
+)
+from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
+
+Cosines = list[float] | list[list[float]]
+
+MAX_SIMILARITIES: Final = 2**22  # of one matrix: 8 192 × 8 192 cosines would be a gigabyte of JSON
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+class Layout(NamedTuple):
+    """The texts of a comparison, the field of the body at each index, and what is computed from their vectors."""
+
+    texts: list[str]
+    field: Callable[[int], str]
+    compare: Callable[[Vectors], Array]
+
+
+@router.post("/similarity", response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
+async def similarity(body: SimilarityRequest, context: Context) -> Response:
+    options = body.parameters or Options()
+    layout = _layout(body.inputs)
+    model = resolve_model(context, body.model, options.model)
+    found = await embed(layout.texts, context, model, options.truncate, options.direction, layout.field)
+    content = await write(lambda: to_json(layout.compare(np.stack(found.rows))), context, found)
+    return Response(content, media_type=JSON, headers=report(found, context, model))
+
+
+@router.post("/", response_model=Rows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the body")
+async def either(body: Annotated[AnyRequest, Body()], request: Request, context: Context) -> Response:
+    if isinstance(body, SimilarityRequest):
+        return await similarity(body, context)
+    return await embed_texts(body, request, context)
+
+
+@router.post(
+    "/search", response_model=list[Found], response_model_exclude_none=True, summary="Texts, ranked for a query"
+)
+async def search(body: SearchRequest, context: Context) -> Response:
+    if not body.texts:
+        raise EmptyInput("texts is an empty list; send at least one text")
+    model = resolve_model(context, body.model)
+    texts = [body.query, *body.texts]
+    found = await embed(texts, context, model, body.truncate, body.direction, _field_of_search)
+
+    def rank() -> bytes:
+        scores = cosines(np.stack(found.rows))
+        best = np.argsort(-scores, kind="stable")[: body.top_k]  # equal scores keep the order of the texts
+        ranked: list[dict[str, Any]] = [{"index": int(index), "score": float(scores[index])} for index in best]
+        if body.return_text:
+            ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
+        return orjson.dumps(ranked)
+
+    return Response(await write(rank, context, found), media_type=JSON, headers=report(found, context, model))
+
+
+def _field_of_search(index: int) -> str:
+    return f"texts[{index - 1}]" if index else "query"
+
+
+def _layout(inputs: Sentences | Pairs | Lists) -> Layout:
+    """Raises EmptyInput and ValidationFailed."""
+    match inputs:
+        case Pairs(pairs=[_, *_] as pairs):
+            return Layout(
+                [text for pair in pairs for text in pair],
+                lambda index: f"inputs.pairs[{index // 2}][{index % 2}]",
+                lambda vectors: pair_cosines(vectors[::2], vectors[1::2]),
+            )
+        case Lists(source_sentences=[_, *_] as sources, sentences=[_, *_] as sentences):
+            rows, cells = len(sources), len(sources) * len(sentences)
+            if cells > MAX_SIMILARITIES:
+                raise ValidationFailed(
+                    f"the two lists make {cells} cosines; at most {MAX_SIMILARITIES} are allowed: send shorter lists"
+                )
+            return Layout(
+                [*sources, *sentences],
+                lambda index: (
+                    f"inputs.source_sentences[{index}]" if index < rows else f"inputs.sentences[{index - rows}]"
+                ),
+                lambda vectors: cosine_matrix(vectors[:rows], vectors[rows:]),
+            )
+        case Sentences(sentences=[_, *_] as sentences):
+            return Layout(
+                [inputs.source_sentence, *sentences],
+                lambda index: f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence",
+                cosines,
+            )
+    raise EmptyInput("a list in inputs is empty; send at least one text")

@@ -1,0 +1,131 @@
+"""POST /embed, and what every route that embeds texts shares: embedding for a request, and reporting what it cost."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from time import perf_counter, time_ns
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from encoding.errors import TextError
+from encoding.text import Direction
+from service.errors import ValidationFailed, documented
+from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, resolve_model
+from service.http.schemas import EmbedRequest, Rows
+from service.inference.embedder import Embeddings, Inputs
+from service.inference.model import Model
+from service.inference.vectors import Vectors, finish, to_bytes, to_json
+
+T = TypeVar("T")
+
+BYTES: Final = "application/octet-stream"
+JSON: Final = "application/json"
+QUALITY: Final = re.compile(r";\s*q\s*=\s*([01](?:\.\d*)?)")
+SMALL: Final = 4096  # numbers that are written in a fraction of a millisecond
+
+AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "A vector for each text. Where the Accept header prefers bytes: the rows one after the other, "
+        "little-endian, of the type in x-embedding-type and the shape in x-embedding-shape",
+        "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+@router.post("/embed", response_model=Rows, responses=AS_BYTES, summary="A vector for each text")
+async def embed_texts(body: EmbedRequest, request: Request, context: Context) -> Response:
+    model = resolve_model(context, body.model)
+    check_dimensions(body.dimensions, model)
+    inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
+    found = await embed(inputs, context, model, body.truncate, body.direction)
+    format = body.encoding_format or "float"
+
+    def vectors() -> Vectors:
+        return finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+
+    if not _prefers_bytes(request.headers.get("accept", "")):
+        content = await write(lambda: to_json(vectors(), format), context, found)
+        return Response(content, media_type=JSON, headers=report(found, context, model))
+    raw = await write(lambda: to_bytes(vectors(), format), context, found)
+    headers = {"x-embedding-type": raw.dtype, "x-embedding-shape": "{},{}".format(*raw.shape)}
+    return Response(raw.content, media_type=BYTES, headers=report(found, context, model) | headers)
+
+
+def check_dimensions(dimensions: int | None, model: Model) -> None:
+    """Raise ValidationFailed where more dimensions are asked for than there are."""
+    most = model.bundle.spec.dimension
+    if dimensions is not None and dimensions > most:
+        raise ValidationFailed(f"dimensions is {dimensions}; the model has {most}: ask for that or fewer")
+
+
+async def embed(
+    inputs: Inputs,
+    context: RequestContext,
+    model: Model,
+    truncate: bool | None = None,
+    direction: Direction = "right",
+    field: Callable[[int], str] | None = None,
+) -> Embeddings:
+    """Embed for the client of this request, and record how much it was.
+
+    `field` returns what an error calls the input at an index: the field of the body that the client sent.
+    """
+    services, record = context.services, context.record
+    record.texts = len(inputs)
+    truncate = services.settings.auto_truncate if truncate is None else truncate
+    begun = time_ns()
+    try:
+        found = await model.embedder.embed(inputs, truncate=truncate, direction=direction, client=record.client)
+    except TextError as error:
+        if type(error) is TextError and not isinstance(inputs[0], str):  # token ids, perhaps of another model
+            error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)
+        if field is not None and error.position is not None:
+            error.subject = field(error.position)
+        raise error from error.__cause__
+    record.tokens = found.tokens
+    if services.tracing.enabled:
+        timing = found.timing._asdict()
+        services.tracing.stages(begun, timing, model=model.name, texts=len(inputs), tokens=found.tokens)
+    return found
+
+
+async def write(task: Callable[[], T], context: RequestContext, found: Embeddings) -> T:
+    """Write an answer in a worker thread, or at once where a thread would take longer."""
+    if sum(row.size for row in found.rows) <= SMALL:
+        return task()
+    return await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, task)
+
+
+def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
+    """Return text-embeddings-inference's headers, in whole milliseconds, and the standard Server-Timing.
+
+    Queue and inference are means over the request's texts; compute is tokenising and the graph, total all until now.
+    """
+    total = perf_counter() - context.record.started
+    ms = {name: 1000 * seconds for name, seconds in (found.timing._asdict() | {"total": total}).items()}
+    return {
+        "x-compute-type": model.session.provider,
+        "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
+        "x-compute-characters": str(found.characters),
+        "x-compute-tokens": str(found.tokens),
+        "x-total-time": f"{ms['total']:.0f}",
+        "x-tokenization-time": f"{ms['tokenize']:.0f}",
+        "x-queue-time": f"{ms['queue']:.0f}",
+        "x-inference-time": f"{ms['inference']:.0f}",
+        "server-timing": ", ".join(f"{name};dur={value:.2f}" for name, value in ms.items()),
+    }
+
+
+def _prefers_bytes(accept: str) -> bool:
+    """Whether an Accept header names bytes, and JSON not at all or with a lower quality (RFC 9110, 12.5.1)."""
+    if BYTES not in accept.lower():
+        return False
+    qualities = {}
+    for each in accept.lower().split(","):
+        quality = QUALITY.search(each)
+        qualities[each.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
+    return qualities.get(BYTES, 0.0) > qualities.get(JSON, 0.0)

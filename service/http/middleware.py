@@ -1,0 +1,285 @@
+"""Request middleware: id, authentication, admission, body limits, deadline, metrics and one log line per request.
+
+Plain ASGI, around the whole application. A path under `/models/NAME` and an unversioned path of OpenAI's are rewritten
+to the one route that serves them; the request's record keeps the path and the model that were asked for.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+from opentelemetry.trace import get_current_span
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from encoding.errors import ClozeError
+from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
+from service.http.auth import Authentication, peer
+from service.inference.admission import Admission
+from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
+from service.monitoring.metrics import CLIENT_GONE, DROPPED, MODEL_ROUTES, OTHER, ROUTES, TOKEN_ROUTES, Metrics
+from service.settings import Settings
+
+DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
+ALIASES: Final = {"/embeddings": "/v1/embeddings", "/models": "/v1/models"}
+OF_MODEL: Final = re.compile(
+    r"/models/([^/]+)(/embed|/similarity|/search|/tokenize|/decode|/info|/health|/v1/embeddings|/v1/models)?"
+)
+ADMIN: Final = "/admin/"
+PATTERNS: Final = {route[: route.index("{")]: route for route in ROUTES if "{" in route}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Traffic:
+    """Counts of requests: in flight, answered to the last byte, and given up because the process had to stop.
+
+    A request that is given up is answered 503, except the `cut_short` ones, whose answer had begun.
+    """
+
+    in_flight: int = 0
+    answered: int = 0
+    given_up: int = 0
+    cut_short: int = 0
+    stopping: bool = False
+
+
+class RequestMiddleware:
+    """Only POSTs are admitted by count and have a deadline: a full service still answers probes and admin requests."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        traffic: Traffic,
+        metrics: Metrics,
+        authentication: Authentication,
+        admission: Admission,
+        respond: Callable[[Scope, Exception], Response],
+    ) -> None:
+        self.app = app
+        self.settings = settings
+        self.traffic = traffic
+        self.metrics = metrics
+        self.authentication = authentication
+        self.admission = admission
+        self.respond = respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        identity = accept_id(Headers(scope=scope).get("x-request-id"))
+        request = RequestRecord(identity, scope["path"], perf_counter(), client=peer(scope))
+        token = current_request.set(request)
+        self.traffic.in_flight += 1
+        try:
+            await _Exchange(self, request, scope, receive, send).serve()
+        finally:
+            self.traffic.in_flight -= 1
+            current_request.reset(token)
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(
+        self, middleware: RequestMiddleware, request: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self.middleware = middleware
+        self.request = request
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        declared = Headers(scope=scope).get("content-length", "")
+        self._declared = int(declared) if declared.isdecimal() else 0  # bytes of the body
+        self._received = 0
+        self._body_read = asyncio.Event()
+        self._status = 0  # 0 until the response has begun
+        self._gone = False
+
+    async def serve(self) -> None:
+        get_current_span().set_attribute("cloze.request_id", self.request.id)  # does nothing without a span
+        traffic = self.middleware.traffic
+        try:
+            await self._admit()
+        except ClientDisconnect:
+            self._status = CLIENT_GONE
+            self.middleware.metrics.failures.labels(DROPPED).inc()
+        except Exception as error:
+            if not isinstance(error, ClozeError):
+                logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
+            if not self._status:
+                await self._refuse(error)
+        except asyncio.CancelledError:
+            if not traffic.stopping:
+                raise
+            traffic.given_up += 1  # the drain lasted too long
+            stopped = Unavailable("the service stopped before it could answer; send the request again")
+            if self._status:  # uvicorn closes the connection of an incomplete response
+                traffic.cut_short += 1
+                self.request.error_type = "Unhealthy"
+            else:
+                await self._refuse(stopped)
+        self._report()
+
+    async def _admit(self) -> None:
+        middleware = self.middleware
+        self.request.client = middleware.authentication.client(self.scope)
+        _rewrite(self.scope, self.request)
+        if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
+            await middleware.app(self.scope, self.receive, self.send)
+            return
+        with middleware.admission.request(self.request.client):
+            await self._run_with_deadline()
+
+    async def _run_with_deadline(self) -> None:
+        """Run the application; stop it at the request's deadline, and when the client has gone.
+
+        The time starts with the request's head, so it includes the time in which the body arrives.
+        """
+        seconds = _deadline(self.scope, self.middleware.settings.request_seconds)
+        running = asyncio.current_task()
+        assert running is not None
+        watch = asyncio.create_task(self._watch(running))
+        try:
+            async with self._timeout(seconds) as timeout:
+                await self.middleware.app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            running.uncancel()
+            raise ClientDisconnect from None
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
+            ) from None
+        finally:
+            watch.cancel()
+
+    async def _watch(self, running: "asyncio.Task[object]") -> None:
+        """Cancel the request when its client has gone, so that its texts leave the queue."""
+        await self._body_read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        running.cancel()
+
+    async def receive(self) -> Message:
+        """Receive a part of the body within its limits of time and size."""
+        seconds, limit = self.middleware.settings.body_seconds, self.middleware.settings.payload_limit
+        if self._declared > DISCARD * limit:
+            raise self._too_large()
+        try:
+            async with self._timeout(seconds):
+                message = await self._receive()
+                while self._discards(message):
+                    message = await self._receive()
+        except TimeoutError:
+            raise RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit") from None
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._body_read.set()
+        return message
+
+    def _timeout(self, seconds: float) -> asyncio.Timeout:
+        """Make a limit of so many seconds since the request's head arrived."""
+        return asyncio.timeout(
+            None if math.isinf(seconds) else max(0.0, self.request.started + seconds - perf_counter())
+        )
+
+    def _discards(self, message: Message) -> bool:
+        """Whether a part is of a body that is too large and still to be read. Raises BodyTooLarge at the end of it."""
+        limit = self.middleware.settings.payload_limit
+        self._received += len(message.get("body", b""))
+        size = max(self._declared, self._received)
+        if size <= limit or message["type"] != "http.request":
+            return False
+        if message.get("more_body") and size <= DISCARD * limit:
+            return True
+        raise self._too_large()
+
+    def _too_large(self) -> BodyTooLarge:
+        limit = self.middleware.settings.payload_limit
+        found = self._declared or f"more than {limit}"
+        return BodyTooLarge(f"the body has {found} bytes; at most {limit} are allowed: send fewer texts at a time")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request.id
+            headers["x-content-type-options"] = "nosniff"  # an error may quote what was sent
+        if message["type"] != "http.response.body" or message.get("more_body"):
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        await self._send({"type": "http.response.body"})  # returns when the client has taken most of the answer
+        self.middleware.traffic.answered += 1
+
+    async def _refuse(self, error: Exception) -> None:
+        response = self.middleware.respond(self.scope, error)
+        await response(self.scope, self.receive, self.send)
+
+    def _report(self) -> None:
+        """Count the request, and log it: POSTs and refused keys at info, other requests at debug."""
+        request, seconds, metrics = self.request, perf_counter() - self.request.started, self.middleware.metrics
+        route = _route(self.scope)
+        if self._status != CLIENT_GONE or self._body_read.is_set():
+            metrics.requests.labels(route, str(self._status)).inc()
+        if request.error_type is not None:
+            metrics.failures.labels(request.error_type).inc()
+        elif route in MODEL_ROUTES and self._status < 400:
+            metrics.request_seconds.labels(route).observe(seconds)
+        fields = {"status": self._status, "ms": round(1000 * seconds, 1), "client": request.client}
+        for name in ("error_type", "model", "texts", "tokens"):
+            if (value := getattr(request, name)) is not None:
+                fields[name] = value
+        level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
+        logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
+
+
+def _rewrite(scope: Scope, request: RequestRecord) -> None:
+    """Replace an alias by the path of its route, and a path under /models/NAME by the route's path and the model."""
+    if scope["path"] in ALIASES:
+        scope["path"] = ALIASES[scope["path"]]
+    elif found := OF_MODEL.fullmatch(scope["path"]):
+        name, rest = found.groups()
+        if rest or scope["method"] == "POST":
+            scope["path"], request.model = rest or "/", name
+        else:
+            scope["path"] = f"/v1/models/{name}"
+
+
+def _route(scope: Scope) -> str:
+    """Return the metrics' label of a request's route, also of one that was refused before it reached its route."""
+    method, path = scope["method"], scope["path"]
+    under, slash, name = path.rpartition("/")
+    route = path if path in ROUTES else PATTERNS.get(under + slash, OTHER) if name else OTHER
+    if method == "POST" or route not in (*MODEL_ROUTES, *TOKEN_ROUTES):
+        return route
+    return "GET /" if path == "/" and method in ("GET", "HEAD") else OTHER
+
+
+def _deadline(scope: Scope, most: float) -> float:
+    """Return the seconds that a request has: the setting's, or fewer where its `x-request-timeout` says so."""
+    asked = Headers(scope=scope).get("x-request-timeout")
+    if asked is None:
+        return most
+    try:
+        seconds = float(asked)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValidationFailed(f"the header x-request-timeout is {asked!r:.50}; write seconds, more than 0")
+    return min(seconds, most)

@@ -1,0 +1,116 @@
+"""OpenAI's routes: POST /v1/embeddings and GET /v1/models. The rows always have length 1, as OpenAI's have.
+
+Unknown fields, such as `user`, are ignored.
+"""
+
+from typing import Annotated, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.errors import documented
+from service.http.embed import JSON, check_dimensions, embed, report, write
+from service.http.request import Context, Inputs, JSONRoute, as_list, resolve_model
+from service.http.schemas import Options
+from service.inference.model import Model
+from service.inference.vectors import Format, finish, rows
+
+
+class EmbeddingsRequest(Options):
+    """One text or several, each to a vector of length 1. OpenAI's client sends other fields in `extra_body`."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"input": ["A man plays a guitar."]}})
+
+    input: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
+    encoding_format: Format | None = Field(
+        None, description="null or float; base64, as OpenAI's clients ask for; the others as in /embed"
+    )
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+
+
+class Embedding(BaseModel):
+    """One row."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str
+
+
+class Usage(BaseModel):
+    """Tokens of all sequences, the template's included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """One row for each input, in order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    """One model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="seconds since 1970, when the bundle was written")
+    owned_by: Literal["cloze"] = "cloze"
+
+
+class ModelList(BaseModel):
+    """Every model that is served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+router = APIRouter(prefix="/v1", tags=["openai"])  # errors below this prefix have OpenAI's shape
+posts = APIRouter(route_class=JSONRoute, responses=documented(openai=True))
+
+
+@posts.post("/embeddings", response_model=EmbeddingsResponse, summary="A vector for each text")
+async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
+    model = resolve_model(context, body.model)
+    check_dimensions(body.dimensions, model)
+    inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
+    found = await embed(inputs, context, model, body.truncate, body.direction)
+
+    def as_json() -> bytes:
+        """Write the parts in OpenAI's order, the rows one by one."""
+        vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.dimensions)
+        data = b",".join(
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
+            for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
+        )
+        usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
+        return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model.name), usage)
+
+    content = await write(as_json, context, found)
+    return Response(content, media_type=JSON, headers=report(found, context, model))
+
+
+@router.get("/models", responses=documented(401, openai=True), summary="What is served")
+async def list_models(context: Context) -> ModelList:
+    """List every model; under /models/NAME that model alone."""
+    models = [resolve_model(context)] if context.record.model else context.services.models
+    return ModelList(data=[_card(model) for model in models])
+
+
+@router.get("/models/{model}", responses=documented(401, 404, openai=True), summary="One of these")
+async def one_model(
+    model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
+) -> ModelCard:
+    return _card(resolve_model(context, model))
+
+
+def _card(model: Model) -> ModelCard:
+    return ModelCard(id=model.name, created=model.bundle.created)
+
+
+router.include_router(posts)

@@ -1,0 +1,224 @@
+"""What every route needs of a request: the services, the JSON body, its texts and token ids.
+
+FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON. A
+route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies can hold millions of items and are
+checked on the event loop, so each type here is checked in one pass and stops at its first error.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import FailFast, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from service.errors import EmptyInput, InvalidJSON, ModelNotFound, UnsupportedMediaType, ValidationFailed, too_many
+from service.http.middleware import Traffic
+from service.inference.admission import Admission
+from service.inference.embedder import MAX_TEXT_CHARACTERS
+from service.inference.embedder import Inputs as EmbedderInputs
+from service.inference.model import Model
+from service.inference.models import Models
+from service.inference.threads import Executors
+from service.monitoring.health import Health
+from service.monitoring.logs import RequestRecord, current_request
+from service.monitoring.metrics import Metrics
+from service.monitoring.tracing import Tracing
+from service.settings import Settings
+
+SWITCH: Final = (
+    "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
+)
+FOREIGN: Final = (
+    "token ids are not accepted, since those of another model look the same and would give wrong vectors without an "
+    f"error. {SWITCH}. If they are, start the service with --token-ids"
+)
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that the application consists of."""
+
+    settings: Settings
+    models: Models
+    executors: Executors
+    admission: Admission
+    metrics: Metrics
+    traffic: Traffic
+    health: Health
+    tracing: Tracing
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The services, and the record of the request that is being served."""
+
+    services: Services
+    record: RequestRecord
+
+
+async def _context(request: Request) -> RequestContext:
+    record = current_request.get()
+    assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
+    return RequestContext(request.app.state.services, record)
+
+
+Context = Annotated[RequestContext, Depends(_context)]
+
+
+def resolve_model(context: RequestContext, *names: str | None) -> Model:
+    """Return the model that the path or the body names, or the default.
+
+    Raises ModelNotFound, and ValidationFailed where two models are named.
+    """
+    models, record = context.services.models, context.record
+    asked = list(dict.fromkeys(filter(None, (record.model, *names))))
+    if len(asked) > 1:
+        raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
+    found = models.served.get(asked[0] if asked else models.default)
+    if found is None:
+        raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {', '.join(models.served)}")
+    record.model = found.name
+    return found
+
+
+def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids: bool) -> EmbedderInputs:
+    """Return one input as a list of one. Raises EmptyInput, and ValidationFailed for token ids that are not allowed."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
+        raise EmptyInput("the input is an empty list; send at least one text")
+    if isinstance(inputs[0], str):
+        return inputs
+    if not token_ids:
+        raise ValidationFailed(FOREIGN)
+    return [inputs] if isinstance(inputs[0], int) else inputs
+
+
+class JSONRoute(APIRoute):
+    """A route whose body is JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding", ""))
+            body = await request.body()
+            try:
+                value = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
+            settings: Settings = request.app.state.services.settings
+            _check_lists(value, settings.max_client_batch_size)
+            request._json = value
+            return await handle(request)
+
+        return read_and_handle
+
+
+def _check_headers(content_type: str | None, encoding: str) -> None:
+    essence = (content_type or "").partition(";")[0].strip().lower()
+    if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+        found = (content_type or "not set")[:100]
+        raise UnsupportedMediaType(f"content-type is {found}; send 'content-type: application/json'")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(f"content-encoding is {encoding[:100]}; send the body without compression")
+
+
+def _check_lists(body: Any, max_texts: int) -> None:
+    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop."""
+    for found in _lists(body):
+        ids = bool(found) and isinstance(found[0], int)
+        limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
+        if len(found) > limit:
+            raise too_many(len(found), things, limit)
+
+
+def _lists(body: Any) -> Iterator[list[Any]]:
+    """Yield the lists among the fields and among those of `inputs`; other lists are inside these."""
+    for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
+        if isinstance(fields, dict):
+            yield from (value for value in fields.values() if isinstance(value, list))
+
+
+def _inputs(value: Any) -> Any:
+    """Name the first item that is wrong; pydantic's union would name an error for every branch."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
+        )
+    if _are_texts(value) or _are_ids(value) or _are_lists_of_ids(value):
+        return value
+    wanted = _shape_of(value[0])
+    index = next(index for index, item in enumerate(value) if _shape_of(item) != wanted or wanted == "other")
+    raise PydanticCustomError(
+        "inputs",
+        "item {index} should be {wanted}, not {kind}",
+        {"index": index, "wanted": WANTED[wanted], "kind": _kind(value[index])},
+    )
+
+
+WANTED: Final = {"text": "a text", "id": "a token id, as the first is", "ids": "a list of token ids", "other": "a text"}
+
+
+def _shape_of(item: Any) -> str:
+    if isinstance(item, str):
+        return "text"
+    if _are_ids([item]):
+        return "id"
+    return "ids" if isinstance(item, list) and _are_ids(item) else "other"
+
+
+def _are_texts(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {str}
+
+
+def _are_ids(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {int} and min(items, default=0) >= 0  # the encoder checks the vocabulary
+
+
+def _are_lists_of_ids(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {list} and _are_ids(list(chain.from_iterable(items)))
+
+
+KINDS: Final = {
+    str: "a text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    dict: "an object",
+    type(None): "null",
+    list: "a list",
+}
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), "that")
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and _are_texts(value)):
+        return value
+    raise PydanticCustomError("texts", "should be a text or a list of texts")
+
+
+def _ids(value: Any) -> Any:
+    if isinstance(value, list) and (_are_ids(value) or _are_lists_of_ids(value)):
+        return value
+    raise PydanticCustomError("ids", "should be a list of token ids, or a list of such lists")
+
+
+TokenId = Annotated[int, Field(ge=0)]
+AnyInputs = str | list[str] | list[int] | list[list[int]]
+OneOrMany = str | list[str]
+AnyIds = list[TokenId] | list[list[TokenId]]
+Inputs = Annotated[AnyInputs, PlainValidator(_inputs, json_schema_input_type=AnyInputs)]
+Texts = Annotated[OneOrMany, PlainValidator(_texts, json_schema_input_type=OneOrMany)]
+Ids = Annotated[AnyIds, PlainValidator(_ids, json_schema_input_type=AnyIds)]
+TextList = Annotated[list[str], FailFast()]

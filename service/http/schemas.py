@@ -1,0 +1,213 @@
+"""Bodies of the native routes: text-embeddings-inference's wire format, and more. Unknown fields are ignored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from encoding.text import Direction
+from service.http.request import Ids, Inputs, TextList, Texts
+from service.inference.vectors import Format
+
+
+def _no_prompts(value: Any) -> None:
+    if value is not None:
+        raise PydanticCustomError(
+            "prompt_name", "a bundle has no prompts; every text is put into its template, which /info shows"
+        )
+
+
+ModelName = Annotated[str | None, Field(description="Name of the model; null: the default")]
+Rows = list[list[float]] | list[list[int]] | list[str]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _Sided(_Body):
+    """The model, and the side from which a text that is too long is truncated."""
+
+    model: ModelName = None
+    truncation_direction: Literal["left", "Left", "right", "Right"] = Field("right", description="The truncated side")
+    prompt_name: Annotated[None, BeforeValidator(_no_prompts)] = Field(None, description="Bundles have no prompts")
+
+    @property
+    def direction(self) -> Direction:
+        return "left" if self.truncation_direction in ("left", "Left") else "right"
+
+
+class Options(_Sided):
+    """How texts are encoded."""
+
+    truncate: bool | None = Field(None, description="Truncate or refuse a text that is too long; null: as /info says")
+
+
+class EmbedRequest(Options):
+    """One text or several, each to a vector."""
+
+    inputs: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
+    normalize: bool = Field(True, description="Give each vector length 1")
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    encoding_format: Format | None = Field(
+        None,
+        description="null or float: JSON numbers; base64: little-endian float32; float16: base64 of little-endian "
+        "float16; int8: integers, each row scaled to 127; binary, ubinary: signs, eight to a byte",
+    )
+
+    model_config = ConfigDict(json_schema_extra={"example": {"inputs": ["A man plays a guitar."]}})
+
+
+class Sentences(_Body):
+    """One text, and the texts it is compared with."""
+
+    source_sentence: str
+    sentences: TextList
+
+
+class Pairs(_Body):
+    """Pairs of texts."""
+
+    pairs: Annotated[list[Annotated[TextList, Field(min_length=2, max_length=2)]], FailFast()]
+
+
+class Lists(_Body):
+    """Every text of the first list with every text of the second."""
+
+    source_sentences: TextList
+    sentences: TextList
+
+
+def _comparison(value: Any) -> str:
+    keys = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, _Body) else ()
+    return "Pairs" if "pairs" in keys else "Lists" if "source_sentences" in keys else "Sentences"
+
+
+class SimilarityRequest(_Body):
+    """Cosines of one text with others, of pairs, or of every text of one list with every text of another."""
+
+    inputs: Annotated[
+        Annotated[Sentences, Tag("Sentences")] | Annotated[Pairs, Tag("Pairs")] | Annotated[Lists, Tag("Lists")],
+        Discriminator(_comparison),
+    ]
+    parameters: Options | None = None
+    model: ModelName = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"inputs": {"source_sentence": "A man plays a guitar.", "sentences": ["Someone makes music."]}}
+        }
+    )
+
+
+def _shape(value: Any) -> str:
+    inputs = value.get("inputs") if isinstance(value, dict) else getattr(value, "inputs", None)
+    return "SimilarityRequest" if isinstance(inputs, dict | Sentences | Pairs | Lists) else "EmbedRequest"
+
+
+AnyRequest = Annotated[
+    Annotated[EmbedRequest, Tag("EmbedRequest")] | Annotated[SimilarityRequest, Tag("SimilarityRequest")],
+    Discriminator(_shape),
+]
+
+
+class SearchRequest(Options):
+    """Texts to rank by their cosine with a query."""
+
+    query: str
+    texts: TextList
+    top_k: int | None = Field(None, ge=1, description="How many texts to return; null: all")
+    return_text: bool = Field(False, description="Return each text with its index")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"query": "Who makes music?", "texts": ["A man plays a guitar.", "Shares fell."], "top_k": 1}
+        }
+    )
+
+
+class Found(BaseModel):
+    """One text of a search: its index in `texts`, its cosine with the query, and the text where it was asked for."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class TokenizeRequest(_Sided):
+    """Texts to show as the model sees them."""
+
+    inputs: Texts
+    add_special_tokens: bool = Field(True, description="Include the tokens of the template, [CLS] and [SEP]")
+
+    model_config = ConfigDict(json_schema_extra={"example": {"inputs": "A man plays a guitar."}})
+
+
+class TokenInfo(BaseModel):
+    """One token. Offsets are characters of the text; tokens that are not part of the text have none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+    template: bool = Field(description="Whether it belongs to the template, not to the text")
+    cut: bool = Field(description="Whether it is truncated, because the text is too long")
+
+
+class DecodeRequest(_Body):
+    """Token ids of the model's own vocabulary to write as text."""
+
+    ids: Ids
+    skip_special_tokens: bool = True
+    model: ModelName = None
+
+    model_config = ConfigDict(json_schema_extra={"example": {"ids": [1037, 2158, 3248, 1037, 2858, 1012]}})
+
+
+class TemplateInfo(BaseModel):
+    """How a text becomes a sequence of tokens, and how its vector is pooled."""
+
+    text: str
+    pooling: str
+    template_tokens: int = Field(description="tokens of the template, [CLS] and [SEP] included")
+    text_tokens: int = Field(description="tokens of a text that fit beside them")
+    final_period: bool
+    denoising: bool
+
+
+class Info(BaseModel):
+    """The model and the limits, under text-embeddings-inference's keys and further ones."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_id: str
+    model_sha: str | None = Field(description="sha256 of the graph's file")
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, str]]
+    max_concurrent_requests: int
+    max_input_length: int = Field(description="tokens of a sequence, template included")
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+    dimension: int
+    provider: str
+    threads: int = Field(description="that run graphs on the CPU")
+    threads_per_batch: int
+    token_ids: bool = Field(description="whether token ids are taken for a text")
+    vocabulary_size: int
+    max_tokens_in_flight: int
+    max_text_characters: int = Field(description="characters, or token ids, of one text")
+    max_body_bytes: int = Field(description="bytes of one request's body")
+    max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
+    max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
+    max_decode_ids: int = Field(description="token ids of one request of /decode")
+    template: TemplateInfo
+    models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
+    default_model: str

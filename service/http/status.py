@@ -1,0 +1,102 @@
+"""What operators ask: GET /health and its parts, /info, /metrics."""
+
+from typing import Final
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service import VERSION
+from service.errors import documented
+from service.http.compare import MAX_SIMILARITIES
+from service.http.request import Context, Services, resolve_model
+from service.http.schemas import Info, TemplateInfo
+from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
+from service.inference.embedder import MAX_TEXT_CHARACTERS
+from service.inference.model import Model
+
+DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+
+probes = APIRouter(tags=["status"], default_response_class=Response)  # these need no key
+router = APIRouter(tags=["status"], responses=documented(401, 404))
+
+
+@probes.head("/health", include_in_schema=False)
+@probes.get("/health", responses=documented(503), summary="Whether every model answers")
+@probes.head("/health/ready", include_in_schema=False)
+@probes.get("/health/ready", responses=documented(503), summary="The same")
+async def ready(context: Context) -> Response:
+    """Return an empty answer where every model answers; a model whose last batch failed is tried. Busy is ready.
+
+    Under /models/NAME only that model counts.
+    """
+    model = resolve_model(context) if context.record.model else None
+    await context.services.health.check(model)
+    return Response()
+
+
+@probes.head("/health/live", include_in_schema=False)
+@probes.get("/health/live", summary="Whether the process answers")
+async def live() -> Response:
+    return Response()
+
+
+@probes.head("/health/startup", include_in_schema=False)
+@probes.get("/health/startup", summary="Whether every model is loaded and warmed up")
+async def startup() -> Response:
+    """Return an empty answer; before that, the port is closed."""
+    return Response()
+
+
+@router.get("/info", summary="The default model, its template and limits")
+async def info(context: Context) -> Info:
+    """Under /models/NAME, describe that model."""
+    return _describe(resolve_model(context), context.services)
+
+
+@probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+async def metrics(context: Context) -> Response:
+    return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _describe(model: Model, services: Services) -> Info:
+    settings, models, threads = services.settings, services.models, services.executors.threads
+    spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
+    return Info(
+        model_id=model.name,
+        model_sha=model.graph,
+        model_dtype=DTYPES[session.precision],
+        served_model_name=model.name,
+        model_type={"embedding": {"pooling": spec.pooling}},
+        max_concurrent_requests=settings.max_concurrent_requests,
+        max_input_length=spec.max_tokens,
+        max_batch_tokens=model.embedder.max_batch_tokens,
+        max_batch_requests=None,
+        max_client_batch_size=settings.max_client_batch_size,
+        auto_truncate=settings.auto_truncate,
+        tokenization_workers=services.executors.tokenization_workers,
+        version=VERSION,
+        sha=None,
+        docker_label=None,
+        dimension=spec.dimension,
+        provider=session.provider,
+        threads=threads.batches * threads.per_batch,
+        threads_per_batch=threads.per_batch,
+        token_ids=settings.token_ids,
+        vocabulary_size=encoder.vocabulary_size,
+        max_tokens_in_flight=settings.max_tokens_in_flight,
+        max_text_characters=MAX_TEXT_CHARACTERS,
+        max_body_bytes=settings.payload_limit,
+        max_similarities=MAX_SIMILARITIES,
+        max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
+        max_decode_ids=MAX_DECODE_IDS,
+        template=TemplateInfo(
+            text=spec.template,
+            pooling=spec.pooling,
+            template_tokens=encoder.template_tokens,
+            text_tokens=encoder.text_tokens,
+            final_period=spec.final_period,
+            denoising=spec.denoising,
+        ),
+        models=models.names,
+        default_model=models.default,
+    )

@@ -1,0 +1,57 @@
+"""POST /tokenize and POST /decode: what the model sees of a text, and token ids as text. No graph runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+from fastapi import APIRouter, Response
+
+from service.errors import EmptyInput, ValidationFailed, documented, too_many
+from service.http.request import Context, JSONRoute, RequestContext, resolve_model
+from service.http.schemas import DecodeRequest, TokenInfo, TokenizeRequest
+
+MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
+MAX_DECODE_IDS: Final = 2**18  # a body of eight million would occupy a worker for seconds
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+@router.post("/tokenize", response_model=list[list[TokenInfo]], summary="What the model sees, and what is truncated")
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    model = resolve_model(context, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if not texts:
+        raise EmptyInput("inputs is an empty list; send at least one text")
+    model.embedder.check_lengths(texts)
+    if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
+        raise ValidationFailed(
+            f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
+        )
+    encoder, special = model.bundle.text_encoder, body.add_special_tokens
+
+    def explain() -> bytes:
+        explained = (encoder.explain(text, direction=body.direction) for text in texts)
+        return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
+
+    return await _answer(explain, context)
+
+
+@router.post("/decode", response_model=list[str], summary="Token ids, as text")
+async def decode(body: DecodeRequest, context: Context) -> Response:
+    model = resolve_model(context, body.model)
+    if not body.ids:
+        raise EmptyInput("ids is an empty list; send at least one id")
+    sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
+    model.embedder.check_lengths(sequences)
+    if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
+        raise too_many(ids, "token ids", MAX_DECODE_IDS)
+    encoder = model.bundle.text_encoder
+    return await _answer(
+        lambda: orjson.dumps([encoder.decode(ids, body.skip_special_tokens) for ids in sequences]), context
+    )
+
+
+async def _answer(write: Callable[[], bytes], context: RequestContext) -> Response:
+    content = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)
+    return Response(content, media_type="application/json")

@@ -1,0 +1,1 @@
+"""From texts to vectors: models, tokenising, batching, sessions."""

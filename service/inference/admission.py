@@ -1,0 +1,141 @@
+"""Admission: one limit on requests in flight and one on tokens in flight, shared by all models.
+
+Asyncio only: not thread-safe.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from service.errors import Overloaded, Unavailable
+
+MEMORY: Final = 10.0  # seconds of work over which the rate is averaged
+LONGEST: Final = 60  # seconds, the longest Retry-After
+
+
+def share(limit: int, *, known: bool) -> int:
+    """Return the limit that applies to a client: a tenth, rounded up, is kept for clients with nothing in flight."""
+    return limit - (limit + 9) // 10 if known and limit > 1 else limit
+
+
+class _Rate:
+    """Tokens per second of work, an exponential average."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def add(self, tokens: int, now: float) -> None:
+        """Count tokens that were finished at `now`, in seconds of work."""
+        decay, weight = self._since(now)
+        gap = now - self._at
+        self._tokens = self._tokens * decay + (tokens * weight / gap if gap else tokens)
+        self._seconds = self._seconds * decay + weight
+        self._at = now
+
+    def seconds(self, tokens: int, now: float) -> float:
+        """Return how long so many tokens take; 0.0 while nothing is known."""
+        if not self._tokens:
+            return 0.0
+        decay, weight = self._since(now)
+        known = self._tokens * decay
+        return tokens * (self._seconds * decay + weight) / known if known else math.inf
+
+    def _since(self, now: float) -> tuple[float, float]:
+        """Return the weight of the past, at most 1, and the weight of the time since the last call, in seconds."""
+        decay = math.exp((self._at - now) / MEMORY)
+        return decay, MEMORY * (1 - decay)
+
+
+class _InFlight:
+    """An amount in flight, in all and by client; a client with nothing in flight is forgotten."""
+
+    def __init__(self, limit: int, unit: str) -> None:
+        self.limit = limit
+        self.unit = unit
+        self.total = 0
+        self.clients: Counter[str] = Counter()
+
+    def change(self, amount: int, client: str) -> None:
+        self.total += amount
+        self.clients[client] += amount
+        if not self.clients[client]:
+            del self.clients[client]
+
+
+class Admission:
+    """Decides whether a request may enter: by count before its body is read, by tokens after it is tokenised.
+
+    A tenth of each limit is kept for clients that have nothing in flight, so that one client cannot take all of it. A
+    request with more tokens than the limit is admitted while no other tokens are in flight.
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = _InFlight(max_requests, "requests")
+        self._tokens = _InFlight(max_tokens, "tokens")
+        self._clock = clock
+        self._rate = _Rate()
+        self._worked = 0.0  # seconds with tokens in flight, up to `_seen`
+        self._seen = clock()
+        self._closed = False
+
+    @property
+    def tokens_in_flight(self) -> int:
+        return self._tokens.total
+
+    @contextmanager
+    def request(self, client: str = "") -> Iterator[None]:
+        """Count a request as in flight within the block. Raises Overloaded where it or one token does not fit."""
+        self._check(self._requests, 1, client)
+        self._check(self._tokens, 1, client)
+        self._requests.change(1, client)
+        try:
+            yield
+        finally:
+            self._requests.change(-1, client)
+
+    @contextmanager
+    def tokens(self, count: int, client: str = "") -> Iterator[None]:
+        """Count tokens as in flight within the block. Raises Overloaded."""
+        self._check(self._tokens, count, client)
+        self._work()
+        self._tokens.change(count, client)
+        try:
+            yield
+        finally:
+            self._rate.add(count, self._work())
+            self._tokens.change(-count, client)
+
+    def close(self) -> None:
+        """Refuse all from now on with Unavailable; requests in flight finish."""
+        self._closed = True
+
+    def _check(self, used: _InFlight, amount: int, client: str) -> None:
+        if self._closed:
+            raise Unavailable("the service is stopping; send the request to another instance")
+        known = client in used.clients
+        most = share(used.limit, known=known)
+        if not used.total or used.total + amount <= most:
+            return
+        seconds = self._retry_after()
+        raise Overloaded(
+            f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}"
+            f"{' for a client that has some in flight' if known else ''}; send it again in {seconds} s",
+            retry_after=seconds,
+        )
+
+    def _retry_after(self) -> int:
+        """Return the whole seconds until the tokens in flight are finished at the recent rate; at least 1."""
+        return max(1, math.ceil(min(LONGEST, self._rate.seconds(self._tokens.total, self._work()))))
+
+    def _work(self) -> float:
+        """Return the seconds up to now in which tokens were in flight."""
+        now = self._clock()
+        if self._tokens.total:
+            self._worked += now - self._seen
+        self._seen = now
+        return self._worked

@@ -1,0 +1,315 @@
+"""Dynamic batching without a timer: a batch is what has arrived when the previous one has ended.
+
+Asyncio only; knows neither HTTP nor ONNX nor text. `run` runs a batch; the queue decides what is in it.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from service.errors import DeadlineExceeded, Unavailable
+from service.inference.queue import FairQueue, Waiting
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Request(Generic[Result]):
+    """What one caller submitted. Done at the last result, at the first error, or when the caller has gone."""
+
+    future: "asyncio.Future[list[Result]]"
+    since: float
+    size: int
+    entries: "list[_Entry[Any, Result]]" = field(default_factory=list)  # empty once it is done
+    waiting: int = 0  # entries that no batch has taken
+    results: dict[int, Result] = field(default_factory=dict)
+    context: Context = field(default_factory=copy_context)  # the caller's, for what is logged of its items
+
+
+@dataclass(eq=False, slots=True)
+class _Entry(Waiting, Generic[Item, Result]):
+    """One item of a request, and the indices at which it stands there."""
+
+    request: _Request[Result]
+    key: Hashable
+    item: Item
+    places: list[int]
+
+
+class Failed(Exception):
+    """`run` failed on the caller's item at index `place` alone; the cause says why."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(f"item {place} failed")
+        self.place = place
+
+
+class Batcher(Generic[Item, Result]):
+    """Runs items in batches whose padded cost, longest × count, is at most `max_cost`, `max_padding` of it padding.
+
+    FairQueue chooses the items: clients take turns by cost, and items of similar cost share a batch. `cost` is 1 or
+    more; an item that costs more than `max_cost` runs alone. A batch that fails is halved until the item that fails is
+    alone; only the requests that contain it fail.
+
+    Up to `parallel` batches run at once; when several may start, they share what waits.
+
+    Items with the same `key` run once, within a request and across requests. Queued duplicates run at the earliest turn
+    of any of them; a duplicate of a running item waits for its result.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Item]], Awaitable[Sequence[Result]]],
+        cost: Callable[[Item], int],
+        max_cost: int,
+        max_padding: int,
+        max_age: float,
+        *,
+        key: Callable[[Item], Hashable] = lambda item: object(),  # by default no two are equal
+        parallel: int = 1,  # batches that run at once
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._cost = cost
+        self._key = key
+        self.max_cost = max_cost
+        self.max_padding = max_padding
+        self.max_age = max_age
+        self._clock = clock
+        self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
+        self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # queued and running, by key
+        self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
+        self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
+        self._untouched: OrderedDict[_Request[Result], None] = OrderedDict()  # of these, those no batch has touched
+        self._answered = 0
+        self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._drained = False
+        self._parallel = parallel
+        self._busy = 0  # batches that run
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Return the cost of all items that no batch has taken."""
+        return self._queue.cost
+
+    @property
+    def waiting_items(self) -> int:
+        return len(self._queue)
+
+    @property
+    def age(self) -> float:
+        """Return how many seconds the oldest waiting item has waited; 0.0 where nothing waits."""
+        return next((self._clock() - request.since for request in self._requests if request.waiting), 0.0)
+
+    def start(self) -> None:
+        """Start to take batches; needs a running loop."""
+        self._tasks = [
+            asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # of no request
+            for number in range(self._parallel)
+        ]
+
+    async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
+        """Wait for the results, in order. Where the caller is cancelled, its items leave the queue.
+
+        Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
+        for one of them alone, and Unavailable after `drain`.
+        """
+        if self._drained:
+            raise Unavailable("the batcher has stopped; send the request again")
+        if not items:
+            return []
+        request = self._enqueue(items, client)
+        try:
+            return await request.future
+        finally:
+            self._leave(request)
+
+    async def drain(self) -> int:
+        """Finish all requests, also those that arrive meanwhile, and stop. Return how many were answered."""
+        before = self._answered
+        while self._requests:
+            await self._idle.wait()
+        self._drained = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        return self._answered - before
+
+    def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
+        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self._clock(), len(items))
+        entries: dict[Hashable, _Entry[Item, Result]] = {}
+        for place, item in enumerate(items):
+            key = self._key(item)
+            if key in entries:
+                entries[key].places.append(place)
+            else:
+                entries[key] = _Entry(self._cost(item), client, request, key, item, [place])
+        request.entries = list(entries.values())
+        self._requests[request] = self._untouched[request] = None
+        for entry in request.entries:
+            self._same.setdefault(entry.key, {})[entry] = None
+            if entry.key in self._running:
+                self._untouched.pop(request, None)
+            else:
+                self._queue.add(entry)
+                request.waiting += 1
+        if self._expiry is None:
+            self._watch()
+        self._idle.clear()
+        self._wake.set()
+        return request
+
+    def _leave(self, request: _Request[Result]) -> None:
+        """Forget a request whose caller has its answer or has gone."""
+        self._withdraw(request)
+        if request.future.done() and not request.future.cancelled():
+            self._answered += 1
+        del self._requests[request]
+        if not self._requests:
+            self._idle.set()
+
+    def _withdraw(self, request: _Request[Result]) -> None:
+        """Take the rest of a request out of the queue."""
+        self._untouched.pop(request, None)
+        for entry in request.entries:
+            self._queue.remove(entry)
+            self._forget(entry)
+        request.entries.clear()
+        request.waiting = 0
+
+    def _forget(self, entry: _Entry[Item, Result]) -> None:
+        """Forget an entry that has its result or whose caller has gone."""
+        same = self._same.get(entry.key, {})
+        same.pop(entry, None)
+        if not same:
+            self._same.pop(entry.key, None)
+
+    def _fail(self, request: _Request[Result], error: Exception) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+        self._withdraw(request)
+
+    async def _work(self) -> None:
+        while True:
+            await self._wake.wait()
+            try:
+                if batch := self._take():
+                    self._busy += 1
+                    try:
+                        await self._attempt(batch)
+                    finally:
+                        self._busy -= 1
+                else:
+                    self._wake.clear()
+            except Exception as error:
+                logger.exception("the batcher failed. This is a bug.")
+                self._abandon(error)
+
+    def _abandon(self, error: Exception) -> None:
+        """Fail every request, so that no caller waits for ever."""
+        self._queue = FairQueue()
+        self._same.clear()
+        self._running.clear()
+        for request in self._requests:
+            request.entries.clear()
+            self._fail(request, error)
+        self._wake.clear()
+
+    def _take(self) -> list[_Entry[Item, Result]]:
+        """Take the next batch, one entry of each key; empty where nothing waits. Requests that are too old fail."""
+        self._expire()
+        share = -(-self._queue.cost // (self._parallel - self._busy))  # of the queue, for each batch that may start now
+        limit = min(self.max_cost, share + self.max_padding)
+        taken = {entry.key: entry for entry in self._queue.take(limit, self.max_padding)}
+        for entry in self._all_like(taken):
+            self._queue.remove(entry)
+            entry.request.waiting -= 1
+            self._untouched.pop(entry.request, None)
+        self._running.update(taken)
+        return list(taken.values())
+
+    def _all_like(self, keys: Iterable[Hashable]) -> list[_Entry[Item, Result]]:
+        """Return all entries with these keys that have no result yet."""
+        return [entry for key in keys for entry in self._same.get(key, ())]
+
+    def _watch(self) -> None:
+        """Expire requests now and when the next one is due, also while a batch runs."""
+        self._expire()
+        self._expiry = None
+        if self._untouched:
+            due = next(iter(self._untouched)).since + self.max_age
+            self._expiry = asyncio.get_running_loop().call_later(due - self._clock(), self._watch)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._untouched:
+            request = next(iter(self._untouched))
+            waited = now - request.since
+            if waited <= self.max_age:
+                break
+            message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
+            self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
+
+    async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
+        self._running -= {entry.key for entry in batch} - self._same.keys()
+        batch = [entry for entry in batch if entry.key in self._same]  # the others have no caller left
+        if not batch:
+            return
+        try:
+            results = await self._results(batch)
+        except Exception as error:
+            await self._retry(batch, error)
+            return
+        for entry, result in zip(batch, results, strict=True):
+            self._running.discard(entry.key)
+            for each in self._all_like([entry.key]):
+                self._deliver(each, result)
+
+    async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
+        try:
+            results = await self._run([entry.item for entry in batch])
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError("a batch was cancelled while it ran. This is a bug.") from None
+        if len(results) != len(batch):
+            raise RuntimeError(f"{len(batch)} items gave {len(results)} results. This is a bug.")
+        return results
+
+    async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch; an item that failed alone fails its requests."""
+        if len(batch) == 1:
+            self._running.discard(batch[0].key)
+            for entry in self._all_like([batch[0].key]):
+                entry.request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
+                failed = Failed(entry.places[0])
+                failed.__cause__ = error
+                self._fail(entry.request, failed)
+            return
+        logger.debug("a batch of %d failed and is halved", len(batch))
+        middle = len(batch) // 2
+        await self._attempt(batch[:middle])
+        await self._attempt(batch[middle:])
+
+    def _deliver(self, entry: _Entry[Item, Result], result: Result) -> None:
+        self._forget(entry)
+        request = entry.request
+        request.results.update(dict.fromkeys(entry.places, result))
+        if len(request.results) == request.size and not request.future.done():
+            request.future.set_result([request.results[place] for place in range(request.size)])

@@ -1,0 +1,183 @@
+"""The served models, by name, and their replacement while requests are in flight."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple, Self
+
+from encoding.bundle import SPEC_FILE, Bundle, unreadable
+from encoding.errors import BundleError, ClozeError
+from service.errors import BadSettings
+from service.inference.admission import Admission
+from service.inference.cache import Cache
+from service.inference.model import Model
+from service.inference.threads import Executors
+from service.monitoring.health import HUNG_AFTER, limited
+from service.monitoring.metrics import Metrics
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Reloaded(NamedTuple):
+    """Names of the models that a reload changed, and of those it did not."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+    unchanged: list[str]
+
+
+class Models:
+    """A model for every bundle in `settings.bundle`; one of them is the default."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, executors: Executors, admission: Admission, cache: Cache
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._executors = executors
+        self._admission = admission
+        self._cache = cache
+        self.served: dict[str, Model] = {}
+        self.default = ""
+        self._reloading = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def load(
+        cls, settings: Settings, metrics: Metrics, executors: Executors, admission: Admission, cache: Cache
+    ) -> Self:
+        """Load every bundle, check it and warm it up.
+
+        Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
+        graph that hangs ends the process.
+        """
+        models = cls(settings, metrics, executors, admission, cache)
+        models._take(models._load())
+        for model in models:
+            with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
+                model.warm_up()
+        return models
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self.served.values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.served)
+
+    def start(self) -> None:
+        """Begin to take requests; needs a running loop."""
+        for model in self:
+            model.start(self._metrics)
+
+    async def stop(self) -> None:
+        """Finish the requests that were accepted."""
+        self._admission.close()
+        await asyncio.gather(*self._leaving, *(model.stop() for model in self))
+
+    async def reload(self) -> Reloaded:
+        """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
+
+        Requests in flight finish on the model they started on. Raises BundleError, SessionError or BadSettings where a
+        bundle cannot be served; then nothing changes.
+        """
+        async with self._reloading:
+            started = perf_counter()
+            try:
+                served = await self._prepare()
+            except Exception as error:
+                self._metrics.reloads.labels("failed").inc()
+                bug = not isinstance(error, ClozeError)
+                logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
+                raise
+            found = self._swap(served)
+            outcome = "unchanged" if found.unchanged == self.names and not found.removed else "swapped"
+            self._metrics.reloads.labels(outcome).inc()
+            logger.info("reloaded in %.2f s: %s", perf_counter() - started, found._asdict())
+            return found
+
+    async def _prepare(self) -> dict[str, Model]:
+        """Return the models of the folder's bundles, ready to serve."""
+        loop = asyncio.get_running_loop()
+        served = await loop.run_in_executor(self._executors.workers, self._load)
+        _default(self._settings, served)
+        for model in served.values():
+            if model not in self:
+                await loop.run_in_executor(self._executors.graphs, model.warm_up)
+        return served
+
+    def _swap(self, served: dict[str, Model]) -> Reloaded:
+        """Serve these models from now on; the others finish the requests that have begun."""
+        former = self.served
+        self._take(served)
+        for model in served.values():
+            if model not in former.values():
+                model.start(self._metrics)
+        for model in former.values():
+            if model not in served.values():
+                self._dismiss(model)
+        return _compare(former, served)
+
+    def _load(self) -> dict[str, Model]:
+        """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
+        served = {}
+        for folder in _folders(self._settings.bundle):
+            bundle = Bundle.load(folder)
+            known = self.served.get(bundle.name)
+            if known is None or known.bundle.spec != bundle.spec:
+                known = Model.load(bundle, self._settings, self._executors, self._admission, self._cache)
+                if not bundle.unchanged():  # its graph may be of another bundle
+                    raise BundleError(f"{folder} changed while it was loaded; reload when the copy is complete")
+            served[bundle.name] = known
+        return served
+
+    def _take(self, served: dict[str, Model]) -> None:
+        self.default = _default(self._settings, served)
+        for gone in self.served.keys() - served.keys():
+            self._metrics.forget(gone)
+        self.served = served
+
+    def _dismiss(self, model: Model) -> None:
+        task = asyncio.create_task(model.stop())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the bundle itself, or the bundles in the folder, by name."""
+    try:
+        if (path / SPEC_FILE).exists() or not path.is_dir():
+            return [path]
+        found = sorted(folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not found:
+        raise BundleError(
+            f"{path} is not a bundle and contains none: neither it nor a folder in it has {SPEC_FILE}; make a bundle "
+            "with `python -m training.export RUN OUT`"
+        )
+    return found
+
+
+def _default(settings: Settings, served: dict[str, Model]) -> str:
+    names = ", ".join(served)
+    if settings.model:
+        if settings.model not in served:
+            raise BadSettings(f"model is {settings.model!r}, but {settings.bundle} has {names}")
+        return settings.model
+    if len(served) > 1:
+        raise BadSettings(f"{settings.bundle} has several models and no default; set model to one of {names}")
+    return next(iter(served))
+
+
+def _compare(former: dict[str, Model], served: dict[str, Model]) -> Reloaded:
+    return Reloaded(
+        added=[name for name in served if name not in former],
+        changed=[name for name in served if name in former and former[name] is not served[name]],
+        removed=[name for name in former if name not in served],
+        unchanged=[name for name in served if former.get(name) is served[name]],
+    )

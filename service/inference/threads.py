@@ -1,0 +1,114 @@
+"""The service's threads: how many CPUs it may use, by affinity and cgroup quotas (v1 and v2), and the pools on them."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
+
+
+class Threads(NamedTuple):
+    """The threads that run graphs on the CPU: so many batches run at once, each with `per_batch` threads."""
+
+    batches: int
+    per_batch: int
+
+
+def share_threads(total: int) -> Threads:
+    """Share `total` threads (0: the available CPUs) between batches, half of them for each batch, 1 to MOST.
+
+    Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
+    one thread's work, and at the end of each the threads wait for the slowest.
+    """
+    total = total or available_cpus()
+    per_batch = min(MOST, max(1, total // 2))
+    return Threads(total // per_batch, per_batch)
+
+
+class Executors:
+    """`graphs` runs batches, as many at once as `threads` allows on the CPU; `workers` tokenises and writes answers."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.tokenization_workers = min(4, max(2, available_cpus() // 2))
+        self.graphs = ThreadPoolExecutor(threads.batches, thread_name_prefix="graphs")
+        self.workers = ThreadPoolExecutor(self.tokenization_workers, thread_name_prefix="worker")
+        self.running: dict[int, float] = {}  # thread → when its batch began; sessions write it
+
+    @property
+    def busy_for(self) -> float:
+        """Return the seconds since the oldest running batch began; 0.0 where none runs."""
+        started = list(self.running.values())  # a copy: other threads change it
+        return monotonic() - min(started) if started else 0.0
+
+    async def close(self, seconds: float) -> bool:
+        """Accept no more tasks and wait for those that run; False where a batch runs longer than so many seconds.
+
+        Only the end of the process ends such a batch.
+        """
+        left = max(0.0, seconds - self.busy_for)
+        pools = (self.graphs, self.workers)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        ended = asyncio.gather(*(asyncio.to_thread(pool.shutdown) for pool in pools))
+        try:
+            await asyncio.wait_for(asyncio.shield(ended), left)
+        except TimeoutError:
+            return False
+        return True
+
+
+def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
+    """Count whole CPUs, at least one. A quota of 1.5 gives 1, since a second thread would only be throttled."""
+    quotas = [int(quota) for quota in _quotas(root, membership)]
+    return max(1, min([_affinity(), *quotas]))
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quotas(root: Path, membership: Path) -> Iterator[float]:
+    """Yield every quota from the process's cgroup up to the root, in CPUs."""
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            folders = [root, root / "unified"]
+        elif "cpu" in controllers.split(","):
+            folders = [root / controllers, root / "cpu"]
+        else:
+            continue
+        for folder in folders:
+            for group in _up(folder, path):
+                yield from _quota(group)
+
+
+def _up(folder: Path, path: str) -> Iterator[Path]:
+    """Yield the group, its parents and the root. Inside a container only the root may exist."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for depth in range(len(parts), -1, -1):
+        yield folder.joinpath(*parts[:depth])
+
+
+def _quota(group: Path) -> Iterator[float]:
+    match _read(group / "cpu.max").split():  # v2: "max 100000" or "150000 100000"
+        case [quota, period] if quota != "max":
+            yield int(quota) / int(period)
+    quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+    if quota and period and int(quota) > 0:  # v1: -1 means no quota
+        yield int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -1,0 +1,84 @@
+"""A sample of the vectors of recent traffic, so that embedding drift can be seen.
+
+It holds raw vectors and hashes of token ids, never a text.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PER_REQUEST = 4  # so that one request with ten thousand texts does not fill the sample
+
+
+class Shape(NamedTuple):
+    """Statistics of the sample."""
+
+    mean_cosine: float  # of all pairs of vectors; 1 where all have the same direction
+    mean_norm: float  # before normalisation
+    truncated: float  # share of the texts that were truncated
+
+
+class DriftSample:
+    """At most `capacity` distinct texts that were embedded recently.
+
+    Every request contributes up to PER_REQUEST of its vectors, chosen at random, until the sample is full. Then a
+    `share` of the requests does, and each of their vectors replaces a random one, so the sample covers about
+    capacity / (share × PER_REQUEST) requests. A text whose token ids are in the sample already is skipped, so that a
+    health check that always embeds the same text does not look like drift.
+
+    Not thread-safe: `observe` and `shape` belong to the event loop.
+    """
+
+    def __init__(self, dimension: int, *, capacity: int = 256, share: float = 0.125, seed: int = 0) -> None:
+        self.capacity = capacity
+        self.share = share
+        self._random = Random(seed)
+        self._vectors = np.zeros((capacity, dimension), dtype=np.float32)
+        self._cut = np.zeros(capacity, dtype=bool)
+        self._keys: list[int] = []  # of the texts, by place
+        self._known: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def observe(self, vectors: Sequence[NDArray[np.float32]], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
+        """Sample one request: each text's raw vector (dimension,), its token ids, and how many tokens it lost."""
+        if len(self) == self.capacity and self._random.random() >= self.share:
+            return
+        count = len(ids)
+        for row in self._random.sample(range(count), min(count, PER_REQUEST)):
+            key = hash(tuple(ids[row]))
+            if key not in self._known:
+                place = self._place(key)
+                self._vectors[place] = vectors[row]
+                self._cut[place] = cut[row] > 0
+
+    def shape(self) -> Shape | None:
+        """Return the statistics, None until there are two vectors.
+
+        The mean over all pairs needs only the sum: for n unit rows u, |Σu|² = n + Σ of the cosines of all n (n - 1)
+        ordered pairs.
+        """
+        vectors = self._vectors[: len(self)].astype(np.float64)
+        norms = np.linalg.norm(vectors, axis=1)
+        pointed = norms > 0  # a vector of zeros has no direction
+        count = int(pointed.sum())
+        if count < 2:
+            return None
+        total = (vectors[pointed] / norms[pointed, None]).sum(axis=0)
+        cosine = (float(total @ total) - count) / (count * (count - 1))
+        return Shape(cosine, float(norms.mean()), float(self._cut[: len(self)].mean()))
+
+    def _place(self, key: int) -> int:
+        """Return the index for a new text: the next free one, or a random one, whose text is forgotten."""
+        self._known.add(key)
+        if len(self) < self.capacity:
+            self._keys.append(key)
+            return len(self) - 1
+        place = self._random.randrange(self.capacity)
+        self._known.remove(self._keys[place])
+        self._keys[place] = key
+        return place

@@ -1,0 +1,139 @@
+"""Whether the service works, and the end of a process that does not.
+
+The service is ready while it is not stopping, no batch has run for `stall_seconds`, and the last batch of every model
+succeeded. A busy service is ready. A fault that lasts ends the process, so that its supervisor starts a new one:
+
+    HUNG  70   a batch, or the warm-up at start, has run for 3 × stall_seconds
+    LOST  71   every batch of a model, also a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
+"""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import TIMEOUT_MAX, Timer
+from time import monotonic
+from typing import Final, Protocol
+
+from service.errors import Unavailable
+
+HUNG: Final = 70
+LOST: Final = 71
+HUNG_AFTER: Final = 3.0  # times stall_seconds
+LOST_AFTER: Final = 2.0
+PERIOD: Final = 1.0  # seconds between two checks
+FROZEN: Final = 10.0  # seconds between two checks of a process that was frozen, for example by `docker pause`
+
+logger = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """A model that can fail."""
+
+    name: str
+
+    @property
+    def failing_for(self) -> float:
+        """Return the seconds since the first failure after the last success; 0 after a success."""
+
+    async def check(self) -> None:
+        """Raise Unavailable where it still fails."""
+
+
+class Health:
+    """`check` raises the reason why the service is not ready; `watch` ends a process that cannot recover."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[Model]],
+        busy_for: Callable[[], float],
+        stall_seconds: float,
+        end: Callable[[int], object] = os._exit,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.stopping = False
+        self._models = models
+        self._busy_for = busy_for
+        self._stall = stall_seconds
+        self.end = end
+        self._clock = clock
+        self._looked = clock()
+        self._awake_since = -math.inf
+        self._probes: dict[str, asyncio.Task[None]] = {}  # by model, one each
+
+    @property
+    def ready(self) -> bool:
+        """Return what is known without trying a model."""
+        return not self.stopping and not self._stalled and not any(model.failing_for for model in self._models())
+
+    async def check(self, model: Model | None = None) -> None:
+        """Raise Unavailable, with the reason, for all models or one. A model whose last batch failed is tried first."""
+        if self.stopping:
+            raise Unavailable("the service is stopping; send requests to another instance")
+        if self._stalled:
+            raise Unavailable(f"a batch has run for {self._busy_for():.0f} s, the limit is {self._stall:g} s")
+        for each in [model] if model else self._models():
+            await each.check()
+
+    async def watch(self) -> None:
+        """Look every second until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(PERIOD)
+
+    def look(self) -> None:
+        """End a process that cannot recover, and try failed models again. Time while frozen does not count."""
+        now = self._clock()
+        if now - self._looked > FROZEN:
+            self._awake_since = now
+        self._looked, awake = now, now - self._awake_since
+        if min(self._busy_for(), awake) > HUNG_AFTER * self._stall:
+            logger.critical("a batch has hung for %.0f s: the process ends with status %d", self._busy_for(), HUNG)
+            self.end(HUNG)
+        for model in self._models():
+            if min(model.failing_for, awake) > LOST_AFTER * self._stall:
+                logger.critical(
+                    "model %s has failed for %.0f s: the process ends with status %d",
+                    model.name,
+                    model.failing_for,
+                    LOST,
+                )
+                self.end(LOST)
+            elif model.failing_for and not self._stalled:
+                self._try(model)
+
+    @property
+    def _stalled(self) -> bool:
+        return self._busy_for() > self._stall
+
+    def _try(self, model: Model) -> None:
+        """Try a model in the background; the result is in its `failing_for`."""
+        if model.name not in self._probes:
+            probe = self._probes[model.name] = asyncio.create_task(_quietly(model))
+            probe.add_done_callback(lambda _: self._probes.pop(model.name))
+
+
+async def _quietly(model: Model) -> None:
+    try:
+        await model.check()
+    except Unavailable as error:
+        logger.warning("%s", error)
+
+
+@contextmanager
+def limited(seconds: float, task: str) -> Iterator[None]:
+    """End the process where the block takes longer: at start no event loop can watch it."""
+    timer = Timer(min(seconds, TIMEOUT_MAX), _end_hung, (task, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end_hung(task: str, seconds: float) -> None:
+    logger.critical("%s has hung for %.0f s: the process ends with status %d", task, seconds, HUNG)
+    os._exit(HUNG)

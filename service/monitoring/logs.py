@@ -1,0 +1,142 @@
+"""The process's log: one line per record on stderr, as text or JSON, with the id of the request being served.
+
+    configure("info", "json")  # once, at start
+    logger.info("embedded", extra={"fields": {"texts": 3, "tokens": 41}})
+
+text  2026-01-31T09:26:53.123Z INFO service.app embedded texts=3 tokens=41 request_id=7d1c…
+json  {"time": …, "level": "info", "logger": "service.app", "message": "embedded", "texts": 3, "tokens": 41, …}
+
+A client cannot forge a line: control characters are escaped, and a traceback is indented in text and one string in
+JSON. Callers must not log keys or texts.
+"""
+
+import json
+import logging
+import math
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+LogFormat = Literal["text", "json"]
+
+REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+PLAIN: Final = re.compile(r"[^\s\"=\\]+")
+SHOWN: Final = 200  # characters of a path
+
+
+@dataclass
+class RequestRecord:
+    """What the log line and the metrics of one request need; filled in while the request is served."""
+
+    id: str
+    path: str = ""  # that the client asked for
+    started: float = 0.0  # seconds of `time.perf_counter`
+    client: str = ""
+    model: str | None = None  # the name in the path, then that of the model that is used
+    texts: int | None = None
+    tokens: int | None = None
+    error_type: str | None = None
+
+
+current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
+
+
+def configure(level: str, form: LogFormat) -> None:
+    """Log to stderr from `level` up; Python warnings and uncaught exceptions become records as well.
+
+    uvicorn's own information is logged at debug only. Nothing it logs contains what a client sent.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSON() if form == "json" else Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn.error").setLevel("NOTSET" if level == "debug" else "WARNING")
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def accept_id(header: str | None) -> str:
+    """Keep the client's `x-request-id` if it has 1 to 128 visible ASCII characters; make an id otherwise."""
+    return header if header is not None and REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+
+
+def shown(path: str) -> str:
+    """Quote a path for a log line, since a blank in it could forge a field, and shorten a long one."""
+    return quote(path)[:SHOWN]
+
+
+class Text(logging.Formatter):
+    """`TIME LEVEL LOGGER MESSAGE key=value …`, and a traceback indented below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_time(record)} {record.levelname} {record.name} {_escape(record.getMessage())}"
+        line += "".join(f" {_escape(name)}={_value(value)}" for name, value in _fields(record).items())
+        return "\n  ".join([line, *map(_escape, self._trace(record))])
+
+    def _trace(self, record: logging.LogRecord) -> list[str]:
+        return [line for part in _parts(self, record) for line in part.splitlines()]
+
+
+class JSON(logging.Formatter):
+    """One object per line, in ASCII; a field cannot replace the keys that every line has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if parts := _parts(self, record):
+            line["exception"] = "\n".join(parts)
+        rest = {name: _finite(value) for name, value in _fields(record).items() if name not in line}
+        return json.dumps(line | rest, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC, with milliseconds."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what was given as `extra={"fields": …}`, and the id of the request being served."""
+    given: Mapping[str, Any] = getattr(record, "fields", {})
+    request = current_request.get()
+    return {**given, "request_id": request.id} if request else dict(given)
+
+
+def _parts(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    """Return the record's exception and stack as the interpreter prints them."""
+    trace = formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
+    stack = formatter.formatStack(record.stack_info) if record.stack_info else None
+    return [part for part in (trace, stack) if part]
+
+
+def _escape(text: str) -> str:
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _value(value: Any) -> str:
+    """Quoted where it could be read as more than one value."""
+    text = str(value)
+    return text if PLAIN.fullmatch(text) and not CONTROL.search(text) else json.dumps(text)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
+        return
+    logging.getLogger("service").critical("uncaught exception", exc_info=(kind, error, trace))

@@ -1,1 +1,0 @@
-"""What the service answers over HTTP: a file for each who asks."""

@@ -1,0 +1,88 @@
+"""The service's threads: how long the oldest batch has run, and an end that does not wait for a batch that hangs."""
+
+import asyncio
+import threading
+from time import monotonic
+
+import numpy as np
+import pytest
+from harness import until
+from numpy.typing import NDArray
+from tiny_bundle import DIMENSION
+
+from encoding.bundle import Bundle
+from encoding.text import Batch
+from service.inference.session import Session
+from service.inference.threads import Executors, Threads
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+class Held:
+    """Two batches of one session in two threads, each of which ends when its event is set."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        for module in ("session", "threads"):
+            monkeypatch.setattr(f"service.inference.{module}.monotonic", lambda: self.now)
+        self.executors = Executors(Threads(2, 1))
+        session = Session.load(Bundle.load(settings.bundle), provider="cpu", threads=1, running=self.executors.running)
+        self.free = [threading.Event(), threading.Event()]
+
+        def infer(batch: Batch) -> NDArray[np.float32]:
+            assert self.free[int(batch.input_ids[0, 0])].wait(60)
+            return np.zeros((1, DIMENSION), dtype=np.float32)
+
+        monkeypatch.setattr(session, "_infer", infer)
+        self._run = session.run
+
+    async def run(self, number: int) -> "asyncio.Future[NDArray[np.float32]]":
+        """Start a batch, and return when it runs."""
+        running, ids = len(self.executors.running), np.array([[number]])
+        task = asyncio.get_running_loop().run_in_executor(self.executors.graphs, self._run, Batch(ids, ids))
+        await until(lambda: len(self.executors.running) > running)
+        return task
+
+
+@pytest.fixture
+def held(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(settings, monkeypatch)
+
+
+async def test_how_long_the_oldest_batch_has_run(held: Held) -> None:
+    assert held.executors.busy_for == 0
+    older = await held.run(0)
+    held.now += 3
+    newer = await held.run(1)
+    held.now += 4
+    assert held.executors.busy_for == 7
+    held.free[1].set()
+    await newer
+    assert held.executors.busy_for == 7
+    held.free[0].set()
+    await older
+    assert held.executors.busy_for == 0
+    assert await held.executors.close(60)
+
+
+async def test_closing_waits_for_every_batch_that_runs(held: Held) -> None:
+    running = [await held.run(0), await held.run(1)]
+    closing = asyncio.create_task(held.executors.close(60))
+    held.free[0].set()
+    await running[0]
+    assert not closing.done()
+    held.free[1].set()
+    assert await closing
+    with pytest.raises(RuntimeError):
+        held.executors.graphs.submit(monotonic)
+
+
+async def test_closing_does_not_wait_for_a_batch_that_hangs(held: Held) -> None:
+    """A batch that has run for longer than the limit gets no more time."""
+    running = await held.run(0)
+    held.now += 61
+    assert not await held.executors.close(60)
+    assert not running.done()
+    held.free[0].set()
+    await running
