@@ -1,4 +1,4 @@
-"""A real nginx in front of a real service. Only where there is no nginx are these tests skipped, and listed."""
+"""A real nginx in front of a real service. Without nginx these tests are skipped and listed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def edge() -> Iterator[Edge]:
-    """Start nginx in front of an address; those with the same settings are one."""
+    """Start nginx in front of an address. Tests that give the same settings share one."""
     if NGINX is None:
         pytest.skip("There is no nginx on the path; Debian's package `nginx` has it")
     running: dict[tuple[object, ...], Nginx] = {}

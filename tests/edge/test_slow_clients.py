@@ -38,13 +38,24 @@ def get(*headers: str, path: str = "/health") -> bytes:
 
 
 @pytest.mark.usefixtures("unseen")
-@pytest.mark.parametrize("sent", [b"", b"\r\n", b"G", b"GET / HTTP/1.1\r\nhost: te", get()[:-1], b"\r\n" * 4096])
-def test_headers_that_do_not_end(nginx: Nginx, sent: bytes) -> None:
-    assert nginx.ask(sent) == []
+def test_headers_that_do_not_end(nginx: Nginx) -> None:
+    sent = [b"", b"\r\n", b"G", b"GET / HTTP/1.1\r\nhost: te", get()[:-1], b"\r\n" * 4096]
+    assert ask_side_by_side(nginx, sent) == [b""] * len(sent)
+
+
+def ask_side_by_side(nginx: Nginx, sent: list[bytes]) -> list[bytes]:
+    """What nginx sends back for each, on a connection of its own, until it ends the connection."""
+    connections = [nginx.connect() for _ in sent]
+    for connection, part in zip(connections, sent, strict=True):
+        connection.send(part)
+    received = [connection.rest() for connection in connections]
+    for connection in connections:
+        connection.close()
+    return received
 
 
 @pytest.mark.usefixtures("unseen")
-def test_headers_that_come_in_drops_get_no_more_time(nginx: Nginx) -> None:
+def test_headers_that_come_line_by_line_get_no_more_time(nginx: Nginx) -> None:
     with nginx.connect() as connection:
         connection.send(b"GET / HTTP/1.1\r\n")
         ended = threading.Event()
@@ -96,9 +107,8 @@ def test_headers_over_the_limit_are_refused(nginx: Nginx, sent: bytes) -> None:
 
 
 @pytest.mark.usefixtures("unseen")
-@pytest.mark.parametrize(
-    "sent",
-    [
+def test_bodies_that_do_not_end(nginx: Nginx) -> None:
+    sent = [
         WHOLE[:-1],
         CHUNKED,
         CHUNKED + b"5\r\nhel",
@@ -106,15 +116,19 @@ def test_headers_over_the_limit_are_refused(nginx: Nginx, sent: bytes) -> None:
         CHUNKED + b"5;" + b"x" * 8192,
         CHUNKED + b"0\r\nx-trailer: " + b"y" * 8192,
         CHUNKED + b"0\r\n" + b"x: y\r\n" * 999,
-    ],
-)
-def test_a_body_that_does_not_end(nginx: Nginx, sent: bytes) -> None:
-    assert nginx.ask(sent) == []
-    wait_until(lambda: [line for line in nginx.log() if (line["message"], line["status"]) == ("POST /embed", 408)])
+    ]
+    before = len(timed_out(nginx))
+    assert ask_side_by_side(nginx, sent) == [b""] * len(sent)
+    wait_until(lambda: len(timed_out(nginx)) == before + len(sent))
+
+
+def timed_out(nginx: Nginx) -> list[str]:
+    """The requests that nginx logged with 408."""
+    return [line["request_id"] for line in nginx.log() if (line["message"], line["status"]) == ("POST /embed", 408)]
 
 
 def test_slow_bodies_do_not_hold_the_service(edge: Edge, service: Service) -> None:
-    """nginx holds as many as one address may have; the service does not know of them until they are complete."""
+    """nginx holds as many as one address may have. The service sees a request when its body is complete."""
     nginx, before = edge(service.url), len(service.requests())
     whole = request({"inputs": "a man"}, "/embed", "expect: 100-continue")
     slow = [nginx.connect("127.0.0.2") for _ in range(100)]
@@ -144,7 +158,7 @@ def test_a_request_in_small_pieces(nginx: Nginx, size: int) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(nginx: Nginx, service: Service) -> None:
-    """The service is rid of the answer before that, though the client has taken none of it."""
+    """The service has finished before that, although the client has read nothing."""
     body = {"inputs": ["a man"] * 3000}
     complete = len(httpx.post(f"{service.url}/embed", json=body, timeout=PATIENCE).content)
     with nginx.connect(receive_buffer=4096) as connection:

@@ -108,7 +108,7 @@ CONTENT = b"%x" % len(SMUGGLED)
     ],
 )
 def test_what_nginx_accepts_is_one_request(nginx: Nginx, service: Service, sent: bytes, line: str) -> None:
-    """A newer nginx refuses some of these. What reaches the service has one meaning, and each request its answer."""
+    """A newer nginx refuses some of these. The service sees the same requests as nginx, and each has its answer."""
     before = len(service.requests())
     found = nginx.ask(sent + LAST)
     reached = service.requests()[before:]
@@ -159,7 +159,7 @@ def test_http_1_0(nginx: Nginx) -> None:
 
 
 class Recorder(threading.Thread):
-    """Takes the place of the service: keeps the bytes of each connection, and answers each with an empty object."""
+    """Stands in for the service: keeps the bytes of each connection, and answers each with an empty object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def test_the_service_receives_one_plain_request(edge: Edge, recorder: Recorder) -> None:
-    """Of fixed length, with the proxy's own word on the client and without what concerns one connection only."""
+    """It has a length, the client's real address, and no header that concerns only the connection to nginx."""
     lines = [
         "POST /embed?x=1 HTTP/1.1",
         "host: embeddings.example:8000",
