@@ -241,3 +241,29 @@ def test_the_gpu_file_asks_for_a_gpu_and_its_runtime(engine: None) -> None:
     assert service["environment"]["CLOZE_PROVIDER"] == "cuda"
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
+
+
+def test_the_edge_takes_certificates_and_the_services_limit(engine: None) -> None:
+    edge = config("--profile", "edge", CLOZE_MAX_BODY_BYTES="1048576")["edge"]
+    assert edge["environment"]["CLOZE_MAX_BODY_BYTES"] == "1048576"
+    assert edge["environment"]["EDGE_SCHEME"] == "http"
+    assert edge["healthcheck"]["test"][-1] == "http://127.0.0.1:8000/health"
+    edge = config("--profile", "edge", CERTIFICATES="./certificates")["edge"]
+    assert edge["environment"]["EDGE_SCHEME"] == "https"
+    assert edge["healthcheck"]["test"][-1] == "https://127.0.0.1:8000/health"
+    assert [mount["source"] for mount in edge["volumes"]] == [str(ROOT / "docker" / "edge"), str(ROOT / "certificates")]
+    assert all(mount["read_only"] for mount in edge["volumes"])
+
+
+def test_every_profile_in_one_composition(engine: None) -> None:
+    """Images from outside are pinned to a version, and no container may do more than it needs."""
+    services = config("--profile", "*", FORWARDED_ALLOW_IPS="*")
+    assert set(services) == {"service", "training", "edge", "prometheus", "grafana"}
+    assert services["service"]["environment"]["FORWARDED_ALLOW_IPS"] == "*"
+    for service in services.values():
+        assert re.search(r":v?[0-9]+[.][0-9]+[.][0-9]+", service.get("image", ":0.0.0"))
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    published = [port["host_ip"] for service in services.values() for port in service.get("ports", [])]
+    assert published == ["127.0.0.1"] * 4
