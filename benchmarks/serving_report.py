@@ -31,6 +31,10 @@ def ratios(results: Mapping[str, Any]) -> str:
             *(mixed, highest, INT8, encoders),
         ),
         (
+            "fp32, mixed texts: throughput over HTTP / sentence-transformers' best backend in process",
+            *(mixed, highest, FP32, encoders),
+        ),
+        (
             "int8, short texts, one client: p50 latency / infinity's best engine",
             short,
             _least("1", "p50"),

@@ -73,6 +73,7 @@ PHRASES = {
 # File -> exact strings in it that are allowed.
 ALLOWED = {
     "CHANGELOG.md": ("`read_out` is now `pooling`",),
+    "tests/reference/vectors.py": ("Whoever returns one late",),  # a text whose vector is stored
 }
 
 
