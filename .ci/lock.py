@@ -1,6 +1,6 @@
-"""Resolve every extra of pyproject.toml together and write constraints.txt: what `make lock` runs.
+"""Resolve all extras of pyproject.toml together and write constraints.txt. `make lock` runs this script.
 
-The package index alone decides: a wheel that lies on this machine may need other packages than the index's own.
+Only the package index is used, because a local wheel may have other requirements than the index's wheel.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-EXTRAS = "dev,gpu"  # dev holds service, cpu, otel and train
+EXTRAS = "dev,gpu"  # dev includes service, cpu, otel and train
 LOCAL = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")
 HEADER = "# Exact versions of all that any extra installs; every install uses this file. Made by `make lock`.\n"
 

@@ -1,8 +1,9 @@
-"""sentence-transformers behind a pipe: a JSON list of texts a line in, seconds and vectors a line out.
+"""Run sentence-transformers behind a pipe: each input line is a JSON list of texts, each output line the result.
 
     PYTHON benchmarks/encode.py MODEL BACKEND
 
-Imports nothing of Cloze, so that it runs in an environment of its own.
+An output line has the seconds of `encode` and the vectors. This file imports nothing from Cloze, so that it can run in
+another environment.
 """
 
 import json
@@ -13,7 +14,7 @@ import time
 
 def main(model: str, backend: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries that print to stdout write to stderr instead
     from sentence_transformers import SentenceTransformer
 
     options = {} if backend == "torch" else {"model_kwargs": {"file_name": "model.onnx"}}

@@ -1,13 +1,20 @@
-"""What one GPU can show, in one command of under nine minutes.
+"""Measure Cloze on one GPU with one command that takes less than nine minutes.
 
     python -m benchmarks.gpu [--wheels FOLDER] [--out gpu.json]
 
-Each part runs in its own process with a time limit. A part that fails is reported and the next one starts.
-The parts: installing what is needed, from a folder of wheels or the index; the card's highest measured matmul rate;
-Cloze's fp16 session in process against sentence-transformers in fp16, with MiniLM's and BERT-base's shapes and random
-weights, at 16 to 512 tokens; packed attention and CUDA graphs, which Cloze does not use, against its own session; the
-service over HTTP with one, two and four processes, and the latency of one text; SimCSE training; the CUDA tests.
-Without a GPU, `--device cpu --tiny` runs the same code on small shapes: a test of the code, no measurement.
+Each part runs in its own process with a time limit. A part that fails is reported, and the next one starts.
+The parts are:
+
+1. Install the requirements from a folder of wheels or from the package index.
+2. Measure the card's highest rate of matrix products.
+3. Compare Cloze's fp16 session with sentence-transformers in fp16, in process, with the shapes of MiniLM and BERT-base,
+   random weights, and 16 to 512 tokens.
+4. Compare packed attention and CUDA graphs, which Cloze does not use, with Cloze's session.
+5. Measure the service over HTTP with one, two and four processes, and the latency of one text.
+6. Measure SimCSE training.
+7. Run the CUDA tests.
+
+Without a GPU, `--device cpu --tiny` runs the same code on small shapes. That tests the code and measures nothing.
 """
 
 import argparse
@@ -31,7 +38,7 @@ PACKAGES: Final = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "s
 SHAPES: Final = {"MiniLM": (6, 384, 12), "BERT-base": (12, 768, 12)}  # layers, width, heads
 LENGTHS: Final = (16, 32, 128, 512)
 BATCH_TOKENS: Final = 32_768
-SECONDS: Final = 2.0  # that each figure is measured for
+SECONDS: Final = 2.0  # duration of each measurement
 TINY: Final[dict[str, Any]] = {
     "SHAPES": {"tiny": (2, 32, 4)},
     "LENGTHS": (16, 32),
@@ -51,7 +58,7 @@ LIMITS: Final = {
 
 
 def peak(device: str) -> dict[str, float]:
-    """TFLOP/s of the best of three square products in fp16."""
+    """TFLOP/s of square matrix products of three sizes in fp16, and the highest of them."""
     import torch
 
     kind = torch.float32 if device == "cpu" else torch.float16
@@ -64,7 +71,7 @@ def peak(device: str) -> dict[str, float]:
 
 
 def session(device: str) -> list[dict[str, Any]]:
-    """Tokens a second of Cloze's session and of sentence-transformers, batches of one length; TFLOP/s by arithmetic."""
+    """Tokens per second and TFLOP/s of Cloze's session and of sentence-transformers, on batches of one length."""
     import numpy as np
     import torch
 
@@ -96,7 +103,7 @@ def session(device: str) -> list[dict[str, Any]]:
 
 
 def techniques(device: str) -> dict[str, Any]:
-    """What packed attention gives on texts of mixed lengths, and a CUDA graph on one short text; seconds of a run.
+    """Seconds of a run with packed attention on texts of mixed lengths, and with a CUDA graph on one short text.
 
     On a CPU only the conversion runs: neither technique has a CPU kernel.
     """
@@ -118,7 +125,7 @@ def techniques(device: str) -> dict[str, Any]:
             return found
         session = Session.load(Bundle.load(bundle), provider="cuda")
         other = _cuda_session(packed.SerializeToString())
-        for spread, least in (("mixed", 8), ("sorted", 112)):  # what a batch of the service is: sorted
+        for spread, least in (("mixed", 8), ("sorted", 112)):  # the service sorts texts by length
             lengths = rng.integers(least, 129, BATCH_TOKENS // 128)
             mask = (np.arange(128) < lengths[:, None]).astype(np.int64)
             batch = Batch(rng.integers(5, 900, mask.shape) * mask, mask)
@@ -137,7 +144,7 @@ def techniques(device: str) -> dict[str, Any]:
 
 
 def _packed(model: Any) -> Any:
-    """A fused graph whose layers run on the tokens of all texts without padding, by ONNX Runtime's own conversion."""
+    """Convert a fused graph, with ONNX Runtime's tool, to layers that run without padding."""
     from onnxruntime.transformers.optimizer import optimize_by_fusion  # noqa: F401  # makes the next import work
 
     from onnxruntime.transformers.convert_to_packing_mode import PackingMode  # isort: skip
@@ -157,7 +164,7 @@ def _cuda_session(graph: bytes, **options: str) -> Any:
 
 
 def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
-    """A run of the batch as one CUDA graph: ONNX Runtime captures it at the first run and replays it from then on."""
+    """A function that runs the batch as a CUDA graph, which ONNX Runtime captures here and replays in each call."""
     import numpy as np
     from onnxruntime import OrtValue
 
@@ -173,7 +180,7 @@ def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
 
     def replay() -> object:
         for name, value in inputs.items():
-            value.update_inplace(batch._asdict()[name])  # as for another text
+            value.update_inplace(batch._asdict()[name])  # as if the text were new
         session.run_with_iobinding(binding)
         return output.numpy()
 
@@ -181,7 +188,7 @@ def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
 
 
 def served(device: str) -> dict[str, Any]:
-    """Texts a second over HTTP with several server processes on one card, and one text's latency in ms."""
+    """Texts per second over HTTP with several server processes on one card, and the latency of one text in ms."""
     from benchmarks.peers import Server, bundle_of, ours
     from benchmarks.serving import ask
 
@@ -203,12 +210,12 @@ def served(device: str) -> dict[str, Any]:
                     _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
                     found["one text, ms, p50"] = 1000 * median(seconds)
                 shares = [texts[place::count] for place in range(count)]
-                found[f"{count} processes, texts a second"] = len(texts) / asyncio.run(_together(servers, shares))
+                found[f"{count} processes, texts per second"] = len(texts) / asyncio.run(_together(servers, shares))
     return found
 
 
 async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> float:
-    """Seconds until every server has answered its share, 32 texts a request over 16 connections each."""
+    """Seconds until every server has answered its share, with 32 texts per request and 16 connections each."""
     from benchmarks.serving import ask
 
     work = [
@@ -221,7 +228,7 @@ async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> 
 
 
 def training(device: str) -> dict[str, float]:
-    """Tokens a second of SimCSE, BERT-base's shape, bf16, sentences of 32 tokens, 256 a step."""
+    """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
     from training.encoder import SentenceEncoder
@@ -300,7 +307,7 @@ def _sentence_transformer(model: Path, device: str) -> Any:
 
 
 def _encode(model: Any, tensors: dict[str, Any]) -> Any:
-    """sentence-transformers' vectors, on the CPU, of token ids that are on the device."""
+    """Vectors by sentence-transformers of token ids on the device, copied to the CPU."""
     import torch
 
     with torch.inference_mode():
@@ -308,7 +315,7 @@ def _encode(model: Any, tensors: dict[str, Any]) -> Any:
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:
-    """Of one call: the mean over SECONDS, after warming up."""
+    """Mean seconds of one call, measured for SECONDS after a warm-up."""
     import torch
 
     def wait() -> None:
@@ -332,7 +339,7 @@ PARTS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def install(wheels: str | None) -> dict[str, Any]:
-    """The gpu and train extras; ONNX Runtime for the GPU last, for both packages write the same files."""
+    """Install the gpu and train extras."""
     source = ["--no-index", "--find-links", wheels] if wheels else ["-c", "constraints.txt"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", *source, "-e", ".[gpu,train]", *TOOLS],
@@ -342,12 +349,12 @@ def install(wheels: str | None) -> dict[str, Any]:
 
 
 def run(part: str, device: str, tiny: bool) -> Any:
-    """A part's figures, or what went wrong."""
+    """The figures of a part, or its error."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--device", device, *(["--tiny"] * tiny)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMITS[part])
     except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {LIMITS[part]} s"}
+        return {"failed": f"not finished after {LIMITS[part]} s"}
     if done.returncode:
         return {"failed": done.stderr.strip().splitlines()[-3:]}
     return json.loads(done.stdout.splitlines()[-1])
@@ -355,14 +362,12 @@ def run(part: str, device: str, tiny: bool) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--wheels", help="folder of wheels to install from; without it the index, if --install is given"
-    )
-    parser.add_argument("--install", action="store_true", help="install what is needed first, from the index")
+    parser.add_argument("--wheels", help="folder of wheels to install from, instead of the index")
+    parser.add_argument("--install", action="store_true", help="install the requirements first, from the index")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small shapes, to test this file")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # one of them, in its own process
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # run one part in this process
     options = parser.parse_args()
     if options.tiny:
         globals().update(TINY)

@@ -1,11 +1,11 @@
-"""Sentences a second of one model's graphs in process, side by side: plain fp32, the exported forms, int8.
+"""Measure the speed of one model's graphs in process: plain fp32, the exported fp32 forms, and int8.
 
     python -m benchmarks.graphs --run runs/cloze-mini/mean --data DATA [--former BUNDLE]
 
-The texts are sentences of STS-B dev and documents of the collections to search, sorted by length, in batches of 512
-padded tokens. The graphs take turns batch by batch, and the best of several times counts, so that what else the machine
-does counts little. `--former` adds the int8 graph of another bundle. Writes benchmarks/results/graphs.json and prints
-its table.
+The texts are sentences of STS-B dev and documents of the retrieval collections, sorted by length, in batches of 512
+padded tokens. The graphs take turns batch by batch, and the best of several times counts, so that other load on the
+machine has little influence. `--former` adds the int8 graph of another bundle. The command writes
+benchmarks/results/graphs.json and prints its table.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SENTENCES, DOCUMENTS = 400, 30
 
 
 def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
-    """Every form of the encoder's graph, plain first."""
+    """Every form of the encoder's graph, the plain one first."""
     plain, rows = trace(encoder, "plain"), trace(encoder, "rows")
     models = {
         "fp32, plain": plain,
@@ -53,7 +53,7 @@ def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
 
 
 def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
-    """Batches of padded token ids, and how many texts they hold."""
+    """Batches of padded token ids, and the number of texts in them."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     texts = sorted({*pairs.left, *pairs.right})[:: 2 * len(pairs) // SENTENCES][:SENTENCES]
     for folder in find_collections(data):
@@ -64,10 +64,10 @@ def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
 
 
 def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int, count: int) -> dict[str, float]:
-    """Seconds for all batches, by graph, one batch at a time with `count` threads."""
+    """Seconds that each graph takes for all batches, one batch at a time with `count` threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = count
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # as the service has it
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # as in the service
     sessions = {name: ort.InferenceSession(model, options) for name, model in models.items()}
     seconds = dict.fromkeys(sessions, 0.0)
     for batch in work:
@@ -83,7 +83,7 @@ def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int, count:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| graph | sentences a second | of the plain graph's speed |", "| --- | ---: | ---: |"]
+    lines = ["| graph | sentences per second | relative to plain |", "| --- | ---: | ---: |"]
     plain = next(iter(results["speeds"].values()))
     lines += [f"| {name} | {speed:.0f} | {speed / plain:.2f} |" for name, speed in results["speeds"].items()]
     return "\n".join(lines)
@@ -91,11 +91,11 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="finished run whose model is exported and raced")
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
-    parser.add_argument("--former", help="bundle whose int8 graph races too")
+    parser.add_argument("--run", type=Path, required=True, help="finished run whose model is exported and timed")
+    parser.add_argument("--data", type=Path, required=True, help="folder with senteval/downstream and retrieval")
+    parser.add_argument("--former", help="another bundle whose int8 graph is timed too")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=share_threads(0).per_batch, help="of each graph")
+    parser.add_argument("--threads", type=int, default=share_threads(0).per_batch, help="threads of each graph")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
     work, count = batches(options.data, encoder.prompt.text_encoder)

@@ -1,4 +1,4 @@
-"""On what a figure was measured."""
+"""The machine and the package versions that a figure was measured with."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
 
 
 def processor() -> str:
-    """The CPU's name, and which of the vector extensions it has that int8 arithmetic uses."""
+    """Name of the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     vectors = [flag for flag in VECTOR_FLAGS if flag in found.get("flags", "").split()]
@@ -21,12 +21,12 @@ def processor() -> str:
 
 
 def threads() -> int:
-    """CPUs that this process may use."""
+    """Number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
+    """Versions of the packages that are installed."""
     found = {}
     for name in packages:
         try:

@@ -1,10 +1,10 @@
-"""Every method of the papers from one parent, on the same sentences: methods.md beside this file.
+"""Train every method of the papers from one parent on the same sentences, and write methods.md.
 
 python -m benchmarks.methods run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
 python -m benchmarks.methods table
 
-methods.toml says which rows there are. `run` trains and scores the rows named, or all, and writes results/methods/; a
-row whose figures lie in the folder of runs is done, so that a run that was killed goes on. `table` writes methods.md.
+methods.toml lists the rows. `run` trains and scores the named rows, or all, and writes results/methods/. It skips a row
+whose figures are already in the folder of runs, so an interrupted run can be started again. `table` writes methods.md.
 """
 
 import argparse
@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
 
 from benchmarks.machine import processor, threads, versions
 from training import fit, templates
@@ -34,8 +35,24 @@ RESULTS = HERE / "results" / "methods"
 PAGE = HERE / "methods.md"
 TASKS = ("STS-B dev", *STS_TASKS)
 COLUMNS = (*TASKS, "Avg.")
+SEED_NOISE = 1.2  # sqrt(2) * 0.86, the largest standard deviation between seeds that the papers report
 
 Row = dict[str, Any]
+
+
+class Difference(NamedTuple):
+    """How much one row is above another: the mean over the test sets, and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference exceeds the variation between test sets and the noise of one seed."""
+        if self.low > SEED_NOISE:
+            return "shown"
+        return "reversed" if self.high < -SEED_NOISE else "undecided"
 
 
 def rows() -> dict[str, Row]:
@@ -46,7 +63,7 @@ def rows() -> dict[str, Row]:
 
 
 def run(name: str, row: Row, options: argparse.Namespace) -> None:
-    """Train (where the row has a recipe) or search, score, write results/methods/NAME.json."""
+    """Train if the row has a recipe, or search for templates; score, and write results/methods/NAME.json."""
     source = str(options.sentence_encoder if row.get("encoder") == "sentences" else options.parent)
     if "search" in row:
         words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
@@ -64,7 +81,7 @@ def run(name: str, row: Row, options: argparse.Namespace) -> None:
 
 
 def _train(name: str, row: Row, source: str, seed: int | None, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of `training.fit` and its scores; a run that is there already is only scored."""
+    """Train one run with `training.fit` and score it. A finished run is scored without training."""
     out = options.runs / (name if seed is None else f"{name}-{seed}")
     keys = PLAN["training"] | {
         "encoder": source,
@@ -107,7 +124,7 @@ def _corpus(row: Row, data: Path) -> dict[str, Any]:
 
 
 def _words(keys: dict[str, Any]) -> list[str]:
-    """Keys as words of the command line."""
+    """Recipe keys as command-line arguments."""
     words = []
     for key, value in keys.items():
         values = value if isinstance(value, list) else [value]
@@ -121,7 +138,7 @@ def _untuned(source: str, first_and_last: bool = False, **config: Any) -> Embed:
 
 
 def _first_and_last(encoder: SentenceEncoder) -> Embed:
-    """Means over tokens of the embedding layer and the last layer, averaged: the papers' `first-last avg.`"""
+    """Average of the token means of the embedding layer and the last layer: the papers' `first-last avg.`"""
 
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -137,7 +154,7 @@ def _first_and_last(encoder: SentenceEncoder) -> Embed:
 
 
 def _scores(embed: Embed, data: Path) -> dict[str, float]:
-    """Every task, each distinct sentence embedded once: STS-B is made of sentences of the others."""
+    """Score every task. Each distinct sentence is embedded once: STS-B shares sentences with the other tasks."""
     tasks = load_tasks(data, TASKS)
     texts = sorted({text for pairs in tasks.values() for text in (*pairs.left, *pairs.right)})
     vectors = dict(zip(texts, embed(texts), strict=True))
@@ -149,14 +166,13 @@ def _scores(embed: Embed, data: Path) -> dict[str, float]:
 
 
 def page() -> str:
-    """methods.md, whole."""
+    """The complete text of methods.md."""
     found = {name: json.loads(path.read_text(encoding="utf-8")) for name in rows() if (path := _file(name)).is_file()}
     parts = [PLAN["page"]["intro"].strip()]
     for group, names in groupby((name for name in rows() if name in found), key=lambda name: rows()[name]["group"]):
         table = _templates if group == "Templates" else _table
         parts.append(f"## {group}\n\n" + table({name: found[name] for name in names}))
-    orders = [order for order in PLAN["page"]["orders"] if {order["better"], order["worse"]} <= found.keys()]
-    parts.append("## What shows\n\n" + "\n".join(_order(order, found) for order in orders))
+    parts.append(f"## The papers' claims\n\n{PLAN['page']['claims'].strip()}\n\n{_claims(found)}")
     parts.append(PLAN["page"]["limits"].strip())
     machines = sorted({_setting(results) for results in found.values() if "machine" in results})
     parts.append("Machine: " + "; ".join(machines) + ".")
@@ -164,16 +180,16 @@ def page() -> str:
 
 
 def _table(found: dict[str, Any]) -> str:
-    head = ["", "dev before", *COLUMNS, "seeds", "sentences", "seconds", "paper's Avg."]
+    head = ["", "dev before", *COLUMNS, "seeds", "sentences", "paper's Avg."]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     for name, results in found.items():
         row, runs = rows()[name], results["runs"]
         cells = [row["title"], _spread([one["before"] for one in runs]) if "before" in runs[0] else ""]
         cells += [_spread([one["scores"][column] for one in runs]) for column in COLUMNS]
         if "seed" in runs[0]:
-            cells += [str(len(runs)), f"{runs[0]['sentences']:,}", f"{mean(one['seconds'] for one in runs):.0f}"]
+            cells += [str(len(runs)), f"{runs[0]['sentences']:,}"]
         else:
-            cells += ["", "", ""]
+            cells += ["", ""]
         paper = row.get("paper")
         cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
         lines.append(f"| {' | '.join(cells)} |")
@@ -181,10 +197,10 @@ def _table(found: dict[str, Any]) -> str:
 
 
 def _templates(found: dict[str, Any]) -> str:
-    """Table 4 of PromptBERT: greedy search, best first."""
+    """The greedy search of PromptBERT's table 4, best template first."""
     (search,) = found.values()
     papers = PLAN["page"]["table_4"]
-    lines = ["| template | STS-B dev | the paper's |", "| --- | ---: | ---: |"]
+    lines = [PLAN["page"]["templates"].strip(), "", "| template | STS-B dev | the paper's |", "| --- | ---: | ---: |"]
     for row in search["templates"]:
         paper = papers.get(row["template"])
         lines.append(f"| `{row['template']}` | {row['score']:.2f} | {f'{paper:.2f}' if paper else ''} |")
@@ -197,18 +213,42 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f} ± {stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _order(order: dict[str, str], found: dict[str, Any]) -> str:
-    """One line: whether a paper's order of two methods shows here, and by how much."""
-    better, worse = ([run["scores"] for run in found[order[side]]["runs"]] for side in ("better", "worse"))
-    gaps = {
-        column: mean(one[column] for one in better) - mean(one[column] for one in worse)
-        for column in ("STS-B dev", "Avg.")
-    }
-    verdict = "shows" if min(gaps.values()) > 0 else "does not show" if max(gaps.values()) <= 0 else "is undecided"
-    figures = ", ".join(
-        f"{gap:+.2f} on {'the average' if column == 'Avg.' else column}" for column, gap in gaps.items()
-    )
-    return f"- {order['claim']}: {verdict} here ({figures}; the paper: {order['paper']})."
+def _claims(found: dict[str, Any]) -> str:
+    """The table of the papers' claims: each difference with its interval and verdict."""
+    lines = [
+        "| claim | difference | 95 % interval | STS-B dev | the paper's (between seeds) | verdict |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for order in PLAN["page"]["orders"]:
+        if {order["better"], order["worse"]} <= found.keys():
+            better, worse = (_means(found[order[side]]) for side in ("better", "worse"))
+            gap = difference([better[task] for task in STS_TASKS], [worse[task] for task in STS_TASKS])
+            cells = [
+                order["claim"],
+                _signed(gap.mean),
+                f"{_signed(gap.low)} to {_signed(gap.high)}",
+                _signed(better["STS-B dev"] - worse["STS-B dev"]),
+                f"{order['paper']} ({order['seeds']})",
+                gap.verdict,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def difference(better: Sequence[float], worse: Sequence[float]) -> Difference:
+    """Paired difference of two rows over the same test sets, with the 95 % Student t interval of its mean."""
+    gaps = np.subtract(better, worse)
+    interval = ttest_1samp(gaps, 0).confidence_interval(0.95)
+    return Difference(float(gaps.mean()), float(interval.low), float(interval.high))
+
+
+def _means(results: dict[str, Any]) -> dict[str, float]:
+    """The row's score on each task, averaged over its runs."""
+    return {task: mean(run["scores"][task] for run in results["runs"]) for task in TASKS}
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0 turns -0.0 into 0.0
 
 
 def _setting(results: dict[str, Any]) -> str:

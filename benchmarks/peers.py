@@ -1,7 +1,7 @@
-"""What is compared: servers of the same weights, sentence-transformers in a process of its own, the raw session.
+"""The contenders of the serving benchmark: servers, sentence-transformers in its own process, and the bare session.
 
-Every server answers POST with OpenAI's body, {"model", "input"}. Only the one being measured runs; the others are
-stopped (SIGSTOP).
+All have the same weights. Every server answers a POST with OpenAI's body, {"model", "input"}. Only the contender that
+is being measured runs; the others are paused with SIGSTOP.
 """
 
 import json
@@ -37,7 +37,7 @@ from training.graph import trace
 __all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]
 
 START_SECONDS: Final = 120
-MAX_TOKENS: Final = 256  # what sentence-transformers cuts all-MiniLM-L6-v2 at
+MAX_TOKENS: Final = 256  # sentence-transformers truncates the texts of all-MiniLM-L6-v2 to this length
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 ENCODE: Final = Path(__file__).parent / "encode.py"
 
@@ -55,19 +55,19 @@ class Peer:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the process and all that it started."""
+        """CPU seconds of the process and of all processes that it started."""
         return sum(sum(each.cpu_times()[:2]) for each in self._family())
 
     @property
     def peak_mb(self) -> float:
-        """Resident memory at its highest."""
+        """Highest resident memory, in MB."""
         status = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in self._family()]
         peaks = [line.split()[1] for text in status for line in text.splitlines() if line.startswith("VmHWM")]
         return sum(map(int, peaks)) / 1024
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Let the process run inside the block, and stop it afterwards."""
+        """Let the process run inside the block, and pause it afterwards."""
         self._send(signal.SIGCONT)
         try:
             yield
@@ -100,7 +100,7 @@ class Server(Peer):
         self.started = time.perf_counter() - began
 
     def request(self, texts: Sequence[str]) -> bytes:
-        """One whole HTTP request."""
+        """One complete HTTP request."""
         body = json.dumps({"model": self.model, "input": list(texts)}).encode()
         head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         return f"{head}\r\n\r\n".encode() + body
@@ -116,7 +116,7 @@ class Server(Peer):
 
 
 class InProcess(Peer):
-    """sentence-transformers, without HTTP: texts go in by a pipe, and the seconds of `encode` come back."""
+    """sentence-transformers without HTTP: it reads texts from a pipe and returns the seconds of `encode`."""
 
     def __init__(self, python: str, model: Path, backend: str) -> None:
         command = [python, str(ENCODE), str(model), backend]
@@ -125,7 +125,7 @@ class InProcess(Peer):
             raise OSError(f"sentence-transformers has no backend {backend} in {python}")
 
     def encode(self, texts: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
-        """Seconds, and vectors."""
+        """Seconds of the call, and the vectors."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(list(texts)) + "\n")
         self.process.stdin.flush()
@@ -138,7 +138,7 @@ class InProcess(Peer):
 
 
 class Raw:
-    """The ceiling: tokenising and the session on batches sorted by length, of the service's size and number at once."""
+    """Upper bound: only tokenising and the session, on sorted batches of the service's size and concurrency."""
 
     def __init__(self, bundle: Path, precision: Precision) -> None:
         threads = share_threads(0)
@@ -147,7 +147,7 @@ class Raw:
         self.pool = ThreadPoolExecutor(threads.batches)
 
     def encode(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Seconds, and seconds of CPU."""
+        """Seconds and CPU seconds of the call."""
         began, cpu = time.perf_counter(), time.process_time()
         encoder, batches = self.bundle.text_encoder, [list[list[int]]()]
         for ids in sorted((tokens.ids for tokens in encoder.encode(texts)), key=len):
@@ -164,7 +164,7 @@ def ours(bundle: Path, precision: Precision) -> Server:
 
 
 def infinity(python: str, model: Path, engine: str) -> Server:
-    """`engine` is torch or optimum, which runs the model.onnx of the folder where it starts."""
+    """`engine` is torch or optimum; optimum runs the model.onnx of the folder in which it starts."""
     command = [str(Path(python).parent / "infinity_emb"), "v2", "--model-id", ".", "--engine", engine]
     options = ["--device", "cpu", "--no-bettertransformer", "--pooling-method", "mean"]
     options += ["--served-model-name", "minilm"]
@@ -172,7 +172,7 @@ def infinity(python: str, model: Path, engine: str) -> Server:
 
 
 def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32", "int8")) -> Path:
-    """A bundle of an encoder that is read by its mean."""
+    """Make a bundle of an encoder with mean pooling."""
     encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean", max_tokens=MAX_TOKENS)
     traced, console = cache(partial(trace, encoder)), Console(stderr=True)
     with staging(out) as folder:
@@ -187,7 +187,7 @@ def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32",
 
 
 def model_with_onnx(model: Path, python: str, out: Path) -> Path:
-    """A copy of the model that holds model.onnx too, by optimum's own exporter where `python` has it."""
+    """Copy the model and add model.onnx, if the environment of `python` has optimum's exporter."""
     shutil.copytree(model, out, symlinks=False)
     with tempfile.TemporaryDirectory() as made:
         command = [python, "-m", "optimum.exporters.onnx", "--model", str(model), "--task", "feature-extraction"]

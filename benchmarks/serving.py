@@ -1,16 +1,16 @@
-"""Cloze, infinity and sentence-transformers on the same weights and the same texts, in turn.
+"""Compare the speed of Cloze, infinity and sentence-transformers on the same weights and texts.
 
     python -m benchmarks.serving --parent MODEL --data DATA [--infinity PYTHON] [--encoders PYTHON …] [--quick]
 
-MODEL is a folder of all-MiniLM-L6-v2; Cloze serves it as a bundle made here, fp32 and int8, without a template.
-`--infinity` is the interpreter of an environment with infinity-emb[server,torch,optimum], whose two engines then take
-part; `--encoders` are those of environments with sentence-transformers and its onnx or openvino backend. Without them
-Cloze is compared with sentence-transformers in torch alone.
+MODEL is a folder of all-MiniLM-L6-v2. Cloze serves it as a bundle made by this command, in fp32 and int8, without a
+template. `--infinity` is the Python interpreter of an environment with infinity-emb[server,torch,optimum]; both of its
+engines are then measured. `--encoders` are the interpreters of environments with sentence-transformers and its onnx or
+openvino backend. Without these options, Cloze is compared with sentence-transformers in torch only.
 
-First every contender's vectors are held against torch's. Then, three rounds of everything: short texts, one a request;
-mixed ones, 32 a request; long ones, eight a request; over 1, 8, 32 and 128 connections. In process there are no
-connections, so those contenders stand beside the highest throughput. Ratios are taken round by round. Writes
-benchmarks/results/serving.json and serving.svg and prints the tables.
+First, the vectors of every contender are compared with those of torch. Then three rounds are measured: short texts, one
+per request; mixed texts, 32 per request; long texts, eight per request; each over 1, 8, 32 and 128 connections.
+sentence-transformers runs in process, without connections, and is compared with the highest throughput. Ratios are
+computed for each round. The command writes benchmarks/results/serving.json and serving.svg and prints the tables.
 """
 
 import argparse
@@ -47,29 +47,29 @@ OURS: Final[dict[str, Precision]] = {"Cloze, int8": "int8", "Cloze, fp32": "fp32
 
 @dataclass(frozen=True)
 class Workload:
-    """Texts, and how many go into one request."""
+    """Texts, and the number of texts in one request."""
 
     texts: list[str]
-    a_request: int
+    texts_per_request: int
 
     def requests(self, connections: int) -> list[list[str]]:
-        """Of one connection a quarter is enough."""
+        """Requests of this workload; over one connection only a quarter of the texts is sent."""
         texts = self.texts[: len(self.texts) // 4] if connections == 1 else self.texts
-        return [texts[first : first + self.a_request] for first in range(0, len(texts), self.a_request)]
+        return [texts[first : first + self.texts_per_request] for first in range(0, len(texts), self.texts_per_request)]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One contender, one workload, so many connections, one round. Times are seconds."""
+    """One contender's result for one workload, number of connections and round. Times are seconds."""
 
     texts_per_second: float
     p50: float
     p99: float
-    cpu: float  # of the contender's processes, for all texts
+    cpu: float  # CPU seconds of the contender's processes, for all texts
 
 
 def workloads(data: Path, share: int) -> dict[str, Workload]:
-    """Sentences of STS-B dev and documents of the collections to search, none twice; 1/`share` of each."""
+    """Different sentences of STS-B dev and documents of the retrieval collections; 1/`share` of each."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     sentences = sorted({*pairs.left, *pairs.right})
     documents = [text for folder in find_collections(data) for text in load_collection(folder).documents]
@@ -80,14 +80,14 @@ def workloads(data: Path, share: int) -> dict[str, Workload]:
     mixed = [*sentences[:1440], *documents[:160]]
     draw.shuffle(mixed)
     return {
-        "short, 1 a request": Workload(short[: 800 // share], 1),
-        "mixed, 32 a request": Workload(mixed[: 1600 // share], 32),
-        "long, 8 a request": Workload(documents[160 : 160 + 160 // share], 8),
+        "short, 1 per request": Workload(short[: 800 // share], 1),
+        "mixed, 32 per request": Workload(mixed[: 1600 // share], 32),
+        "long, 8 per request": Workload(documents[160 : 160 + 160 // share], 8),
     }
 
 
 async def ask(server: Server, requests: Sequence[bytes], connections: int) -> tuple[list[bytes], list[float]]:
-    """The bodies, in order, and the seconds that each took. A client this plain leaves the cores to the server."""
+    """The response bodies, in order, and the seconds of each. This simple client leaves most CPU time to the server."""
     bodies, seconds = [b""] * len(requests), [0.0] * len(requests)
     turns = iter(range(len(requests)))
 
@@ -117,7 +117,7 @@ def serve(server: Server, workload: Workload, connections: int) -> Figures:
 
 
 def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
-    """Rows of length 1."""
+    """The texts' vectors, normalised to length 1."""
     if isinstance(peer, InProcess):
         rows = peer.encode(texts)[1]
     else:
@@ -129,7 +129,7 @@ def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float]]:
-    """Cosines with torch's vectors, and Spearman's correlation x100 on STS-B dev."""
+    """Cosines with torch's vectors, and Spearman's correlation x 100 on STS-B dev."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     expected: NDArray[np.float64] | None = None
     found = {}
@@ -147,7 +147,7 @@ def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float
 def measure(
     peers: Mapping[str, Peer], raws: Mapping[str, Raw], work: Mapping[str, Workload], levels: Sequence[int], rounds: int
 ) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """Workload -> connections, or "in process" -> contender -> its figures by round."""
+    """Figures by workload, number of connections (or "in process"), contender and round."""
     found: dict[str, dict[str, dict[str, list[Any]]]] = {name: {} for name in work}
 
     def note(name: str, level: str, contender: str, figures: Figures) -> None:
@@ -173,7 +173,7 @@ def measure(
 
 
 def makers(options: argparse.Namespace, model: Path, bundle: Path) -> Iterator[tuple[str, Callable[[], Peer]]]:
-    """How each contender is started, torch first; `model` holds model.onnx too."""
+    """How each contender is started, torch first. The folder `model` also contains model.onnx."""
     yield "sentence-transformers, torch", partial(InProcess, sys.executable, options.parent, "torch")
     for python in options.encoders:
         for backend in ("onnx", "openvino"):
@@ -186,7 +186,7 @@ def makers(options: argparse.Namespace, model: Path, bundle: Path) -> Iterator[t
 
 
 def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) -> dict[str, Peer]:
-    """Start the contenders and stop them at once (SIGSTOP). The first that starts under a name is kept."""
+    """Start the contenders and pause each one with SIGSTOP. The first that starts under a name is kept."""
     peers: dict[str, Peer] = {}
     for name, make in makers:
         if name in peers:
@@ -194,7 +194,7 @@ def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) ->
         try:
             peers[name] = make()
         except OSError as error:
-            print(f"{name} takes no part: {error}", flush=True)
+            print(f"{name} is left out: {error}", flush=True)
             continue
         stack.callback(peers[name].end)
         with peers[name].resumed():
@@ -205,11 +205,17 @@ def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parent", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds senteval/downstream, retrieval")
+    parser.add_argument("--data", type=Path, required=True, help="folder with senteval/downstream and retrieval")
     parser.add_argument("--infinity", metavar="PYTHON", help="interpreter of an environment with infinity")
-    parser.add_argument("--encoders", metavar="PYTHON", nargs="*", default=[], help="the same, sentence-transformers")
+    parser.add_argument(
+        "--encoders",
+        metavar="PYTHON",
+        nargs="*",
+        default=[],
+        help="interpreters with sentence-transformers",
+    )
     parser.add_argument("--quick", action="store_true", help="one round, two numbers of connections, half the texts")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON and the chart go")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON and the chart are written")
     options = parser.parse_args()
     levels, rounds = (QUICK, 1) if options.quick else (CONNECTIONS, ROUNDS)
     work = workloads(options.data, 2 if options.quick else 1)

@@ -1,4 +1,4 @@
-"""What the serving benchmark has found: tables and a chart."""
+"""Tables and a chart of the serving benchmark's results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,19 +19,23 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def ratios(results: Mapping[str, Any]) -> str:
-    """Cloze against the best of the others, round by round, as a Markdown table."""
+    """Ratios of Cloze to the best of the other contenders, round by round, as a Markdown table."""
     short, mixed = list(results["figures"].values())[:2]
     infinity = [name for name in short["1"] if name.startswith("infinity")]
     encoders = [name for name in mixed[IN_PROCESS] if name.startswith("sentence-transformers")]
     rows: list[tuple[str, Found, Figure, str, list[str]]] = [
-        ("int8, mixed texts: throughput against infinity's best engine", mixed, highest, INT8, infinity),
-        ("fp32, mixed texts: throughput against infinity's best engine", mixed, highest, FP32, infinity),
+        ("int8, mixed texts: throughput / infinity's best engine", mixed, highest, INT8, infinity),
+        ("fp32, mixed texts: throughput / infinity's best engine", mixed, highest, FP32, infinity),
         (
-            "int8, mixed texts: throughput over HTTP against sentence-transformers' best backend in process",
+            "int8, mixed texts: throughput over HTTP / sentence-transformers' best backend in process",
             *(mixed, highest, INT8, encoders),
         ),
         (
-            "int8, short texts, one client: p50 against infinity's best engine",
+            "fp32, mixed texts: throughput over HTTP / sentence-transformers' best backend in process",
+            *(mixed, highest, FP32, encoders),
+        ),
+        (
+            "int8, short texts, one client: p50 latency / infinity's best engine",
             short,
             _least("1", "p50"),
             INT8,
@@ -41,14 +45,14 @@ def ratios(results: Mapping[str, Any]) -> str:
     if "128" in short:
         rows.append(
             (
-                "int8, short texts, 128 clients: p99 against infinity's best engine",
+                "int8, short texts, 128 clients: p99 latency / infinity's best engine",
                 short,
                 _least("128", "p99"),
                 INT8,
                 infinity,
             )
         )
-    lines = ["| | ratio, median (least to greatest) |", "| --- | ---: |"]
+    lines = ["| | ratio, median (lowest to highest) |", "| --- | ---: |"]
     for name, found, figure, one, others in rows:
         if others:
             against = [
@@ -65,7 +69,7 @@ def highest(found: Found, contender: str, number: int) -> float:
 
 
 def _least(level: str, key: str) -> Figure:
-    """A figure of which less is better, negative: the greatest of several is the best."""
+    """A figure for which lower is better, negated, so that the highest value is the best."""
     return lambda found, contender, number: -found[level][contender][number][key]
 
 
@@ -73,7 +77,7 @@ def speeds(results: Mapping[str, Any]) -> str:
     """Highest throughput by workload, as a Markdown table."""
     work: Mapping[str, Found] = results["figures"]
     names = list(dict.fromkeys(name for found in work.values() for rows in found.values() for name in rows))
-    lines = [f"| texts a second | {' | '.join(work)} | STS-B dev |", "| --- |" + " ---: |" * (len(work) + 1)]
+    lines = [f"| texts per second | {' | '.join(work)} | STS-B dev |", "| --- |" + " ---: |" * (len(work) + 1)]
     for name in names:
         rates = [median(highest(found, name, number) for number in range(results["rounds"])) for found in work.values()]
         score = results["accuracy"].get(name)
@@ -83,7 +87,7 @@ def speeds(results: Mapping[str, Any]) -> str:
 
 
 def latencies(results: Mapping[str, Any]) -> str:
-    """Milliseconds of short texts, one a request, as a Markdown table."""
+    """Latency of short texts, one per request, as a Markdown table."""
     found: Found = next(iter(results["figures"].values()))
     levels = _levels(found)
     titles = [f"{level} client{'s' * (level != '1')}" for level in levels]
@@ -98,10 +102,13 @@ def latencies(results: Mapping[str, Any]) -> str:
 
 
 def costs(results: Mapping[str, Any]) -> str:
-    """What each needs, as a Markdown table."""
+    """Start-up time, memory and CPU time of each contender, as a Markdown table."""
     mixed: Found = list(results["figures"].values())[1]
     rows = {**mixed[_levels(mixed)[-1]], **mixed[IN_PROCESS]}
-    lines = ["| | first answer after, s | peak memory, MB | CPU seconds, mixed texts |", "| --- |" + " ---: |" * 3]
+    lines = [
+        "| | seconds to first answer | peak memory, MB | CPU seconds, mixed texts |",
+        "| --- |" + " ---: |" * 3,
+    ]
     for name, rounds in rows.items():
         server = results["servers"].get(name)
         cells = [f"{server['started']:.1f}", f"{server['peak_mb']:.0f}"] if server else ["", ""]
@@ -110,7 +117,7 @@ def costs(results: Mapping[str, Any]) -> str:
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Throughput by connections, a panel a workload; what runs in process as dotted lines."""
+    """Draw throughput by connections, one panel for each workload; dotted lines for contenders in process."""
     from matplotlib import pyplot, rc_context
 
     work: Mapping[str, Found] = results["figures"]
@@ -125,7 +132,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
                 rate = median(each["texts_per_second"] for each in rounds)
                 panel.axhline(rate, linestyle=":", color=f"C{place}", label=contender)
             panel.set(title=name, xlabel="connections", ylim=(0, None))
-        panels[0].set_ylabel("texts a second")
+        panels[0].set_ylabel("texts per second")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)

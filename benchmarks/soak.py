@@ -1,10 +1,11 @@
-"""Half an hour at saturation against a real server process: every answer checked, memory and latency over time.
+"""Load a real server process for half an hour, check every answer, and record memory and latency.
 
     python -m benchmarks.soak --bundles FOLDER --model NAME --data DATA
 
-Clients send mixed requests in a closed loop, texts of one word and of more tokens than fit, to every model and route;
-some leave before the answer. What the clients count must be what the server counts. Writes
-benchmarks/results/soak.json and soak.svg, prints a line a minute, and ends with status 1 where a criterion fails.
+Each client sends one mixed request after another, to every model and route, with texts from one word to more tokens
+than fit. Some clients disconnect before the answer. The counts of the clients must match those of the server. The
+command writes benchmarks/results/soak.json and soak.svg, prints one line per minute, and exits with status 1 if a
+criterion fails.
 """
 
 import argparse
@@ -34,12 +35,12 @@ from benchmarks.soak_requests import Books, Known, Mix, client, sentences
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
 
-KNOWN = 400  # texts of each model whose vectors are made before the load, alone, and compared under it
-SETTINGS = ("--queue-seconds", "120")  # a saturated queue may be long where the machine is slow
+KNOWN = 400  # texts of each model that are embedded one by one before the load and compared with the answers under load
+SETTINGS = ("--queue-seconds", "120")  # a saturated queue is long on a slow machine
 
 
 class Server:
-    """A real server process; its log is read, and what it warns of is kept."""
+    """A real server process. Its log is read, and its warnings are kept."""
 
     def __init__(self, options: argparse.Namespace, keys: Sequence[str]) -> None:
         command = [sys.executable, "-m", "service", "--bundle", str(options.bundles), "--port", "0"]
@@ -105,7 +106,7 @@ def total(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: float, samples: list[Sample]) -> None:
-    """Sample the server each second, and say each minute how it is."""
+    """Sample the server each second, and print a summary each minute."""
     minute, seen = 1, 0
     while True:
         await asyncio.sleep(1)
@@ -120,7 +121,7 @@ async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: 
             print(
                 f"{minute:3} min: {len(recent)} answers, p50 {np.percentile(recent or [0], 50):.2f} s, "
                 f"p99 {np.percentile(recent or [0], 99):.2f} s, {(tokens - first.tokens) / 60:.0f} tokens/s, "
-                f"RSS {samples[-1].rss_mb:.0f} MB, {waiting:.0f} texts wait; in all {dict(books.counts)}, "
+                f"RSS {samples[-1].rss_mb:.0f} MB, {waiting:.0f} texts wait; in total {dict(books.counts)}, "
                 f"{books.checked} checked, {len(books.wrong)} wrong",
                 flush=True,
             )
@@ -128,7 +129,7 @@ async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: 
 
 
 async def load(server: Server, options: argparse.Namespace, keys: Sequence[str]) -> tuple[dict[str, Any], Run]:
-    """What `/info` says, and what all clients and the server have counted at the end."""
+    """The response of `/info`, and the final counts of the clients and the server."""
     rng, books, samples = random.Random(0), Books(), list[Sample]()
     texts = sentences(options.data, rng)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -158,13 +159,13 @@ async def load(server: Server, options: argparse.Namespace, keys: Sequence[str])
 
 
 async def settled(http: httpx.AsyncClient) -> Metrics:
-    """The metrics once nothing but their own request is at work: what left is forgotten by then."""
+    """The metrics once no other request is in flight, not even one whose client has disconnected."""
     for _ in range(600):
         found = await scrape(http)
         if total(found, "cloze_requests_in_flight") == 1:
             return found
         await asyncio.sleep(0.1)
-    raise SystemExit("requests are at work that nobody waits for")
+    raise SystemExit("requests are still in flight although every client has finished")
 
 
 def difference(before: Metrics, after: Metrics, name: str, **labels: str) -> int:
@@ -172,7 +173,7 @@ def difference(before: Metrics, after: Metrics, name: str, **labels: str) -> int
 
 
 def statuses(before: Metrics, after: Metrics) -> dict[str, int]:
-    """Answers by status; the scrapes are not of the load."""
+    """Responses by status, without those to the scrapes of the metrics."""
     found = {labels["status"] for labels, _ in after["cloze_requests_total"]}
     own = difference(before, after, "cloze_requests_total", route="/metrics", status="200")
     counts = {status: difference(before, after, "cloze_requests_total", status=status) for status in sorted(found)}
@@ -182,11 +183,11 @@ def statuses(before: Metrics, after: Metrics) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundles", type=Path, required=True, help="folder of one bundle, or of several")
-    parser.add_argument("--model", default="", help="the default where there are several; gets most requests")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder that holds corpus/")
+    parser.add_argument("--bundles", type=Path, required=True, help="folder of one bundle or of several")
+    parser.add_argument("--model", default="", help="the default of several models; it receives most requests")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder that contains corpus/")
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--clients", type=int, default=24, help="connections, four to an API key")
+    parser.add_argument("--clients", type=int, default=24, help="number of connections; four share one API key")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     keys = [f"soak-client-number-{number}" for number in range(-(-options.clients // 4))]

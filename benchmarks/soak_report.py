@@ -1,4 +1,4 @@
-"""What a soak has found: criteria, percentiles, a table and a chart."""
+"""Results of a soak test: criteria, percentiles, a table and a chart."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9, "max": 100}
 
 
 class Sample(NamedTuple):
-    """The server, once a second."""
+    """State of the server; one sample per second."""
 
     seconds: float
     rss_mb: float
@@ -30,19 +30,19 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What the clients and the server have counted of one load."""
+    """What the clients and the server counted during the load."""
 
     books: Books
     samples: list[Sample]
     seconds: float
-    statuses: dict[str, int]  # the server's answers
-    dropped: int  # answers whose client had gone
-    texts: int  # that the server has embedded
+    statuses: dict[str, int]  # responses of the server, by status
+    dropped: int  # requests whose client disconnected before the response
+    texts: int  # embedded by the server
     tokens: int
 
 
 def rss_growth(samples: Sequence[Sample], seconds: float) -> tuple[float, float]:
-    """MB after the first minute and at the end, each the median of a window."""
+    """Memory in MB after the first minute and at the end, each as the median of a window."""
     settle, window = min(60.0, seconds / 4), min(60.0, seconds / 8)
     first = [each.rss_mb for each in samples if settle <= each.seconds < settle + window]
     last = [each.rss_mb for each in samples if each.seconds >= seconds - window]
@@ -50,15 +50,15 @@ def rss_growth(samples: Sequence[Sample], seconds: float) -> tuple[float, float]
 
 
 def criteria(run: Run, status: int, warnings: Sequence[str]) -> dict[str, bool]:
-    """What must hold, and whether it does; of the server's exit status and its log's warnings too."""
+    """Each criterion and whether it holds; the server's exit status and warnings count too."""
     books, texts, server = run.books, run.books.texts, run.statuses
     sent, answered, refused, left = (books.counts[name] for name in ("sent", "answered", "refused", "left"))
-    known = sum(server.values()) + run.dropped - server.get("499", 0)  # requests the server has seen
+    known = sum(server.values()) + run.dropped - server.get("499", 0)  # requests that reached the server
     first, last = rss_growth(run.samples, run.seconds)
     return {
         "every answer is right": not books.wrong,
         "no request is lost: sent = answered + refused + left": sent == answered + refused + left,
-        "the server has answered 200, 429 or a client that had gone": set(server) <= {"200", "429", "499"},
+        "the server has answered 200 or 429, or the client disconnected": set(server) <= {"200", "429", "499"},
         "the server's answers are the clients'": answered <= server.get("200", 0) <= answered + left,
         "the server's refusals are the clients'": refused <= server.get("429", 0) <= refused + left,
         "the server has seen what was sent": sent - left <= known <= sent,
@@ -74,7 +74,7 @@ def waiting_share(samples: Sequence[Sample]) -> float:
 
 
 def by_class(books: Books, key: Callable[[tuple[float, float, str, str]], str]) -> dict[str, dict[str, float]]:
-    """Requests and the percentiles of their latencies, in milliseconds."""
+    """Number of requests and percentiles of their latency in milliseconds, by class."""
     classes: dict[str, list[float]] = defaultdict(list)
     for each in books.latencies:
         classes[key(each)].append(1000 * each[1])
@@ -84,7 +84,7 @@ def by_class(books: Books, key: Callable[[tuple[float, float, str, str]], str]) 
 
 
 def _order(named: tuple[str, list[float]]) -> tuple[int, str]:
-    """Sizes as they rise, then the rest by name."""
+    """Sort key: sizes in ascending order, then everything else by name."""
     sizes = [f"vectors, {size}" for size in SIZES]
     return (sizes.index(named[0]) if named[0] in sizes else len(sizes)), named[0]
 
@@ -98,7 +98,7 @@ def size_of(each: tuple[float, float, str, str]) -> str:
 
 
 def over_time(run: Run) -> dict[str, list[float]]:
-    """Every BIN seconds: memory, tokens a second, and latencies in milliseconds of the requests with one text."""
+    """Memory, tokens per second and the latency in ms of requests with one text, for each BIN seconds."""
     bins = int(run.seconds // BIN)
     latencies: list[list[float]] = [[] for _ in range(bins)]
     for ended, latency, _, size in run.books.latencies:
@@ -120,7 +120,7 @@ def over_time(run: Run) -> dict[str, list[float]]:
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """As in soak.json."""
+    """The content of soak.json."""
     books, seconds = run.books, run.seconds
     first, last = rss_growth(run.samples, seconds)
     outcomes = ("sent", "answered", "refused", "left", "lost")
@@ -144,12 +144,12 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Three panels over the minutes, as SVG; the same bytes for the same results."""
+    """Draw three panels over time as SVG. The same results give the same bytes."""
     plt.rcParams |= {"svg.hashsalt": "soak", "svg.fonttype": "none"}
     series = results["over_time"]
     panels: dict[str, Sequence[str]] = {
         "memory of the server, RSS in MB": ["rss_mb"],
-        "tokens a second": ["tokens_per_second"],
+        "tokens per second": ["tokens_per_second"],
         "requests with one text, milliseconds": ["max", "p99", "p90", "p50"],
     }
     figure, axes = plt.subplots(len(panels), 1, figsize=(9, 7), sharex=True, layout="constrained")

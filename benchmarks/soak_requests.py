@@ -1,4 +1,4 @@
-"""What the clients of the soak send, what each answer must be, and what they count."""
+"""The clients of the soak test: what they send, how they check each answer, and what they count."""
 
 import asyncio
 import random
@@ -16,34 +16,34 @@ import orjson
 from numpy.typing import NDArray
 
 TEXTS = 40_000
-CHECKED = 0.2  # share of a request's texts that are known ones
+CHECKED = 0.2  # share of a request's texts whose vectors are known
 SIZES = {"1 text": (1, 1), "2 to 16": (2, 16), "17 to 128": (17, 128), "129 to 2,000": (129, 2000)}
 SIZE_WEIGHTS = (45, 35, 18, 2)
 TOLERANCE = 1e-4
-LEAVERS = 0.02  # share of requests whose client leaves after up to so many seconds
+LEAVERS = 0.02  # share of requests whose client disconnects within LEAVING_SECONDS
 LEAVING_SECONDS = 0.5
 
 Vectors = NDArray[np.float32]
 
 
 class Request(NamedTuple):
-    """What is sent, and what its answer must be."""
+    """A request, and the check of its answer."""
 
-    route: str  # as in the tables
+    route: str  # the name in the tables
     size: str
     path: str
     body: dict[str, Any]
-    texts: int  # that the server embeds
+    texts: int  # texts that the server embeds
     check: Callable[[Any], None]
 
 
 @dataclass
 class Books:
-    """What the clients count. Seconds are since the load began."""
+    """Counts of the clients. Times are seconds since the load began."""
 
     counts: Counter[str] = field(default_factory=Counter)  # sent, answered, refused, left
-    texts: Counter[str] = field(default_factory=Counter)  # the same of embedded texts
-    checked: int = 0  # rows and cosines held against those computed before
+    texts: Counter[str] = field(default_factory=Counter)  # the same counts for embedded texts
+    checked: int = 0  # rows and cosines compared with those computed before the load
     latencies: list[tuple[float, float, str, str]] = field(default_factory=list)  # end, seconds, route, size
     wrong: list[str] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Books:
 
 
 def sentences(data: Path, rng: random.Random) -> list[str]:
-    """Texts as they come: sentences, captions, words, nothing, emoji, and some of more tokens than fit."""
+    """Varied texts: sentences, captions, words, empty texts, emoji, and texts with more tokens than fit."""
     plain = lines(data / "corpus" / "enwiki_sentences.txt") + lines(data / "corpus" / "multi30k_captions_nosts.txt")
     plain = rng.sample(plain, TEXTS)
     kinds: dict[Callable[[], str], float] = {
@@ -73,7 +73,7 @@ def lines(path: Path) -> list[str]:
 
 
 class Known:
-    """Texts of one model, and their vectors and token ids as the idle service gave them, each text alone."""
+    """Texts for one model with the vectors and token ids that the idle service returned for each text alone."""
 
     def __init__(self, model: str, texts: list[str], vectors: Vectors, ids: list[list[int]]) -> None:
         self.model = model
@@ -93,7 +93,7 @@ class Known:
 
 
 class Mix:
-    """Draws one client's requests."""
+    """Draws the requests of one client."""
 
     def __init__(self, known: dict[str, Known], default: str, texts: list[str], books: Books, seed: int) -> None:
         self.known = list(known.values())
@@ -149,7 +149,7 @@ class Mix:
         return Request("/similarity", size, path, body, len(many) + 1, check)
 
     def search(self, known: Known) -> Request:
-        """As similarity."""
+        """Known texts only, as in `similarity`."""
         size, places = self._places(known)
         query = self.rng.randrange(len(known.texts))
 
@@ -175,24 +175,24 @@ class Mix:
         return Request("/tokenize", size, *self._to(known, "/tokenize", body), 0, check)
 
     def _to(self, known: Known, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The model in the path, in the body, or nowhere where it is the default."""
+        """Name the model in the path or in the body; the default model is not named."""
         if known.model == self.default:
             return path, body
         return self.rng.choice([(f"/models/{known.model}{path}", body), (path, {**body, "model": known.model})])
 
     def _size(self) -> tuple[str, int]:
-        """A class, and a number of texts in it, small ones more often."""
+        """A size class, and a number of texts within it; small numbers are more frequent."""
         (size,) = self.rng.choices(list(SIZES), SIZE_WEIGHTS)
         low, high = SIZES[size]
         return size, round(low * (high / low) ** self.rng.random())
 
     def _places(self, known: Known) -> tuple[str, list[int]]:
-        """Known texts."""
+        """A size class, and positions of known texts."""
         size, count = self._size()
         return size, self.rng.choices(range(len(known.texts)), k=count)
 
     def _texts(self, known: Known) -> tuple[str, list[str], dict[int, int]]:
-        """Any texts, some of them known: their places in the request, and among the known."""
+        """A size class, texts, and for the known ones among them: position in the request -> position in `known`."""
         size, count = self._size()
         texts = self.rng.choices(self.texts, k=count)
         places = {row: self.rng.randrange(len(known.texts)) for row in range(count) if self.rng.random() < CHECKED}
@@ -217,7 +217,7 @@ class Mix:
 
 
 class Reader(NamedTuple):
-    """One encoding_format: a row as numbers, and whether rows are those of these vectors."""
+    """One encoding_format: how to decode a row, and how to compare rows with the expected vectors."""
 
     decode: Callable[[Any], NDArray[Any]]
     agree: Callable[[NDArray[Any], Vectors], bool]
@@ -229,12 +229,12 @@ def near(tolerance: float) -> Callable[[NDArray[Any], Vectors], bool]:
 
 
 def near_int8(found: NDArray[Any], expected: Vectors) -> bool:
-    """Each row is scaled by its own largest magnitude; a step of 1, half of it rounding, the rest tolerance."""
+    """Each row is scaled by its largest magnitude. The tolerance is 1: half for rounding, half for differences."""
     return bool(np.abs(found - expected * 127 / np.abs(expected).max(axis=1, keepdims=True)).max() <= 1)
 
 
 def same_signs(found: NDArray[Any], expected: Vectors) -> bool:
-    """Of every value that is clear of 0."""
+    """Compare the signs of all values that are not close to 0."""
     positive = np.unpackbits(found.astype(np.uint8), axis=1, count=expected.shape[1]).astype(bool)
     return bool(((positive == (expected > 0)) | (np.abs(expected) <= TOLERANCE)).all())
 
@@ -255,7 +255,7 @@ def hold(true: bool, otherwise: str) -> None:
 
 
 async def client(http: httpx.AsyncClient, mix: Mix, key: str, books: Books, started: float, until: float) -> None:
-    """Send one request after another; a client that is refused waits as long as it is told."""
+    """Send one request after another. After a 429 the client waits as long as Retry-After says."""
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     while time.monotonic() < until:
         request = mix.draw()

@@ -1,11 +1,11 @@
-"""SimCSE by Cloze's trainer and by sentence-transformers', in turn: the same encoder, texts, batch, lengths and loss.
+"""Compare the training speed of Cloze and sentence-transformers: SimCSE with the same encoder, texts and loss.
 
     python -m benchmarks.training --parent MODEL --data DATA [--steps 20] [--rounds 3]
 
-Both train in fp32 on sentences of Wikipedia and captions, 64 a step, cut to 64 tokens, read by their mean, a sentence
-and itself under another dropout mask being positives, the other sentences of the step negatives. Each run is a process
-of its own; what counts is the time between its first and its last step. Ratios are taken round by round. Writes
-benchmarks/results/training.json and prints its table.
+Both train in fp32 on sentences of Wikipedia and image captions, 64 per step, truncated to 64 tokens, with mean pooling.
+A sentence under two dropout masks is a positive pair, and the other sentences of the step are negatives. The trainers
+take turns, and each run is a process of its own. The time between its first and its last step is measured, and ratios
+are computed for each round. The command writes benchmarks/results/training.json and prints its table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ RATE: Final = 1e-5
 
 
 def texts(data: Path, steps: int) -> list[str]:
-    """As many different sentences as so many steps take, drawn evenly from the corpora."""
+    """Different sentences for this number of steps, drawn evenly from the corpora."""
     count = BATCH * steps // len(CORPORA)
     found = []
     for name in CORPORA:
@@ -42,7 +42,7 @@ def texts(data: Path, steps: int) -> list[str]:
 
 
 def ours(parent: str, corpus: Path, steps: int) -> float:
-    """Seconds of the steps after the warm ones, by the run's own trainer."""
+    """Seconds of the steps after the first WARM ones, with Cloze's trainer."""
     from transformers import TrainerCallback
 
     from training.fit import load_recipe
@@ -69,7 +69,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
 
 
 def theirs(parent: str, corpus: Path, steps: int) -> float:
-    """The same by SentenceTransformerTrainer with MultipleNegativesRankingLoss."""
+    """The same with SentenceTransformerTrainer and MultipleNegativesRankingLoss."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -119,7 +119,7 @@ TRAINERS: Final[dict[str, Callable[[str, Path, int], float]]] = {"sentence-trans
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| | sentences a second | ratio, median (least to greatest) |", "| --- | ---: | ---: |"]
+    lines = ["| | sentences per second | ratio, median (lowest to highest) |", "| --- | ---: | ---: |"]
     first = next(iter(results["speeds"].values()))
     for name, speeds in results["speeds"].items():
         ratios = [speed / base for speed, base in zip(speeds, first, strict=True)]
@@ -131,7 +131,7 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parent", required=True, help="encoder that both train")
-    parser.add_argument("--data", type=Path, required=True, help="folder that holds corpus")
+    parser.add_argument("--data", type=Path, required=True, help="folder that contains corpus")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trainer", choices=TRAINERS, help=argparse.SUPPRESS)  # one run, in its own process
@@ -151,9 +151,9 @@ def main() -> None:
                 command += ["--data", str(options.data), "--corpus", str(corpus), "--steps", str(options.steps)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 speeds[name].append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"round {number + 1}: {name} {speeds[name][-1]:.1f} sentences a second", flush=True)
+                print(f"round {number + 1}: {name} {speeds[name][-1]:.1f} sentences per second", flush=True)
     results = {
-        "texts": f"{BATCH * options.steps} sentences of {' and '.join(CORPORA)}, {BATCH} a step",
+        "texts": f"{BATCH * options.steps} sentences of {' and '.join(CORPORA)}, {BATCH} per step",
         "machine": f"{processor()}, {threads()} CPUs",
         "versions": versions(PACKAGES),
         "speeds": speeds,

@@ -1,7 +1,7 @@
-"""Same text, same bundle, same vector: in torch, in ONNX Runtime and over HTTP.
+"""The same text and the same bundle give the same vector in torch, in ONNX Runtime and over HTTP.
 
-Tiny random encoders walk the whole road: train two steps, export, serve beside another model. Vectors are compared
-normalised, so that 1e-4 means the same for each.
+Each tiny random encoder is trained for two steps, exported, and served beside another model. Vectors are normalised
+before they are compared, so that the tolerance means the same for each.
 """
 
 from base64 import b64decode
@@ -42,7 +42,7 @@ SPACED = "This sentence : ' [X] ' means [MASK]."
 
 
 class Case(NamedTuple):
-    """A recipe and its keys on a tiny encoder, whose folder is {parent}, and what export is told."""
+    """A recipe with its keys for a tiny encoder, whose folder is {parent}, and the options of export."""
 
     parent: str
     keys: dict[str, str]
@@ -71,7 +71,7 @@ CASES = {
 
 @dataclass
 class Road:
-    """One model in its three places."""
+    """One model in torch, in ONNX Runtime and behind HTTP."""
 
     torch: SentenceEncoder
     graph: GraphEncoder
@@ -94,7 +94,7 @@ class Road:
         return np.array([np.frombuffer(b64decode(row), "<f4") if isinstance(row, str) else row for row in rows])
 
     def ids(self, texts: list[str]) -> list[list[int]]:
-        """Each text's own tokens, those that will be cut among them."""
+        """The token ids of each text, including those that truncation removes."""
         return [[t["id"] for t in own] for own in self.post("/tokenize", inputs=texts, add_special_tokens=False)]
 
 
@@ -117,7 +117,7 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def corpus(folder: Path, case: Case) -> Path:
-    """Eight sentences, or six triplets of them."""
+    """A file of eight sentences, or of six triplets."""
     sentences = ["Two dogs run.", "Rain over the city.", "A letter.", "The old friend."] * 2
     path = folder / ("corpus.csv" if "supervised" in case.recipe else "corpus.txt")
     rows = [",".join(sentences[row : row + 3]) for row in range(6)] if path.suffix == ".csv" else sentences
@@ -127,14 +127,14 @@ def corpus(folder: Path, case: Case) -> Path:
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Rows of length 1; a row that denoising left (all but) empty stays as it is."""
+    """Rows scaled to length 1; a row that is almost zero after denoising is not scaled."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 1e-3, lengths, 1)
 
 
 def test_texts_have_one_vector_wherever_they_are_embedded(road: Road) -> None:
     expected = units(np.concatenate([road.torch.embed([text]) for text in TEXTS]))
-    assert len({row.tobytes() for row in expected}) > len(TEXTS) / 2, "the encoder hardly tells texts apart"
+    assert len({row.tobytes() for row in expected}) > len(TEXTS) / 2, "the encoder hardly distinguishes the texts"
     found = {
         "torch, batched": road.torch.embed(TEXTS),
         "torch, padded to the longest": road.torch.embed(TEXTS, batch_tokens=10**9),
@@ -150,7 +150,7 @@ def test_texts_have_one_vector_wherever_they_are_embedded(road: Road) -> None:
     }
     for place, vectors in found.items():
         np.testing.assert_allclose(units(vectors), expected, atol=TOLERANCE, rtol=0, err_msg=place)
-    pointed = np.linalg.norm(expected, axis=1) > 0.5  # OpenAI's are of length 1, whatever denoising left of a row
+    pointed = np.linalg.norm(expected, axis=1) > 0.5  # OpenAI's route normalises every row, also an almost zero one
     assert pointed.sum() >= len(TEXTS) - 2
     found = {
         "OpenAI's route": road.openai(TEXTS),
@@ -168,7 +168,7 @@ def test_similarity_is_the_cosine_of_these_vectors(road: Road) -> None:
     np.testing.assert_allclose(answer.json(), vectors[1:] @ vectors[0], atol=TOLERANCE)
 
 
-def test_two_models_at_work_at_once_keep_their_own_vectors(road: Road) -> None:
+def test_two_models_that_run_at_once_keep_their_own_vectors(road: Road) -> None:
     words = ["a man", "two dogs run", "the guitar"]
     beside = [vector(sequence(text, OTHER["template"]), OTHER["dimension"], OTHER["seed"]) for text in words]
     expected = units(road.torch.embed(TEXTS[:8]))

@@ -1,8 +1,8 @@
-"""The recipes of docs/clients.md, each run as it stands against a live server with the shipped model.
+"""Run the examples of docs/clients.md against a live server with the shipped model.
 
-Above each block a mark says how: `<!-- tested -->`, `<!-- tested with OPTIONS -->` of the server, or
-`<!-- shape only: why -->`. A Python recipe prints what the comments beside its prints say; a shell recipe answers what
-the block of JSON after it says.
+The mark above each block says how: `<!-- tested -->`, `<!-- tested with OPTIONS -->` of the server, or
+`<!-- shape only: why -->`. A Python example must print the comments beside its prints. A shell example must return the
+JSON block that follows it.
 """
 
 import json
@@ -44,7 +44,7 @@ def blocks() -> list[Block]:
 
 
 def recipes() -> list[object]:
-    """Each recipe that is tested, and the JSON after it, if there is any."""
+    """Each tested example, and the JSON block after it, if there is one."""
     every = [*blocks(), Block("", "", "", "")]
     return [
         pytest.param(recipe, after.content if after.language == "json" else "", id=recipe.heading)
@@ -55,7 +55,7 @@ def recipes() -> list[object]:
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """The address of a server with these options, one for each set of them."""
+    """A function that returns the address of a server with the given options; equal options share a server."""
     running: list[Process] = []
 
     @cache
@@ -71,7 +71,7 @@ def start() -> Iterator[Start]:
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.heading)
 def test_a_block_says_whether_it_is_tested(block: Block) -> None:
     if block.language == "json":
-        assert not block.mark, "the JSON is what the recipe before it answers"
+        assert not block.mark, "a JSON block is the response to the example before it"
     else:
         assert MARK.fullmatch(block.mark), "write <!-- tested --> or <!-- shape only: why --> above the block"
 
@@ -83,18 +83,18 @@ def test_a_recipe_does_what_the_page_shows(recipe: Block, answer: str, start: St
     code = recipe.content.replace(URL, start(options[1] or ""))
     if recipe.language == "python":
         shown = re.findall(r"print\(.*\)  # (.+)$", recipe.content, re.MULTILINE)
-        assert shown, "a recipe prints something, with what it prints in a comment beside it"
+        assert shown, "an example prints something, and a comment beside it has the output"
         assert run([sys.executable, "-c", code], tmp_path).splitlines() == shown
     else:
         if not shutil.which("curl"):
-            pytest.skip("curl is not here")
+            pytest.skip("curl is not installed")
         answers, expected = parts(run(["bash", "-euc", code], tmp_path)), parts(answer)
-        assert expected, "the block after a shell recipe is what it answers, in JSON"
+        assert expected, "a JSON block with the response follows a shell example"
         assert same(answers, expected), "\n".join(map(json.dumps, answers))
 
 
 def run(command: list[str], home: Path) -> str:
-    """What the command prints. HOME is empty, and no client reports its use."""
+    """Output of the command. HOME is an empty folder, and telemetry of the clients is off."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOZE_", "OPENAI_", "HF_"))}
     done = subprocess.run(command, env=kept | QUIET | {"HOME": str(home)}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -102,7 +102,7 @@ def run(command: list[str], home: Path) -> str:
 
 
 def parts(text: str) -> list[object]:
-    """The JSON values that follow one another in a text."""
+    """The consecutive JSON values in a text."""
     found, decoder = [], json.JSONDecoder()
     while text := text.lstrip():
         value, end = decoder.raw_decode(text)

@@ -19,7 +19,7 @@ FORBIDDEN = {
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and top package of every import in a file, those inside functions too."""
+    """Line and top-level package of every import in a file, including those inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
@@ -89,8 +89,8 @@ def test_the_service_answers_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["service.inference.session", "training.graph", "training.runner"])
 def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
-    """ONNX Runtime keeps an identifier and what it will upload under the home folder, where it is left to."""
-    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}  # without CI, where it is silent by itself
+    """If its telemetry is on, ONNX Runtime stores an identifier and its events in the home folder."""
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}  # without the variable CI, which turns telemetry off
     done = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, timeout=120)
     assert done.returncode == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""What README.md shows is what the shipped model and the benchmarks say."""
+"""The figures and the example in README.md match the shipped model and the recorded benchmarks."""
 
 import json
 import re
@@ -7,15 +7,16 @@ import httpx
 import pytest
 from harness import open_client
 
-from benchmarks.readme import MODEL, README, parent, with_figures
+from benchmarks.readme import MODEL, PAGE, README, page, parent, with_figures
 from encoding.bundle import Bundle
 from service.app import create_app
 from service.settings import Settings
 
 
 def test_the_figures_are_those_of_the_model_and_the_benchmark() -> None:
-    page = README.read_text(encoding="utf-8")
-    assert page == with_figures(page), "run: python -m benchmarks.readme"
+    text = README.read_text(encoding="utf-8")
+    assert text == with_figures(text), "run: python -m benchmarks.readme"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.readme"
 
 
 def test_the_shipped_model_meets_its_bar() -> None:
@@ -27,7 +28,7 @@ def test_the_shipped_model_meets_its_bar() -> None:
     assert scores["cisi nDCG@10"] >= parent()["cisi nDCG@10"]
     assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) <= 30_000_000
     learnt_from = {source.name for source in bundle.spec.provenance.data}
-    assert learnt_from == {"enwiki_sentences.txt", "enwikinews_sentences.txt"}  # nothing for research only
+    assert learnt_from == {"enwiki_sentences.txt", "enwikinews_sentences.txt"}  # no text that is limited to research
 
 
 @pytest.mark.anyio
@@ -41,8 +42,8 @@ async def test_the_call_it_shows_gives_the_answer_it_shows() -> None:
 
 def shown() -> tuple[str, object, list[float]]:
     """Path, body and answer of README's curl."""
-    page = README.read_text(encoding="utf-8")
-    found = re.search(r"curl -s 127\.0\.0\.1:8080(/\w+) .*? -d '(.*?)'\n```\n\n```json\n(.*?)\n```", page, re.DOTALL)
+    text = README.read_text(encoding="utf-8")
+    found = re.search(r"curl -s 127\.0\.0\.1:8080(/\w+) .*? -d '(.*?)'\n```\n\n```json\n(.*?)\n```", text, re.DOTALL)
     assert found is not None
     return found[1], json.loads(found[2]), json.loads(found[3])
 

@@ -1,4 +1,4 @@
-"""The shipped model's vectors on other CPUs: on this one, and on two older ones that qemu-user emulates."""
+"""The shipped model gives the reference vectors on this CPU and on two older CPUs that qemu-user emulates."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def test_this_machine_gives_the_reference_vectors() -> None:
 
 
 @pytest.mark.qemu
-@pytest.mark.skipif(QEMU is None, reason="qemu-user is not here")
+@pytest.mark.skipif(QEMU is None, reason="qemu-user is not installed")
 @pytest.mark.parametrize("cpu", CPUS)
 def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> None:
     script = Path(__file__).parent / "reference" / "vectors.py"
@@ -44,7 +44,7 @@ def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> N
 
 
 def hold(vectors: NDArray[np.float32]) -> None:
-    """Each text equal to the reference, and so README's similarities to three decimals."""
+    """Check that every vector equals its reference, and that README's similarities agree to three decimals."""
     reference = np.load(FILE)
     assert vectors.shape == reference.shape
     cosines = (vectors * reference).sum(1)
@@ -62,5 +62,5 @@ README_TEXTS = (
 
 
 def test_no_sum_of_two_products_overflows_sixteen_bits() -> None:
-    """AVX2 and SSE add pairs of unsigned by signed products in 16 bits; beyond, CPUs would differ."""
+    """AVX2 and SSE add pairs of unsigned by signed products in 16 bits; larger sums would differ between CPUs."""
     assert np.iinfo(np.int16).max >= 2 * 255 * WEIGHT_LEVELS

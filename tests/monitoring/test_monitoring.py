@@ -177,7 +177,7 @@ def test_every_metric_is_looked_at() -> None:
 
 def test_the_dashboard_has_a_row_for_each_matter() -> None:
     rows = [panel["title"] for panel in PANELS if panel["type"] == "row"]
-    assert rows == ["Traffic", "Latency", "Batching", "Failures", "The space", "Process"]
+    assert rows == ["Traffic", "Latency", "Batching", "Failures", "Embedding drift", "Process"]
     assert DASHBOARD["schemaVersion"] >= 39
     assert (DASHBOARD["uid"], DASHBOARD["id"]) == ("cloze", None)
 

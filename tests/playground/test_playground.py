@@ -63,14 +63,14 @@ def test_the_header_tells_the_model(visitor: Visitor, service: httpx.Client) -> 
     expect(facts).to_contain_text(info["provider"])
 
 
-def test_the_header_tells_the_time_that_the_service_took(visitor: Visitor) -> None:
+def test_the_header_shows_the_time_that_the_service_took(visitor: Visitor) -> None:
     with visitor.page.expect_response("**/similarity") as caught:
         visitor.page.get_by_role("button", name="Compare").click()
-    told = dict(re.findall(r"(\w+);dur=([\d.]+)", caught.value.headers["server-timing"]))
-    assert {"tokenize", "queue", "inference", "total"} <= set(told)
+    reported = dict(re.findall(r"(\w+);dur=([\d.]+)", caught.value.headers["server-timing"]))
+    assert {"tokenize", "queue", "inference", "total"} <= set(reported)
     shown = visitor.page.locator("#timing")
     for stage in ("tokenize", "queue", "inference", "total"):
-        value = float(told[stage])
+        value = float(reported[stage])
         expect(shown.locator(f".{stage} dd")).to_have_text(f"{value:.1f} ms" if value < 10 else re.compile(r"^\d+ ms$"))
     expect(shown.locator(".trip dd")).to_have_text(re.compile(r"^[\d.,]+ ms$"))
 

@@ -1,4 +1,4 @@
-"""The soak: its clients tell right answers from wrong ones, and each of its criteria can fail."""
+"""The soak test: its clients detect wrong answers, and each of its criteria can fail."""
 
 import asyncio
 import itertools
