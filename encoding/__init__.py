@@ -1,1 +1,1 @@
-"""The contract that training promises and the service keeps: templates, token ids, bundles. No torch, no HTTP."""
+"""The contract between training and the service: templates, token ids and bundles. Imports neither torch nor FastAPI."""

@@ -1,4 +1,4 @@
-"""A bundle: a folder that stands alone, with all that is needed to turn a text into a vector.
+"""A bundle: a folder that contains everything needed to turn a text into a vector.
 
     config.json                 the encoder's architecture
     tokenizer.json, tokenizer_config.json
@@ -7,7 +7,7 @@
     embedding.json              the contract: `Spec`, with the sha256 of every file above; written last
 
 A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives `sentence_embedding`, float32
-(batch, dimension), not normalised. All mathematics is in it. This module reads and writes folders; it runs no graph.
+(batch, dimension), not normalised. All mathematics is in the graph. This module reads and writes folders; it does not run graphs.
 """
 
 import hashlib
@@ -79,9 +79,9 @@ class Source(_Record):
 class Provenance(_Record):
     """Where the model comes from.
 
-    `scores` maps a precision to a suite's scores ({"int8": {"STS12": 73.1, …}}), `parity` a precision to the largest
-    absolute difference between torch's vectors and the graph's, relative to the longest vector, `graphs` a precision
-    to how its graph was made.
+    Three dictionaries have one entry per precision. `scores` has the scores of a suite ({"int8": {"STS12": 73.1, …}}),
+    `parity` the largest absolute difference between torch's vectors and the graph's, relative to the longest vector,
+    and `graphs` how the graph was made.
     """
 
     parent: str
@@ -122,19 +122,19 @@ class Spec(EmbeddingConfig):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that has been checked."""
+    """A bundle whose files have been checked."""
 
     path: Path
     spec: Spec
     text_encoder: TextEncoder
-    created: int  # seconds since 1970 when it was sealed
-    stamps: dict[str, tuple[int, int]]  # every file's size and time of change, before it was read
+    created: int  # seconds since 1970 when it was written
+    stamps: dict[str, tuple[int, int]]  # size and modification time of every file, before it was read
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read and check all of a bundle.
+        """Read a bundle and check every file.
 
-        Raises BundleError, which names the missing, altered or unreadable file and what to do.
+        Raises BundleError, which names the missing, altered or unreadable file and the next step.
         """
         folder = Path(path)
         try:
@@ -150,13 +150,10 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        return Path(os.path.abspath(self.path)).name  # of a link its own name, so that what it points to may change
+        return Path(os.path.abspath(self.path)).name  # the link's own name, so that its target may change
 
     def unchanged(self) -> bool:
-        """Whether its contract and its files are still those that were loaded: a copy writes the contract last.
-
-        Raises BundleError where they cannot be read.
-        """
+        """Whether the contract and the files are still those that were loaded. Raises BundleError where they are unreadable."""
         try:
             same = all(_stamp(self.path / name) == stamp for name, stamp in self.stamps.items())
             return same and _read_spec(self.path) == self.spec
@@ -168,7 +165,7 @@ class Bundle:
         return tuple(precision for precision in PRECISIONS if GRAPHS[precision] in self.spec.files)
 
     def graph(self, precision: Precision) -> Path:
-        """The path of one precision's graph. Raises BundleError where the bundle has none."""
+        """Return the path of one precision's graph. Raises BundleError where the bundle has none."""
         if precision not in self.precisions:
             raise BundleError(
                 f"{self.path} has no {precision} graph, only {', '.join(self.precisions)}; choose one of these, "
@@ -179,9 +176,9 @@ class Bundle:
 
 @contextmanager
 def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to build a bundle in, put in place of `out` at the end of the block; nothing is left of a failure.
+    """Yield a folder to build a bundle in. It replaces `out` at the end of the block, and is removed after an error.
 
-    `out` may be absent, empty or a bundle. Raises BundleError where it is anything else, before work is lost.
+    `out` may be absent, empty or a bundle. Raises BundleError, before any work, where it is anything else.
     """
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
@@ -201,7 +198,7 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def seal(folder: Path, config: EmbeddingConfig, dimension: int, provenance: Provenance) -> Spec:
-    """Hash every file in `folder` and write the contract, atomically and last: from here on it is a bundle."""
+    """Hash every file in `folder` and write the contract, atomically and last: then the folder is a bundle."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     spec = Spec(
         **config.model_dump(),
@@ -234,13 +231,13 @@ def upgrade(content: Any) -> Any:
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:
-    """What to say where a bundle, or a folder of them, is there and may not be read."""
+    """Make the error of a bundle, or a folder of bundles, that exists but may not be read."""
     found = error.filename or path
     return BundleError(f"{found} cannot be read ({error.strerror}); let the user of this process read it")
 
 
 def sha256(path: Path) -> str:
-    """The hexadecimal digest of a file's bytes."""
+    """Return the hexadecimal digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -250,7 +247,9 @@ def _read_spec(folder: Path) -> Spec:
     if not folder.is_dir():
         raise BundleError(f"{folder} is not a folder; make a bundle with `{EXPORT_COMMAND}`")
     if not path.is_file():
-        raise BundleError(f"{folder} has no {SPEC_FILE}, so it is no finished bundle; make one with `{EXPORT_COMMAND}`")
+        raise BundleError(
+            f"{folder} has no {SPEC_FILE}, so it is not a finished bundle; make one with `{EXPORT_COMMAND}`"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -271,7 +270,7 @@ def _read_spec(folder: Path) -> Spec:
 
 
 def _check_files(folder: Path, spec: Spec) -> dict[str, tuple[int, int]]:
-    """The stamp that each file had before it was hashed."""
+    """Check every file's digest. Return the stamp that each file had before it was hashed."""
     stamps = {}
     for name in dict.fromkeys((*REQUIRED_FILES, *spec.files)):
         relative = PurePosixPath(name)

@@ -1,6 +1,6 @@
-"""A template: fixed words around one text, and one mask to read.
+"""A template: fixed words around one text, with at most one mask.
 
-Knows strings only; `encoding.text` turns them into token ids.
+This module knows strings only; `encoding.text` turns them into token ids.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from encoding.errors import TemplateError
 __all__ = ["MASK", "POOLINGS", "TEXT", "PoolingMode", "Template"]
 
 TEXT = "[X]"
-MASK = "[MASK]"  # spelt so for every tokenizer, RoBERTa's <mask> included
+MASK = "[MASK]"  # for every tokenizer, also where its own token is <mask>
 
 PoolingMode = Literal["mask", "cls", "mean"]
 POOLINGS: tuple[str, ...] = get_args(PoolingMode)
@@ -19,10 +19,7 @@ POOLINGS: tuple[str, ...] = get_args(PoolingMode)
 
 @dataclass(frozen=True)
 class Template:
-    """`prefix` + text + `suffix`; a mask, where there is one, stands in either.
-
-    The plain template is `[X]`: nothing around the text.
-    """
+    """`prefix` + text + `suffix`. A mask, where there is one, is in either of them. The plain template is `[X]`."""
 
     prefix: str
     suffix: str
@@ -31,8 +28,8 @@ class Template:
     def parse(cls, source: str, pooling: PoolingMode) -> Self:
         """Read `This sentence of "[X]" means [MASK].`
 
-        Raises TemplateError unless `[X]` stands in it exactly once, and `[MASK]` exactly once for the
-        pooling `mask` and not at all for the others.
+        Raises TemplateError unless it contains `[X]` exactly once, and `[MASK]` exactly once for the pooling `mask`
+        and never for the others.
         """
         if source.count(TEXT) != 1:
             raise TemplateError(

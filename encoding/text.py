@@ -1,11 +1,11 @@
-"""Texts to token ids: the one road, walked alike by training, export and the service.
+"""Texts to token ids: the only implementation, used by training, export and the service.
 
-A sequence is built from ids, `[CLS] prefix + text + suffix [SEP]`, so that truncation can only reach the
-text, the mask sits at a constant place, and a text that says "[MASK]" stays a text.
+A sequence is built from ids, `[CLS] prefix + text + suffix [SEP]`. Truncation therefore only reaches the text, the mask
+has a constant position, and "[MASK]" in a text is encoded as text.
 
-White space. A text is stripped. A blank before `[X]` in the template belongs to the first word of the text
-(`' [X]` gives RoBERTa's `Ġhello`, `"[X]"` gives `hello`); a blank before `[MASK]` belongs to the mask, as in
-RoBERTa's own `<mask>` token. Word-piece tokenizers see no difference.
+White space: a text is stripped. A blank before `[X]` in the template belongs to the first word of the text (`' [X]`
+gives RoBERTa's `Ġhello`, `"[X]"` gives `hello`). A blank before `[MASK]` belongs to the mask, as in RoBERTa's own
+`<mask>` token. For word-piece tokenizers it makes no difference.
 """
 
 import json
@@ -42,7 +42,7 @@ NOWHERE: Final[Span] = (None, None)
 
 
 class Batch(NamedTuple):
-    """What a graph takes: two int64 arrays of shape (texts, longest); padding is on the right."""
+    """The inputs of a graph: two int64 arrays of shape (texts, longest), padded on the right."""
 
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.int64]
@@ -67,13 +67,13 @@ class Token(NamedTuple):
     special: bool
     start: int | None
     stop: int | None
-    template: bool  # outside [X]: the same for every text
-    cut: bool  # lost to truncation: the model does not see it
+    template: bool  # part of the template: the same for every text
+    cut: bool  # truncated: the model does not see it
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids of the tokens that a text can never spell. `mask` is None where the vocabulary has none."""
+    """The ids of the special tokens, which no text can contain. `mask` is None where the vocabulary has none."""
 
     cls: int
     sep: int
@@ -113,15 +113,15 @@ class SpecialTokens:
 
 
 def with_final_period(text: str) -> str:
-    """PromptBERT's rule at evaluation: a text that does not end in one of . ? " ' is given a period."""
+    """Add a period to a text that does not end in one of . ? " ' (PromptBERT's rule at evaluation)."""
     return text if not text or text[-1] in ".?\"'" else text + "."
 
 
 def _reserve(tokenizer: Tokenizer, special: SpecialTokens) -> None:
-    """Let no text spell a special token.
+    """Make sure that no text is encoded to a special token.
 
-    "[MASK]" in a text is read as text, which is not enough where the vocabulary's own search for the best pieces
-    finds a special token too (unigram, as XLM-R's): there its first character is split off before the search.
+    `encode_special_tokens` is not enough for unigram vocabularies such as XLM-R's, whose search for the best pieces can
+    find a special token too. There the first character of its name is split off before the search.
     """
     tokenizer.encode_special_tokens = True  # tokenizer.json cannot say so
     spellings = {token: tokenizer.id_to_token(token) for token in special.ids}
@@ -138,11 +138,11 @@ def _reserve(tokenizer: Tokenizer, special: SpecialTokens) -> None:
 
 
 class TextEncoder:
-    """Puts texts into one template of one tokenizer.
+    """Encodes texts in one template with one tokenizer.
 
-    `prefix_ids` runs from [CLS] to the text, `suffix_ids` from the text to [SEP]; `mask_index` is the place of
-    the mask as a Python index into the unpadded sequence: negative (counted from the end) where the mask
-    follows the text, else positive; None where the template has no mask.
+    `prefix_ids` runs from [CLS] to the text, `suffix_ids` from the text to [SEP]. `mask_index` is the index of the mask
+    in the unpadded sequence: negative where the mask follows the text, positive where it precedes it, None where the
+    template has no mask.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class TextEncoder:
         max_tokens: int,
         final_period: bool = False,
     ) -> None:
-        """Take `max_tokens` as the limit on the whole sequence, template and special tokens included.
+        """`max_tokens` limits the whole sequence, template and special tokens included.
 
-        Raises TemplateError where the template leaves no room for a text or the vocabulary has no mask.
+        Raises TemplateError where the template leaves no room for a text, or the vocabulary has no mask.
         """
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's own settings stay as they are
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: the caller's settings do not change
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         _reserve(self._tokenizer, special)
@@ -176,7 +176,7 @@ class TextEncoder:
 
     @classmethod
     def load(cls, folder: Path, template: Template, max_tokens: int, final_period: bool = False) -> Self:
-        """Make one from a folder that holds TOKENIZER_FILES. Raises BundleError where they cannot be read."""
+        """Load the TOKENIZER_FILES of a folder. Raises BundleError where they cannot be read."""
         path = folder / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(path))
@@ -186,28 +186,28 @@ class TextEncoder:
 
     @property
     def template_tokens(self) -> int:
-        """What every sequence costs before its text: template, [CLS] and [SEP]."""
+        """Return the tokens of every sequence besides the text: template, [CLS] and [SEP]."""
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     @property
     def text_tokens(self) -> int:
-        """How many tokens of a text fit."""
+        """Return how many tokens of a text fit."""
         return self.max_tokens - self.template_tokens
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the tokenizer knows, special ones included."""
+        """Return the size of the vocabulary, special tokens included."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
     @property
     def shortest(self) -> list[int]:
-        """The sequence of an empty text."""
+        """Return the sequence of an empty text."""
         return [*self.prefix_ids, *self.suffix_ids]
 
     @property
     def longest(self) -> list[int]:
-        """A sequence of `max_tokens`: one ordinary token again and again in the template."""
+        """Return a sequence of `max_tokens` tokens: one ordinary token, repeated, in the template."""
         ordinary = (token for token in range(self.vocabulary_size) if token not in self.special)
         known = (token for token in ordinary if self._spelling(token) is not None)
         return [*self.prefix_ids, *[next(known, self.special.sep)] * self.text_tokens, *self.suffix_ids]
@@ -223,11 +223,11 @@ class TextEncoder:
     def encode(
         self, texts: Sequence[str], *, truncate: bool = True, direction: Direction = "right", first: int = 0
     ) -> list[Tokens]:
-        """Put each text into the template, in order.
+        """Encode each text in the template, in order.
 
-        `direction` is the side that a text too long loses. With `truncate=False` such a text raises TextTooLong
-        instead; one that the tokenizer cannot take raises TextError. Both carry its position, counted from `first`
-        for a caller who hands in a slice of its texts.
+        A text that is too long is truncated on the side of `direction`; with `truncate=False` it raises TextTooLong. A
+        text that the tokenizer cannot encode raises TextError. Both have its position, counted from `first`: a caller
+        may pass a slice of its texts.
         """
         encodings = self._tokenize(texts, first=first)
         return [self._place(each.ids, place, truncate, direction) for place, each in enumerate(encodings, first)]
@@ -240,21 +240,20 @@ class TextEncoder:
         direction: Direction = "right",
         first: int = 0,
     ) -> list[Tokens]:
-        """Put texts that are token ids already into the template, as `encode` puts those it has tokenised.
+        """Do what `encode` does for texts that are token ids already.
 
-        The ids are the text's own, without template and special tokens. Nothing is added to them: the blank before
-        [X] and the final period, where a text gets them, are among its ids. So the ids of `explain(text)` that are
-        not the template's give what `encode([text])` gives. An id outside the vocabulary, or of a special token,
-        raises TextError.
+        The ids are those of the text, without template and special tokens. The blank before [X] and the final period,
+        where a text gets them, must be among the ids: the ids of `explain(text)` that are not the template's give the
+        result of `encode([text])`. An id outside the vocabulary, or of a special token, raises TextError.
         """
         for position, ids in enumerate(sequences, first):
             self._check(ids, position)
         return [self._place(list(ids), place, truncate, direction) for place, ids in enumerate(sequences, first)]
 
     def explain(self, text: str, *, direction: Direction = "right") -> list[Token]:
-        """Give every token of the text's sequence, and in their places those that truncation cuts.
+        """Return every token of the text's sequence, the truncated ones included, in order.
 
-        The ids of the tokens not cut are `encode([text], direction=direction)[0].ids`.
+        The ids of the tokens that are not truncated are `encode([text], direction=direction)[0].ids`.
         """
         [encoding] = self._tokenize([text], offsets=True)
         ids = encoding.ids
@@ -267,7 +266,7 @@ class TextEncoder:
         ]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Spell ids out, as the tokenizer joins them. Raises TextError at an id outside the vocabulary."""
+        """Return the ids as text, joined by the tokenizer. Raises TextError for an id outside the vocabulary."""
         for place, token in enumerate(ids):
             if wrong := self._unknown(token):
                 raise TextError(f"place {place}: {wrong}")
@@ -275,7 +274,7 @@ class TextEncoder:
         return text
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> Batch:
-        """Join sequences of ids into one batch, as long as its longest."""
+        """Pad sequences of ids to the longest, as one batch."""
         longest = max(map(len, sequences), default=0)
         input_ids = np.full((len(sequences), longest), self.special.pad, dtype=np.int64)
         attention_mask = np.zeros_like(input_ids)
@@ -289,12 +288,12 @@ class TextEncoder:
         return self.pad([tokens.ids for tokens in self.encode(texts)])
 
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False, first: int = 0) -> list[Encoding]:
-        """Every text goes through here. Offsets, which take longer to find, do not change the ids."""
+        """Tokenise every text. Offsets take longer and do not change the ids."""
         prepared = list(map(self._prepare, texts))
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         try:
             encodings: list[Encoding] = encode(prepared, add_special_tokens=False)
-        except Exception as error:  # tokenizers raises plain Exception, and does not say at which text
+        except Exception as error:  # tokenizers raises plain Exception and does not name the text
             raise self._refused(prepared, error, first) from error
         return encodings
 
@@ -319,16 +318,18 @@ class TextEncoder:
         return Tokens([*self.prefix_ids, *ids[kept.start : kept.stop], *self.suffix_ids], cut)
 
     def _kept(self, count: int, direction: Direction) -> range:
-        """Of a text's `count` tokens, the places of those that fit."""
+        """Return the indices of a text's `count` tokens that are kept."""
         cut = max(0, count - self.text_tokens)
         return range(cut, count) if direction == "left" else range(count - cut)
 
     def _spans(self, text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[Span]:
-        """Offsets into what `_prepare` made of the text, as offsets into the text itself."""
+        """Convert offsets in the prepared text to offsets in the text itself."""
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         shift = first - len(self._blank)
         for start, stop in offsets:
-            added = stop + shift <= first or start + shift >= last  # the blank before it or the period after it, alone
+            added = (
+                stop + shift <= first or start + shift >= last
+            )  # only the blank before the text or the period after it
             yield NOWHERE if added else (max(start + shift, first), min(stop + shift, last))
 
     def _token(self, token: int, span: Span = NOWHERE, *, template: bool = False, cut: bool = False) -> Token:
@@ -364,7 +365,7 @@ class TextEncoder:
         return self._blank + text if text else ""
 
     def _template_ids(self, part: str) -> list[int]:
-        """Token ids of the template before or after the text; blanks before [X] and [MASK] are theirs."""
+        """Return the token ids of the template's prefix or suffix, without the blanks before [X] and [MASK]."""
         before, mask, after = part.partition(MASK)
         if not mask:
             return self._ids(part)

@@ -143,7 +143,7 @@ class _Exchange:
             await self._run_with_deadline()
 
     async def _run_with_deadline(self) -> None:
-        """Run the application; stop it at the request's deadline, and when the client has gone.
+        """Run the application; stop it at the request's deadline, and when the client disconnects.
 
         The time starts with the request's head, so it includes the time in which the body arrives.
         """
@@ -169,7 +169,7 @@ class _Exchange:
             watch.cancel()
 
     async def _watch(self, running: "asyncio.Task[object]") -> None:
-        """Cancel the request when its client has gone, so that its texts leave the queue."""
+        """Cancel the request when its client disconnects, so that its texts leave the queue."""
         await self._body_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

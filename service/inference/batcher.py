@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Request(Generic[Result]):
-    """What one caller submitted. Done at the last result, at the first error, or when the caller has gone."""
+    """What one caller submitted. Done at the last result, at the first error, or when the caller is cancelled."""
 
     future: "asyncio.Future[list[Result]]"
     since: float
@@ -175,7 +175,7 @@ class Batcher(Generic[Item, Result]):
         return request
 
     def _leave(self, request: _Request[Result]) -> None:
-        """Forget a request whose caller has its answer or has gone."""
+        """Forget a request whose caller has its answer or was cancelled."""
         self._withdraw(request)
         if request.future.done() and not request.future.cancelled():
             self._answered += 1
@@ -193,7 +193,7 @@ class Batcher(Generic[Item, Result]):
         request.waiting = 0
 
     def _forget(self, entry: _Entry[Item, Result]) -> None:
-        """Forget an entry that has its result or whose caller has gone."""
+        """Forget an entry that has its result or whose caller was cancelled."""
         same = self._same.get(entry.key, {})
         same.pop(entry, None)
         if not same:

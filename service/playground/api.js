@@ -14,7 +14,7 @@ function storage() {
   }
 }
 
-/** An answer that is no success, in the service's own words. */
+/** An error response, with the service's own message. */
 export class ServiceError extends Error {
   constructor(message, status) {
     super(message);

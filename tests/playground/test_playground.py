@@ -398,7 +398,7 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor) -> None:
     keys.press("Tab")
     expect(page.get_by_role("tab", name="Compare")).to_be_focused()
     keys.press("Tab")
-    expect(page.get_by_label("Texts, one a line").first).to_be_focused()
+    expect(page.get_by_label("Texts, one per line").first).to_be_focused()
     keys.press("Control+a")
     keys.type("two dogs")
     keys.press("Enter")
@@ -482,8 +482,8 @@ def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
         - alert
         - status: 2 texts compared.
         - tabpanel "Compare":
-          - text: Texts, one a line
-          - textbox "Texts, one a line": a man two dogs
+          - text: Texts, one per line
+          - textbox "Texts, one per line": a man two dogs
           - combobox "Compare with the model"
           - button "Compare"
           - figure "Cosine by alpha":
