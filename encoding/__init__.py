@@ -1,1 +1,1 @@
-"""The contract between training and the service: templates, token ids and bundles. Imports neither torch nor FastAPI."""
+"""The contract between training and the service: templates, token ids and bundles. Independent of both."""

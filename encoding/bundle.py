@@ -7,7 +7,7 @@
     embedding.json              the contract: `Spec`, with the sha256 of every file above; written last
 
 A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives `sentence_embedding`, float32
-(batch, dimension), not normalised. All mathematics is in the graph. This module reads and writes folders; it does not run graphs.
+(batch, dimension), not normalised. The graph contains all mathematics. This module does not run graphs.
 """
 
 import hashlib
@@ -153,7 +153,7 @@ class Bundle:
         return Path(os.path.abspath(self.path)).name  # the link's own name, so that its target may change
 
     def unchanged(self) -> bool:
-        """Whether the contract and the files are still those that were loaded. Raises BundleError where they are unreadable."""
+        """Whether the contract and the files are still those that were loaded. Raises BundleError."""
         try:
             same = all(_stamp(self.path / name) == stamp for name, stamp in self.stamps.items())
             return same and _read_spec(self.path) == self.spec

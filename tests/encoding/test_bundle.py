@@ -90,7 +90,7 @@ def test_a_bundle_without_a_graph_does_not_load(bundle: Path) -> None:
 
 def test_without_the_contract_it_is_no_bundle(bundle: Path, tmp_path: Path) -> None:
     (bundle / SPEC_FILE).unlink()
-    with pytest.raises(BundleError, match="no finished bundle"):
+    with pytest.raises(BundleError, match="not a finished bundle"):
         Bundle.load(bundle)
     with pytest.raises(BundleError, match="is not a folder"):
         Bundle.load(tmp_path / "nowhere")
@@ -285,5 +285,5 @@ def test_the_contract_is_written_last(tmp_path: Path, tiny_bert: Path, monkeypat
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="power cut"):
         fill(tmp_path, tiny_bert)
-    with pytest.raises(BundleError, match="no finished bundle"):
+    with pytest.raises(BundleError, match="not a finished bundle"):
         Bundle.load(tmp_path)

@@ -210,7 +210,7 @@ async def test_without_an_endpoint_nothing_is_sent() -> None:
     ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces", "http://[::1:4318", "http://collector:x"],
 )
 def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
-    with pytest.raises(BadSettings, match="not an HTTP URL; write it as http://collector:4318"):
+    with pytest.raises(BadSettings, match="not an HTTP URL; write http://collector:4318"):
         configure(endpoint, "cloze", "1")
 
 
