@@ -86,8 +86,8 @@ class Authentication:
         self._public = frozenset(path for path in public if not path.endswith("*"))
         self._public_under = tuple(path.removesuffix("*") for path in public if path.endswith("*"))
 
-    def client(self, scope: Scope) -> str:
-        """Name the client of a request: its key's name, or the address it came from. Raises Unauthorized."""
+    def client(self, scope: Scope) -> str | None:
+        """Return the name of the request's key; None where the request needs no key. Raises Unauthorized."""
         sent = Headers(scope=scope).getlist("authorization")
         if len(sent) > 1:
             raise Unauthorized(f"{len(sent)} authorization headers were sent; send one")  # a proxy may read the other
@@ -98,16 +98,11 @@ class Authentication:
             return self.admin.client(header)
         if self.keys and not self._is_public(scope):
             return self.keys.client(header)
-        return peer(scope)
+        return None
 
     def _is_public(self, scope: Scope) -> bool:
         path: str = scope["path"]
         return scope["method"] in ("GET", "HEAD") and (path in self._public or path.startswith(self._public_under))
-
-
-def peer(scope: Scope) -> str:
-    """Return the address that a request came from; `local` for a Unix socket."""
-    return str(scope["client"][0]) if scope.get("client") else "local"
 
 
 def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:

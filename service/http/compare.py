@@ -43,7 +43,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or Options()
     layout = _layout(body.inputs)
     model = resolve_model(context, body.model, options.model)
-    found = await embed(layout.texts, context, model, options.truncate, options.direction, layout.field)
+    found = await embed(layout.texts, context, model, options.truncate, options.truncation_direction, layout.field)
     content = await write(lambda: to_json(layout.compare(np.stack(found.rows))), context, found)
     return Response(content, media_type=JSON, headers=report(found, context, model))
 
@@ -63,7 +63,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
         raise EmptyInput("texts is an empty list; send at least one text")
     model = resolve_model(context, body.model)
     texts = [body.query, *body.texts]
-    found = await embed(texts, context, model, body.truncate, body.direction, _field_of_search)
+    found = await embed(texts, context, model, body.truncate, body.truncation_direction, _field_of_search)
 
     def rank() -> bytes:
         scores = cosines(np.stack(found.rows))

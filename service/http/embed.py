@@ -13,7 +13,7 @@ from encoding.errors import TextError
 from encoding.text import Direction
 from service.errors import ValidationFailed, documented
 from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, resolve_model
-from service.http.schemas import EmbedRequest, Rows
+from service.http.schemas import LEFT, EmbedRequest, Rows
 from service.inference.embedder import Embeddings, Inputs
 from service.inference.model import Model
 from service.inference.vectors import Vectors, finish, to_bytes, to_json
@@ -41,7 +41,7 @@ async def embed_texts(body: EmbedRequest, request: Request, context: Context) ->
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body.truncate, body.direction)
+    found = await embed(inputs, context, model, body.truncate, body.truncation_direction)
     format = body.encoding_format or "float"
 
     def vectors() -> Vectors:
@@ -67,7 +67,7 @@ async def embed(
     context: RequestContext,
     model: Model,
     truncate: bool | None = None,
-    direction: Direction = "right",
+    truncation_direction: str = "right",
     field: Callable[[int], str] | None = None,
 ) -> Embeddings:
     """Embed for the client of this request, and record how much it was.
@@ -77,6 +77,7 @@ async def embed(
     services, record = context.services, context.record
     record.texts = len(inputs)
     truncate = services.settings.auto_truncate if truncate is None else truncate
+    direction: Direction = "left" if truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
         found = await model.embedder.embed(inputs, truncate=truncate, direction=direction, client=record.client)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import ClozeError
 from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
-from service.http.auth import Authentication, peer
+from service.http.auth import ADMIN, Authentication
 from service.inference.admission import Admission
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, MODEL_ROUTES, OTHER, ROUTES, TOKEN_ROUTES, Metrics
@@ -32,7 +32,6 @@ ALIASES: Final = {"/embeddings": "/v1/embeddings", "/models": "/v1/models"}
 OF_MODEL: Final = re.compile(
     r"/models/([^/]+)(/embed|/similarity|/search|/tokenize|/decode|/info|/health|/v1/embeddings|/v1/models)?"
 )
-ADMIN: Final = "/admin/"
 PATTERNS: Final = {route[: route.index("{")]: route for route in ROUTES if "{" in route}
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         identity = accept_id(Headers(scope=scope).get("x-request-id"))
-        request = RequestRecord(identity, scope["path"], perf_counter(), client=peer(scope))
+        request = RequestRecord(identity, scope["path"], perf_counter(), client=_address(scope))
         token = current_request.set(request)
         self.traffic.in_flight += 1
         try:
@@ -134,7 +133,8 @@ class _Exchange:
 
     async def _admit(self) -> None:
         middleware = self.middleware
-        self.request.client = middleware.authentication.client(self.scope)
+        if middleware.authentication.keys.digests or self.scope["path"].startswith(ADMIN):
+            self.request.client = middleware.authentication.client(self.scope) or self.request.client
         _rewrite(self.scope, self.request)
         if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
             await middleware.app(self.scope, self.receive, self.send)
@@ -247,6 +247,11 @@ class _Exchange:
                 fields[name] = value
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
+
+
+def _address(scope: Scope) -> str:
+    """Return the address that a request came from; `local` for a Unix socket."""
+    return str(scope["client"][0]) if scope.get("client") else "local"
 
 
 def _rewrite(scope: Scope, request: RequestRecord) -> None:

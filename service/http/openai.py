@@ -79,7 +79,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body.truncate, body.direction)
+    found = await embed(inputs, context, model, body.truncate, body.truncation_direction)
 
     def as_json() -> bytes:
         """Write the parts in OpenAI's order, the rows one by one."""

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from encoding.text import Direction
 from service.http.request import Ids, Inputs, TextList, Texts
 from service.inference.vectors import Format
 
@@ -25,16 +24,15 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
+LEFT = ("left", "Left")
+
+
 class _Sided(_Body):
     """The model, and the side from which a text that is too long is truncated."""
 
     model: ModelName = None
     truncation_direction: Literal["left", "Left", "right", "Right"] = Field("right", description="The truncated side")
     prompt_name: Annotated[None, BeforeValidator(_no_prompts)] = Field(None, description="Bundles have no prompts")
-
-    @property
-    def direction(self) -> Direction:
-        return "left" if self.truncation_direction in ("left", "Left") else "right"
 
 
 class Options(_Sided):

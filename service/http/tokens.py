@@ -7,9 +7,10 @@ from typing import Final
 import orjson
 from fastapi import APIRouter, Response
 
+from encoding.text import Direction
 from service.errors import EmptyInput, ValidationFailed, documented, too_many
 from service.http.request import Context, JSONRoute, RequestContext, resolve_model
-from service.http.schemas import DecodeRequest, TokenInfo, TokenizeRequest
+from service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
 
 MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
 MAX_DECODE_IDS: Final = 2**18  # a body of eight million would occupy a worker for seconds
@@ -29,9 +30,10 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
             f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
         )
     encoder, special = model.bundle.text_encoder, body.add_special_tokens
+    direction: Direction = "left" if body.truncation_direction in LEFT else "right"
 
     def explain() -> bytes:
-        explained = (encoder.explain(text, direction=body.direction) for text in texts)
+        explained = (encoder.explain(text, direction=direction) for text in texts)
         return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
     return await _answer(explain, context)

@@ -51,8 +51,8 @@ class Model:
             precision=settings.precision,
             provider=settings.provider,
             threads=executors.threads.per_batch,
-            running=executors.running,
         )
+        session.running = executors.running
         model = cls(bundle, session, settings, executors, admission, cache)
         model.load_seconds = perf_counter() - started
         return model

@@ -51,10 +51,7 @@ PROFILES: Final[dict[Provider, Profile]] = {
         batch_tokens=32_768,
         batch_padding=4_096,  # an estimate, not measured on a GPU
         options=(
-            (
-                "arena_extend_strategy",
-                "kSameAsRequested",
-            ),  # the warm-up runs the largest batch
+            ("arena_extend_strategy", "kSameAsRequested"),  # the warm-up runs the largest batch
             ("use_tf32", "0"),  # fp32 means fp32
         ),
     ),
@@ -71,15 +68,7 @@ PROFILES: Final[dict[Provider, Profile]] = {
 class Session:
     """A loaded graph, checked against its bundle's contract."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        provider: Provider,
-        precision: Precision,
-        dimension: int,
-        running: dict[int, float] | None = None,
-    ) -> None:
-        """`running` maps each thread that runs a batch to when the batch began, by `time.monotonic`."""
+    def __init__(self, session: ort.InferenceSession, provider: Provider, precision: Precision, dimension: int) -> None:
         self._session = session
         self.provider: Provider = provider
         self.precision: Precision = precision
@@ -88,7 +77,7 @@ class Session:
         parallel = self.threads if provider == "cpu" else 1
         self.batch_tokens = PROFILES[provider].batch_tokens * parallel
         self.batch_padding = PROFILES[provider].batch_padding * parallel
-        self._running = {} if running is None else running
+        self.running: dict[int, float] = {}  # thread that runs a batch → when the batch began, by `time.monotonic`
         self._failed_at: float | None = None
 
     @classmethod
@@ -99,17 +88,18 @@ class Session:
         precision: PrecisionChoice = "auto",
         provider: ProviderChoice = "auto",
         threads: int = 0,
-        running: dict[int, float] | None = None,
     ) -> Self:
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
         Raises SessionError where the provider is not available or the graph breaks the contract, BundleError where the
         bundle has no graph of that precision.
         """
-        for candidate in _candidates(provider):
+        candidates: tuple[Provider, ...] = ("cuda", "cpu") if provider == "auto" else (provider,)
+        for candidate in candidates:
             choices = _choices(bundle, candidate) if precision == "auto" else (precision,)
-            found = [cls._load(bundle, candidate, choice, threads or available_cpus(), running) for choice in choices]
-            sessions = [session for session in found if session is not None]
+            opened = [(choice, _open(bundle, candidate, choice, threads or available_cpus())) for choice in choices]
+            dimension = bundle.spec.dimension
+            sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
             if sessions:
                 return sessions[0] if len(sessions) == 1 else fastest(sessions, bundle.text_encoder, bundle.name)
         raise SessionError(
@@ -117,22 +107,6 @@ class Session:
             f"(it offers {', '.join(ort.get_available_providers())}); install `cloze[gpu]` where there is an "
             "NVIDIA driver, or choose the provider auto or cpu"
         )
-
-    @classmethod
-    def _load(
-        cls,
-        bundle: Bundle,
-        provider: Provider,
-        precision: Precision,
-        threads: int,
-        running: dict[int, float] | None,
-    ) -> Self | None:
-        """Return None where the provider is not available."""
-        session = _open(bundle, provider, precision, threads)
-        if session is None:
-            return None
-        _check(session, bundle, precision)
-        return cls(session, provider, precision, bundle.spec.dimension, running)
 
     @property
     def failing_for(self) -> float:
@@ -142,14 +116,14 @@ class Session:
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Run one batch. Raises BackendFailed where the graph fails or gives a vector that is not finite."""
         thread = get_ident()
-        self._running[thread] = monotonic()
+        self.running[thread] = monotonic()
         try:
             vectors = self._infer(batch)
         except BaseException:
             self._failed_at = self._failed_at or monotonic()
             raise
         finally:
-            del self._running[thread]
+            del self.running[thread]
         self._failed_at = None
         return vectors
 
@@ -178,10 +152,6 @@ class Session:
         self._session.run_with_iobinding(binding)
         (vectors,) = binding.copy_outputs_to_cpu()
         return vectors  # type: ignore[no-any-return]
-
-
-def _candidates(provider: ProviderChoice) -> tuple[Provider, ...]:
-    return ("cuda", "cpu") if provider == "auto" else (provider,)
 
 
 def _choices(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
@@ -213,6 +183,7 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
     if session.get_providers()[0] != profile.name:
         logger.warning("CUDA is installed but found no device")
         return None
+    _check(session, bundle, precision)
     return session
 
 
@@ -235,9 +206,7 @@ def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
     options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.force_spinning_stop", "1"
-    )  # the tokenizer needs the cores between batches
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between
     if provider == "cpu":
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # not in the arena

@@ -8,6 +8,7 @@ import pytest
 
 from service.errors import BadSettings, Unauthorized
 from service.http.auth import Authentication, Keys
+from service.http.middleware import _address
 
 ONE, TWO, THREE = "one-secret-key-0123456789", "two-secret-key-0123456789", "three-secret-key-01234567"
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")
@@ -19,7 +20,7 @@ def scope(path: str, key: str | None = None, method: str = "GET", **more: Any) -
 
 
 def admit(authentication: Authentication, sent: dict[str, Any]) -> str:
-    return authentication.client(sent)
+    return authentication.client(sent) or _address(sent)
 
 
 def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:

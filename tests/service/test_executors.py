@@ -27,7 +27,8 @@ class Held:
         for module in ("session", "threads"):
             monkeypatch.setattr(f"service.inference.{module}.monotonic", lambda: self.now)
         self.executors = Executors(Threads(2, 1))
-        session = Session.load(Bundle.load(settings.bundle), provider="cpu", threads=1, running=self.executors.running)
+        session = Session.load(Bundle.load(settings.bundle), provider="cpu", threads=1)
+        session.running = self.executors.running
         self.free = [threading.Event(), threading.Event()]
 
         def infer(batch: Batch) -> NDArray[np.float32]:
