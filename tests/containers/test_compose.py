@@ -244,8 +244,8 @@ def test_the_gpu_file_asks_for_a_gpu_and_its_runtime(engine: None) -> None:
 
 
 def test_the_edge_takes_certificates_and_the_services_limit(engine: None) -> None:
-    edge = config("--profile", "edge", CLOZE_MAX_BODY_BYTES="1048576")["edge"]
-    assert edge["environment"]["CLOZE_MAX_BODY_BYTES"] == "1048576"
+    edge = config("--profile", "edge", CLOZE_PAYLOAD_LIMIT="1048576")["edge"]
+    assert edge["environment"]["CLOZE_PAYLOAD_LIMIT"] == "1048576"
     assert edge["environment"]["EDGE_SCHEME"] == "http"
     assert edge["healthcheck"]["test"][-1] == "http://127.0.0.1:8000/health"
     edge = config("--profile", "edge", CERTIFICATES="./certificates")["edge"]
