@@ -21,6 +21,7 @@ from service.http.middleware import RequestMiddleware, Traffic
 from service.http.request import Services
 from service.inference.admission import Admission
 from service.inference.cache import Cache
+from service.inference.model import Model
 from service.inference.models import Models
 from service.inference.threads import Executors, share_threads
 from service.monitoring.health import HUNG, Health
@@ -53,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
     executors = Executors(share_threads(settings.threads))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
-    models = Models.load(settings, metrics, executors, admission, cache)
+    models = Models.load(settings, metrics, executors, lambda b: Model.load(b, settings, executors, admission, cache))
     health = Health(lambda: models, lambda: executors.busy_for, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",
@@ -136,6 +137,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     watch = asyncio.create_task(services.health.watch())
     yield
     services.health.stopping = True
+    services.admission.close()
     await services.models.stop()
     await asyncio.to_thread(services.tracing.close)
     watch.cancel()

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, Self
+from typing import Self
+
+from pydantic import BaseModel
 
 from encoding.bundle import SPEC_FILE, Bundle, unreadable
 from encoding.errors import BundleError, ClozeError
 from service.errors import BadSettings
-from service.inference.admission import Admission
-from service.inference.cache import Cache
 from service.inference.model import Model
 from service.inference.threads import Executors
 from service.monitoring.health import HUNG_AFTER, limited
@@ -21,26 +21,26 @@ from service.settings import Settings
 logger = logging.getLogger(__name__)
 
 
-class Reloaded(NamedTuple):
-    """Names of the models that a reload changed, and of those it did not."""
+class Reloaded(BaseModel):
+    """Names of the models that a reload changed, of those it did not, and of the default."""
 
     added: list[str]
     changed: list[str]
     removed: list[str]
     unchanged: list[str]
+    default: str
 
 
 class Models:
     """A model for every bundle in `settings.bundle`; one of them is the default."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, executors: Executors, admission: Admission, cache: Cache
+        self, settings: Settings, metrics: Metrics, executors: Executors, load_model: Callable[[Bundle], Model]
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._executors = executors
-        self._admission = admission
-        self._cache = cache
+        self._load_model = load_model
         self.served: dict[str, Model] = {}
         self.default = ""
         self._reloading = asyncio.Lock()
@@ -48,14 +48,14 @@ class Models:
 
     @classmethod
     def load(
-        cls, settings: Settings, metrics: Metrics, executors: Executors, admission: Admission, cache: Cache
+        cls, settings: Settings, metrics: Metrics, executors: Executors, load_model: Callable[[Bundle], Model]
     ) -> Self:
         """Load every bundle, check it and warm it up.
 
         Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
         graph that hangs ends the process.
         """
-        models = cls(settings, metrics, executors, admission, cache)
+        models = cls(settings, metrics, executors, load_model)
         models._take(models._load())
         for model in models:
             with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
@@ -76,7 +76,6 @@ class Models:
 
     async def stop(self) -> None:
         """Finish the requests that were accepted."""
-        self._admission.close()
         await asyncio.gather(*self._leaving, *(model.stop() for model in self))
 
     async def reload(self) -> Reloaded:
@@ -97,7 +96,7 @@ class Models:
             found = self._swap(served)
             outcome = "unchanged" if found.unchanged == self.names and not found.removed else "swapped"
             self._metrics.reloads.labels(outcome).inc()
-            logger.info("reloaded in %.2f s: %s", perf_counter() - started, found._asdict())
+            logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
             return found
 
     async def _prepare(self) -> dict[str, Model]:
@@ -120,7 +119,13 @@ class Models:
         for model in former.values():
             if model not in served.values():
                 self._dismiss(model)
-        return _compare(former, served)
+        return Reloaded(
+            added=[name for name in served if name not in former],
+            changed=[name for name in served if name in former and former[name] is not served[name]],
+            removed=[name for name in former if name not in served],
+            unchanged=[name for name in served if former.get(name) is served[name]],
+            default=self.default,
+        )
 
     def _load(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
@@ -129,7 +134,7 @@ class Models:
             bundle = Bundle.load(folder)
             known = self.served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
-                known = Model.load(bundle, self._settings, self._executors, self._admission, self._cache)
+                known = self._load_model(bundle)
                 if not bundle.unchanged():  # its graph may be of another bundle
                     raise BundleError(f"{folder} changed while it was loaded; reload when the copy is complete")
             served[bundle.name] = known
@@ -172,12 +177,3 @@ def _default(settings: Settings, served: dict[str, Model]) -> str:
     if len(served) > 1:
         raise BadSettings(f"{settings.bundle} has several models and no default; set model to one of {names}")
     return next(iter(served))
-
-
-def _compare(former: dict[str, Model], served: dict[str, Model]) -> Reloaded:
-    return Reloaded(
-        added=[name for name in served if name not in former],
-        changed=[name for name in served if name in former and former[name] is not served[name]],
-        removed=[name for name in former if name not in served],
-        unchanged=[name for name in served if former.get(name) is served[name]],
-    )
