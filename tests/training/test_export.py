@@ -103,7 +103,7 @@ def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
 def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
     notes, out = tmp_path / "notes.md", tmp_path / "out"
     notes.write_text("## Text\n\nRain, by hand.\n", encoding="utf-8")
-    export.export(run, out, ["int8"], notes=str(notes))
+    export.export(run, out, ["int8"], notes=notes)
     card = (out / "README.md").read_text(encoding="utf-8")
     for words in (
         "license: mit\n",
@@ -160,12 +160,12 @@ def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> N
     encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     provenance, _ = provenance_of(run)
     card = model_card("out", encoder.config, provenance, {}, parts=export._parts(encoder))
-    assert "stand vectors that were trained. A tanh head comes last." in card
+    assert "of the template's words. A tanh head comes last." in card
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "difference", lambda *_: 2e-4)
-    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*allowed is 1e-04"):
+    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
         export.export(run, tmp_path / "out", ["fp32"])
     assert nothing_left(tmp_path / "out")
 
@@ -196,7 +196,7 @@ def test_int8_that_costs_too_much_is_refused(
 
     monkeypatch.setattr(export, "_scores", scores)
     if refused:
-        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, allowed are 0\.[35]"):
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
             export.export(run, tmp_path / "out", ["int8"], data="anywhere")
         assert nothing_left(tmp_path / "out")
     else:
@@ -234,7 +234,7 @@ def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path, edit: Ca
     content = json.loads((run / "run.json").read_text())
     edit(content)
     (run / "run.json").write_text(json.dumps(content))
-    with pytest.raises(RunError, match=r"run\.json does not tell where the model comes from"):
+    with pytest.raises(RunError, match=r"run\.json does not say where the model comes from"):
         export.export(run, tmp_path / "out", ["fp32"])
 
 

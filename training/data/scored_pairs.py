@@ -76,8 +76,11 @@ def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[
     """Two arrays (n, d) -> (n), in float64; 0 if a vector is zero or not finite."""
     left, right = left.astype(np.float64), right.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        cosine = (left * right).sum(1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
-    return np.nan_to_num(cosine, nan=0.0, posinf=0.0, neginf=0.0)
+        cosine: NDArray[np.float64] = (left * right).sum(1) / (
+            np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        )
+    cosine[~np.isfinite(cosine)] = 0.0
+    return cosine
 
 
 def rank_correlation(predicted: Sequence[float] | NDArray[np.floating], gold: Sequence[float]) -> float:

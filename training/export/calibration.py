@@ -1,7 +1,7 @@
-"""What a graph's activations are like, by channel, found on texts made of the vocabulary's own tokens.
+"""Statistics of a graph's activations by channel, measured on texts of the vocabulary's own tokens.
 
-No corpus is needed: in an encoder with layer norms the extremes stand in a few channels, and come from the template's
-and the special tokens more than from the words.
+No corpus is needed: in an encoder with layer norms a few channels have the extreme values, and these come from the
+template and the special tokens more than from the words.
 """
 
 import random
@@ -17,21 +17,21 @@ from training.model.graph_encoder import session
 
 __all__ = ["Channels", "Feed", "observe", "vocabulary_feeds"]
 
-LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens of a text
+LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
 TEXTS: Final = 8  # of each length
 
 Feed = Mapping[str, NDArray[np.generic]]
 
 
 class Channels(NamedTuple):
-    """Of activations (..., k): each channel's largest magnitude, (k), and the sums of products of any two, (k, k)."""
+    """Of activations (..., k): the largest magnitude of each channel, (k), and the sums of all products, (k, k)."""
 
     largest: NDArray[np.float64]
     products: NDArray[np.float64]
 
 
 def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
-    """Texts of random tokens, always the same ones, each in its template and in a batch of its own: no padding."""
+    """Texts of random tokens, always the same ones, in the template. Each is its own batch, so there is no padding."""
     chance = random.Random(0)
     tokens = range(text_encoder.vocabulary_size)
     texts = [text_encoder.decode(chance.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]

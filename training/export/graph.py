@@ -1,8 +1,8 @@
 """A sentence encoder as an ONNX graph: traced, fused, halved.
 
-`input_ids` and `attention_mask`, int64 (batch, length), go in; `sentence_embedding`, float32 (batch, dimension), comes
-out. The pooling is inside, and so is denoising: a table of the template's biases, gathered by the text's length.
-Int8 is made in `training.quantise`; which graph is worth shipping is decided in `training.export`.
+The inputs are `input_ids` and `attention_mask`, int64 (batch, length); the output is `sentence_embedding`, float32
+(batch, dimension). The graph contains the pooling and the denoising: a table of the template's biases, gathered by the
+text's length. `quantise` makes int8, and `shipped_graph` decides which graph is shipped.
 """
 
 import logging
@@ -27,19 +27,19 @@ from training.model.encoder import SentenceEncoder
 __all__ = ["fuse", "halve", "tidy", "trace"]
 
 ATTENTION: Final = "cloze_export"
-OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; 18 is what the fusions know
+OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions need 18
 EXAMPLE: Final = ("one", "two or three", "a somewhat longer text, so that both axes differ")
 HARMLESS: Final = (
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # torch's exporter about torch
-    r"While compiling, we found certain side effects",  # transformers' collector of hidden states, not asked for here
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # from torch itself
+    r"While compiling, we found certain side effects",  # transformers, about hidden states
 )
 
 
 def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:
-    """The whole of `encoder.forward` in evaluation mode, as a graph of standard operators.
+    """`encoder.forward` in evaluation mode as a graph of standard operators.
 
-    `form` is one of `training.layers`, or `plain`: transformers' own layers, all rows of the last one. An architecture
-    unlike BERT's is always traced plainly. Raises ExportError where it cannot be traced at all.
+    `form` is one of `training.export.layers`, or `plain`: transformers' own layers, with all rows of the last one. An
+    architecture unlike BERT's is always traced as `plain`. Raises ExportError if it cannot be traced.
     """
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()
@@ -63,18 +63,19 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
         raise ExportError(f"a {kind!r} encoder cannot be exported ({error}); BERT and RoBERTa can") from error
     finally:
         encoder.train(was_training).to(device)
+    assert program is not None, "torch.onnx.export returns a program if dynamo is on. This is a bug."
     return tidy(program.model_proto)
 
 
 def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
-    """Join the operators of a `fusible` graph into ONNX Runtime's own: attention, skip + layer norm, bias + GELU.
+    """Fuse the operators of a `fusible` graph into ONNX Runtime's own: attention, skip + layer norm, bias + GELU.
 
-    The last layer's attention stays as it is where only one row is read. Raises ExportError unless all else is fused.
+    The last layer's attention is not fused if only one row is read. Raises ExportError unless everything else is fused.
     """
     config = encoder.backbone.config
     copy = ModelProto()
     copy.CopyFrom(model)
-    _part_unsqueeze(copy)
+    _split_unsqueeze(copy)
     with _quiet():
         fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
@@ -83,12 +84,12 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
     wanted = {"Attention": whole, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
     found = {name: len(fused.get_nodes_by_op_type(name)) for name in wanted}
     if found != wanted:
-        raise ExportError(f"fusion is incomplete: {found} where {wanted} was due")
+        raise ExportError(f"fusion is incomplete: found {found}, expected {wanted}")
     return tidy(fused.model)
 
 
 def halve(model: ModelProto) -> ModelProto:
-    """`model` in fp16, made for GPUs; what goes in and comes out keeps its type."""
+    """`model` in fp16, for GPUs; inputs and outputs keep their types."""
     halved = ModelProto()
     halved.CopyFrom(model)
     wrapped = OnnxModel(halved)
@@ -100,6 +101,8 @@ def halve(model: ModelProto) -> ModelProto:
 class _Traced(nn.Module):
     """`SentenceEncoder.forward` in a form that exports well: the mask as an addend, the biases as a table."""
 
+    bias: Tensor  # (text tokens + 1, d)
+
     def __init__(self, encoder: SentenceEncoder, form: Form | Literal["plain"]) -> None:
         super().__init__()
         self.encoder = encoder
@@ -107,7 +110,7 @@ class _Traced(nn.Module):
         if encoder.pooling.denoising:
             lengths = torch.arange(encoder.pooling.text_encoder.text_tokens + 1)
             with torch.no_grad():
-                self.register_buffer("bias", encoder.template_bias(lengths))  # (text tokens + 1, d)
+                self.register_buffer("bias", encoder.template_bias(lengths))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         pooling = self.encoder.pooling
@@ -117,7 +120,7 @@ class _Traced(nn.Module):
 
 
 class _Plain(nn.Module):
-    """`SentenceEncoder.read` by transformers' own layers."""
+    """`SentenceEncoder.read` with transformers' own layers."""
 
     def __init__(self, encoder: SentenceEncoder) -> None:
         super().__init__()
@@ -142,7 +145,7 @@ def _plain_attention(encoder: SentenceEncoder) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the exporters say about themselves; any other warning passes."""
+    """Silence the exporters' notes about themselves; every other warning passes."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "fusion_base", "onnx_model", "root")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -157,8 +160,8 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _part_unsqueeze(model: ModelProto) -> None:
-    """The exporter joins the mask's two Unsqueeze nodes; attention fusion looks for both."""
+def _split_unsqueeze(model: ModelProto) -> None:
+    """Split the mask's Unsqueeze node in two: the exporter joins them, and attention fusion looks for both."""
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         if node.op_type != "Unsqueeze" or node.input[0] != INPUTS[1]:
@@ -173,7 +176,7 @@ def _part_unsqueeze(model: ModelProto) -> None:
 
 
 def tidy(model: ModelProto) -> ModelProto:
-    """Drop what a runtime does not read (traces, paths, inferred shapes, unused weights); name axes and domains."""
+    """Remove what a runtime does not read (traces, paths, inferred shapes, unused weights); name axes and domains."""
     graph = model.graph
     model.doc_string = graph.doc_string = ""
     used = {name for node in graph.node for name in node.input}

@@ -1,16 +1,17 @@
-"""BERT's and RoBERTa's layers written out for export, the last one for the row that is read only.
+"""The layers of BERT and RoBERTa written out for export; the last one computes only the row that is read.
 
-Of the other tokens the last layer needs keys and values, no more. Three forms give the same vectors:
+The last layer needs only keys and values of the other tokens. Three forms give the same vectors:
 
 - `rows`, for the CPU: all tokens of a batch are the rows of one matrix (n·L, d), and attention is ONNX's own operator,
-  which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases go: a key's adds the same to all
-  scores of a query, which the softmax does not see, and a value's passes through weights that sum to 1, so it joins the
-  next one;
-- `exact`, which int8 is made of: the same, but for attention, which rounds on purpose and gives the same bits with any
-  vector extension of the CPU, as `training.quantise` needs it (docs/int8.md);
-- `fusible`, for GPUs: (n, L, d) throughout, and attention in the parts that ONNX Runtime's fusion joins.
+  which takes half the time of `com.microsoft.MultiHeadAttention` there. Two biases are removed: that of the keys adds
+  the same number to all scores of a query, which the softmax ignores, and that of the values passes through weights
+  that sum to 1, so it is added to the next bias;
+- `exact`, the basis of int8: the same except for attention, which rounds on purpose and gives the same bits with every
+  vector extension of the CPU, as `training.export.quantise` needs it (docs/int8.md);
+- `fusible`, for GPUs: (n, L, d) everywhere, and attention in the parts that ONNX Runtime fuses.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -28,28 +29,34 @@ BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly
 Form = Literal["rows", "exact", "fusible"]
 
 
+def layers_of(backbone: PreTrainedModel) -> Sequence[Any]:
+    """The layers of a BERT or a RoBERTa, which have no types; none for other architectures."""
+    layers: Sequence[Any] = getattr(getattr(backbone, "encoder", None), "layer", ())
+    return layers
+
+
 def writable(backbone: PreTrainedModel) -> bool:
-    """Whether the backbone's layers are built as BERT's and RoBERTa's are."""
-    layers = getattr(getattr(backbone, "encoder", None), "layer", None)
+    """Whether the backbone's layers are built like those of BERT and RoBERTa."""
+    layers = layers_of(backbone)
     return bool(layers) and hasattr(layers[-1], "feed_forward_chunk") and hasattr(layers[-1].attention.self, "query")
 
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
-    """Parts of the names of the matrices that multiply one row a text, unless fusible: the last layer's, a head's."""
+    """Parts of the names of the matrices that multiply one row per text, those of the last layer and of a head."""
     if encoder.pooling.mode == "mean" or not writable(encoder.backbone):
         return (".head.",)
-    last = len(encoder.backbone.encoder.layer) - 1
+    last = len(layers_of(encoder.backbone)) - 1
     return f".encoder.layer.{last}.", ".head."
 
 
 class WrittenOut(nn.Module):
-    """What `SentenceEncoder.read` gives by the encoder's own pooling, in evaluation mode."""
+    """`SentenceEncoder.read` with the encoder's own pooling, in evaluation mode."""
 
     def __init__(self, encoder: SentenceEncoder, form: Form) -> None:
         super().__init__()
         self.encoder = encoder
         self.form = form
-        for number, layer in enumerate(encoder.backbone.encoder.layer if form != "fusible" else ()):
+        for number, layer in enumerate(layers_of(encoder.backbone) if form != "fusible" else ()):
             dense, value = layer.attention.output.dense, layer.attention.self.value
             self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ value.bias).detach())  # (d)
 
@@ -65,7 +72,7 @@ class WrittenOut(nn.Module):
             states = states.flatten(0, 1)  # (n·L, d)
         if self.form == "rows":
             everywhere = blocked.expand(n, 1, length, length)
-        last = len(self.encoder.backbone.encoder.layer) - 1
+        last = len(layers_of(self.encoder.backbone)) - 1
         for number in range(last):
             states = layer(number, states, states, everywhere)
         if pooling.mode == "mean":  # of all rows
@@ -78,15 +85,18 @@ class WrittenOut(nn.Module):
 
     def _embeddings(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)
-        return self.encoder.backbone.embeddings(**{"input_ids" if words.dim() == 2 else "inputs_embeds": words})
+        embeddings = self.encoder.backbone.get_submodule("embeddings")
+        states: Tensor = embeddings(**{"input_ids" if words.dim() == 2 else "inputs_embeds": words})
+        return states
 
     def _fusible_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
-        """One layer's output (n, Q, d) for `queries`, which attend to `states` (n, L, d)."""
-        layer = self.encoder.backbone.encoder.layer[number]
+        """The output (n, Q, d) of one layer for `queries`, which attend to `states` (n, L, d)."""
+        layer = layers_of(self.encoder.backbone)[number]
         attention = layer.attention.self
 
         def heads(projection: nn.Linear, rows: Tensor) -> Tensor:  # (n, heads, Q or L, d / heads)
-            return projection(rows).view(*rows.shape[:-1], -1, attention.attention_head_size).transpose(1, 2)
+            projected: Tensor = projection(rows)
+            return projected.view(*rows.shape[:-1], -1, attention.attention_head_size).transpose(1, 2)
 
         query, key, value = (
             heads(attention.query, queries),
@@ -94,11 +104,13 @@ class WrittenOut(nn.Module):
             heads(attention.value, states),
         )
         context, _ = divided_attention(attention, query, key, value, blocked)
-        return layer.feed_forward_chunk(layer.attention.output(context.reshape(*queries.shape[:-1], -1), queries))
+        attended = layer.attention.output(context.reshape(*queries.shape[:-1], -1), queries)
+        result: Tensor = layer.feed_forward_chunk(attended)
+        return result
 
     def _rows_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
         """The same for queries (n·Q, d) and states (n·L, d)."""
-        layer = self.encoder.backbone.encoder.layer[number]
+        layer = layers_of(self.encoder.backbone)[number]
         attention, output = layer.attention.self, layer.attention.output
         n, length = blocked.shape[0], blocked.shape[-1]
         width, heads = queries.shape[-1], int(attention.num_attention_heads)
@@ -110,16 +122,17 @@ class WrittenOut(nn.Module):
             context = exact_attention(query, key, value, blocked, heads)
         bias = self.get_buffer(f"bias_{number}")
         dense = F.linear(context.view(queries.shape), output.dense.weight, bias)
-        return layer.feed_forward_chunk(output.LayerNorm(dense + queries))
+        result: Tensor = layer.feed_forward_chunk(output.LayerNorm(dense + queries))
+        return result
 
 
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, heads: int) -> Tensor:
     """softmax(query keyᵀ / √d + blocked) value for each head, (n·Q, d) from queries (n·Q, d) and others (n·L, d).
 
-    Both products have factors of so few bits that fp32 holds the sums exactly, in any order: for the scores while
-    |query · key| stays below 2^(24 - 16), for the context while the weighted sums stay below 2^(24 - 17). exp is not
-    the same on every CPU to the last bit, but of so few arguments it is the same once rounded. `FusedMatMul` reads the
-    keys as they lie, and scales on the way.
+    The factors of both products have so few bits that fp32 holds the sums exactly, in any order: for the scores while
+    |query · key| is below 2^(24 - 16), for the context while the weighted sums are below 2^(24 - 17). The last bit of
+    exp differs between CPUs, but for so few arguments it is the same after rounding. `FusedMatMul` reads the keys
+    without a transposition and applies the scale.
     """
     n, length, width = blocked.shape[0], blocked.shape[-1], key.shape[-1]
     size = width // heads
@@ -135,7 +148,9 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, 
         shape=(n, heads, query.shape[2], length),
         version=1,
     )
-    scores = scores + (blocked + summand(BITS["score"]))  # which rounds, and goes with the largest score
+    scores = scores + (
+        blocked + summand(BITS["score"])
+    )  # rounds; the largest score subtracts it again
     weights = coarse(torch.exp(scores - scores.amax(-1, keepdim=True)), BITS["weight"])
     context = (weights @ value) / weights.sum(-1, keepdim=True)
     return context.transpose(1, 2).reshape(-1, width)
@@ -147,13 +162,13 @@ def coarse(numbers: Tensor, bits: int) -> Tensor:
 
 
 def summand(bits: int) -> float:
-    """What leaves a sum in fp32 no more than `bits` behind the binary point."""
+    """Added in fp32, this leaves only `bits` behind the binary point."""
     return 1.5 * 2.0 ** (23 - bits)
 
 
 def divided_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attention as the fusion knows it: scores (n, heads, L, L) divided by a constant, and not multiplied."""
+    """Attention in the form that the fusion recognises: scores (n, heads, L, L) divided by a constant."""
     scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + attention_mask
     return (torch.softmax(scores, dim=-1) @ value).transpose(1, 2), None

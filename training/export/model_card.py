@@ -1,11 +1,11 @@
-"""A bundle's README.md: the model card, in the form the hub reads, made from the provenance."""
+"""A bundle's README.md: the model card in the hub's format, made from the provenance."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from encoding.bundle import GRAPHS, EmbeddingConfig, Provenance
+from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import search_columns
 
@@ -16,14 +16,14 @@ def model_card(
     name: str,
     config: EmbeddingConfig,
     provenance: Provenance,
-    sizes: dict[str, int],
+    sizes: Mapping[Precision, int],
     licence: str | None = None,
     notes: str = "",
     parts: Sequence[str] = (),
 ) -> str:
     """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
 
-    `parts` are sentences on what a graph has beside backbone and reading.
+    `parts` are sentences about what a graph has beside backbone and pooling.
     """
     sections = [
         _front_matter(provenance, licence),
@@ -39,7 +39,7 @@ def model_card(
 
 
 def parent_licence(parent: Path) -> str | None:
-    """The `license:` of a local parent's own card, where it has one."""
+    """The `license:` of a local parent's own card, if it has one."""
     try:
         lines = (parent / "README.md").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -79,7 +79,7 @@ def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[st
     )
 
 
-def _files(sizes: dict[str, int], provenance: Provenance) -> str:
+def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
     rows = ["| file | precision | size | graph | difference from torch |", "| --- | --- | --- | --- | --- |"]
     for precision, size in sizes.items():
         how = provenance.graphs.get(precision, "")
@@ -88,7 +88,7 @@ def _files(sizes: dict[str, int], provenance: Provenance) -> str:
     return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
 
 
-def _figures(provenance: Provenance, sizes: dict[str, int]) -> str:
+def _figures(provenance: Provenance, sizes: Mapping[Precision, int]) -> str:
     if not provenance.scores:
         missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
         return f"Not scored: the export was given no evaluation data.{missing}"
@@ -99,7 +99,7 @@ def _figures(provenance: Provenance, sizes: dict[str, int]) -> str:
     return text
 
 
-def _table(provenance: Provenance, sizes: dict[str, int], columns: Sequence[str]) -> str:
+def _table(provenance: Provenance, sizes: Mapping[Precision, int], columns: Sequence[str]) -> str:
     rows = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     for precision, scores in provenance.scores.items():
         where = precision if precision in sizes else f"{precision} (not in this bundle)"
@@ -123,7 +123,7 @@ def _training(provenance: Provenance) -> str:
 
 
 def _recipes(provenance: Provenance) -> list[dict[str, Any]]:
-    """That of the run; of a mean, those of its runs."""
+    """The recipe of the run, or those of the runs that were averaged."""
     runs: list[dict[str, Any]] = provenance.recipe.get("runs") or [provenance.recipe]
     return runs
 

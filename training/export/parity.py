@@ -1,4 +1,4 @@
-"""How far a graph's vectors are from torch's, on texts chosen to break it."""
+"""The difference between a graph's vectors and torch's, on texts that are hard to get right."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ WORDS: Final = ("rain", "fell", "on", "the", "old", "city", "while", "two", "dog
 
 
 def probes(max_tokens: int) -> list[str]:
-    """Odd texts, and texts of growing length up to one that must be cut."""
+    """Unusual texts, and texts of growing length up to one that must be cut."""
     lengths, words = [], 1
     while words < max_tokens:
         lengths.append(words)
@@ -36,7 +36,7 @@ def probes(max_tokens: int) -> list[str]:
 def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[str]) -> float:
     """The largest absolute difference from torch, relative to torch's longest vector.
 
-    Each text is run alone in torch; in the graph alone, beside neighbours of its length, and beside a longest one.
+    Torch runs each text alone. The graph runs it alone, in a batch of similar length, and in a batch with the longest.
     """
     expected = _alone(encoder.embed, texts)
     runs = (_alone(graph.embed, texts), graph.embed(texts, 256), graph.embed(texts, 10**9))

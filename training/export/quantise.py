@@ -1,21 +1,21 @@
 """An fp32 graph to int8: a quarter of the size, and more than twice as fast on any CPU.
 
-Each matrix product becomes one of integers, with one scale per column of the weights. What it multiplies has one scale
-per channel where it comes from a layer norm, one for all of it where it comes from attention, both fixed at export, and
-one scale per row, found as the graph runs, where it comes from elsewhere: a GELU's range changes from word to word. In
-each case a row's result depends on that row alone, so a text has the same vector in any batch; dynamic quantisation by
-tensor has not that property. Sums of integers are exact on every CPU. For that the weights keep to 7 bits: products of
-unsigned by signed 8 bits, added in pairs, overflow the 16 bits that AVX2 and SSE have for them; unsigned weights do
-not, and take half as long again.
+Each matrix product becomes a product of integers, with one scale per column of the weights. Its activations have one
+scale per channel if they come from a layer norm and a single scale if they come from attention, both fixed at export.
+Other activations have one scale per row, computed when the graph runs, because the range of a GELU changes from word to
+word. In each case a row's result depends on that row alone, so a text has the same vector in any batch; dynamic
+quantisation by tensor does not have that property. Sums of integers are exact on every CPU. For this the weights have 7
+bits: products of unsigned and signed 8 bits, added in pairs, overflow the 16 bits of AVX2 and SSE. Unsigned weights do
+not overflow but take half as long again.
 
-Between the products numbers are fp32. There ONNX Runtime adds in another order, and with or without fused
-multiplication, by the CPU's vector extensions, and one last bit can tip a code over to the next integer, which moves
-others. So a layer norm becomes an instance norm, the one norm that is computed in one way on every CPU, and attention
-is that of the form `exact` in `training.layers`. docs/int8.md has the measurements.
+Between the products numbers are fp32. The order of ONNX Runtime's sums, and whether multiplications are fused, depends
+on the CPU's vector extensions, and one last bit can move a code to the next integer, which moves others. So a layer
+norm becomes an instance norm, the only norm that is computed in the same way on every CPU, and attention has the form
+`exact` of `training.export.layers`. docs/int8.md has the measurements.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,33 +28,34 @@ __all__ = ["WEIGHT_LEVELS", "channel_steps", "codes", "quantise"]
 
 DOMAIN: Final = "com.microsoft"
 WEIGHT_LEVELS: Final = 63  # codes of a weight run from -63 to 63
-WORD_LEVELS: Final = 127  # a word's embedding is looked up, never multiplied
+WORD_LEVELS: Final = 127  # a word's embedding is looked up, not multiplied
 ZERO: Final = 128  # the code of 0.0 in activations: from 1 to 255
-GELU_ZERO: Final = 6  # the same behind a GELU, which gives hardly anything below 0
+GELU_ZERO: Final = 6  # the same after a GELU, which gives little below 0
 GELU_LEAST: Final = 0.17  # x · Φ(x) is never below -0.17
 TINY: Final = 1e-30  # a row of zeros is divided by this
 MARGIN: Final = 1.1  # a fixed scale leaves room above the largest activation seen; beyond it, codes saturate
 DAMPING: Final = 0.3  # added to the squares of the channels, as a share of their mean
-SHARE: Final = 0.65  # how much of a channel's size its step takes on, SmoothQuant's alpha; the weights take the rest
+SHARE: Final = 0.65  # SmoothQuant's alpha: the share of a channel's size in its step; the weights take the rest
 NORM: Final = "LayerNormalization"
-CONTEXTS: Final = ("Attention", "Div")  # what gives attention's output; the Div is by the sum of the weights
+CONTEXTS: Final = ("Attention", "Div")  # operators that give attention's output; Div divides by the sum of weights
 UNMOVED: Final = ("Reshape", "Transpose")  # operators that change no number
 
-Tensors = dict[str, NDArray[np.generic]]
+Tensors = dict[str, NDArray[Any]]
 
 
 def quantise(model: ModelProto, feeds: Sequence[Feed], kept: Sequence[str] = ()) -> ModelProto:
     """A copy of `model` whose constant matrix products and word embeddings are int8.
 
-    Changed are a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
-    constant table; but for a matrix in whose name one of `kept` stands. Scales and codes fit what `feeds` give.
+    This changes a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
+    constant table, except for matrices whose names contain one of `kept`. Scales and codes fit the activations of
+    `feeds`.
     """
     quantised = ModelProto()
     quantised.CopyFrom(model)
     graph = quantised.graph
     quantiser = _Quantiser(graph, kept)
     nodes, tensors = quantiser.run(observe(model, list(quantiser.products), feeds))
-    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items())
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
     del graph.node[:]
     graph.node.extend(nodes)
     return tidy(quantised)
@@ -70,10 +71,10 @@ def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[
 def fitted_codes(
     matrix: NDArray[np.float32], products: NDArray[np.float64]
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """`codes` of weights (k, n) by column, with each channel's rounding error made up for by the channels after it.
+    """`codes` of weights (k, n) by column; later channels compensate for the rounding error of each channel.
 
-    `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can stand in
-    for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first.
+    `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can
+    compensate for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first.
     """
     scales = np.abs(matrix).max(0) / WEIGHT_LEVELS
     scales[scales == 0] = 1
@@ -90,10 +91,10 @@ def fitted_codes(
 
 
 def channel_steps(activations: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The step of each channel, (k), from the largest magnitudes of its activations and of its weights, (k) each.
+    """The step of each channel, (k), from the largest magnitudes of its activations and of its weights, both (k).
 
-    A channel of large activations gets a large step, and its weights are multiplied by that step: the difficulty is
-    shared between both (SmoothQuant, arXiv:2211.10438, equation 4).
+    A channel with large activations gets a large step, and its weights are multiplied by that step: both share the
+    difficulty (SmoothQuant, arXiv:2211.10438, equation 4).
     """
     factors = np.maximum(activations, TINY) ** SHARE / np.maximum(weights, TINY) ** (1 - SHARE)
     steps: NDArray[np.float32] = factors * ((activations / factors).max() * MARGIN / (255 - ZERO) or 1)
@@ -112,7 +113,7 @@ class _Quantiser:
         for node in self.nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.products: dict[str, list[NodeProto]] = {}  # by what they multiply
+        self.products: dict[str, list[NodeProto]] = {}  # by the activation that they multiply
         for node in self.nodes:
             if self._multiplies(node):
                 self.products.setdefault(node.input[0], []).append(node)
@@ -121,20 +122,20 @@ class _Quantiser:
         self.steps: dict[str, NDArray[np.float32]] = {}  # of the fixed ones, (k)
         self.tensors: Tensors = {
             "rows.axis": np.array([-1], np.int64),
-            "rows.tiny": np.float32(TINY),
-            "rows.step": np.float32(1 / (255 - ZERO)),
-            "gelu.least": np.float32(GELU_LEAST * (255 - GELU_ZERO) / GELU_ZERO),
-            "gelu.step": np.float32(1 / (255 - GELU_ZERO)),
-            "gelu.zero": np.uint8(GELU_ZERO),
-            "rows.zero": np.uint8(ZERO),
-            "weight.zero": np.int8(0),
-            "one": np.float32(1),
+            "rows.tiny": np.array(TINY, np.float32),
+            "rows.step": np.array(1 / (255 - ZERO), np.float32),
+            "gelu.least": np.array(GELU_LEAST * (255 - GELU_ZERO) / GELU_ZERO, np.float32),
+            "gelu.step": np.array(1 / (255 - GELU_ZERO), np.float32),
+            "gelu.zero": np.array(GELU_ZERO, np.uint8),
+            "rows.zero": np.array(ZERO, np.uint8),
+            "weight.zero": np.array(0, np.int8),
+            "one": np.array(1, np.float32),
         }
 
     def run(self, channels: dict[str, Channels]) -> tuple[list[NodeProto], Tensors]:
-        """The nodes and new constants of the quantised graph, given what each product multiplies."""
+        """The nodes and new constants of the quantised graph, given the statistics of each product's activations."""
         nodes: list[NodeProto] = []
-        done: set[str] = set()  # activations that have codes, outputs that a product has taken on
+        done: set[str] = set()  # activations that have codes, and outputs that a product replaces
         for node in self.nodes:
             if node.output[0] in done:
                 continue
@@ -163,7 +164,7 @@ class _Quantiser:
         )
 
     def _origin(self, name: str) -> str:
-        """The activation that has the same numbers in its first shape."""
+        """The activation with the same numbers before any reshaping."""
         while self._operator(name) in UNMOVED:
             name = self.makers[name].input[0]
         return name
@@ -176,7 +177,7 @@ class _Quantiser:
         return self._operator(self._origin(name))
 
     def _matrix(self, node: NodeProto) -> NDArray[np.float32]:
-        """The constant (k, n) that a product multiplies by."""
+        """The constant (k, n) of a product."""
         matrix: NDArray[np.float32] = numpy_helper.to_array(self.weights[node.input[1]])
         return matrix.T if any(each.name == "transB" and each.i for each in node.attribute) else matrix
 
@@ -196,7 +197,7 @@ class _Quantiser:
         yield _node("Add", [f"{name}.scaled_units", beta], name)
 
     def _fixed(self, name: str, largest: NDArray[np.float32]) -> Iterator[NodeProto]:
-        """Codes of activations (..., k) by steps that are constant."""
+        """Codes of activations (..., k) with constant steps."""
         if self._source(name) == NORM:
             weights = np.max([np.abs(self._matrix(node)).max(1) for node in self.products[name]], axis=0)
             self.steps[name] = channel_steps(largest, weights)
@@ -204,13 +205,13 @@ class _Quantiser:
             yield _node("Mul", [name, f"{name}.inverse"], f"{name}.scaled")
             yield _node("QuantizeLinear", [f"{name}.scaled", "one", "rows.zero"], f"{name}.codes")
         else:
-            step = np.float32(largest.max() * MARGIN / (255 - ZERO) or 1)
+            step = np.array(largest.max() * MARGIN / (255 - ZERO) or 1, np.float32)
             self.steps[name] = np.full(largest.shape, step)
             self.tensors[f"{name}.step"] = step
             yield _node("QuantizeLinear", [name, f"{name}.step", "rows.zero"], f"{name}.codes")
 
     def _by_row(self, name: str) -> Iterator[NodeProto]:
-        """Codes of each row by its largest magnitude, (..., 1): the row's scale, but for a constant step."""
+        """Codes of each row by its largest magnitude, (..., 1), which is the row's scale up to a constant step."""
         kind, largest = self._kind(name), f"{name}.largest"
         yield _node("ReduceMax", [name, "rows.axis"], f"{name}.highest", keepdims=1)
         if kind == "gelu":
@@ -226,7 +227,7 @@ class _Quantiser:
         return "gelu" if self._source(name) == "Gelu" else "rows"
 
     def _product(self, node: NodeProto, products: NDArray[np.float64]) -> Iterator[NodeProto]:
-        """activations (..., k) @ matrix (k, n), plus a bias (n) where there is one."""
+        """activations (..., k) @ matrix (k, n), plus a bias (n) if there is one."""
         rows, name, kind = node.input[0], node.output[0], self._kind(node.input[0])
         matrix, bias = self._matrix(node), list(node.input[2:])
         fixed = rows in self.steps
@@ -239,14 +240,14 @@ class _Quantiser:
         if fixed:
             output, bias = self._with_summand(name, bias)
             yield _node("MatMulIntegerToFloat", [*inputs, *bias], output, domain=DOMAIN)
-        elif bias:  # a row's scale comes after the operator's own bias, so the bias comes after both
+        elif bias:  # the row's scale would multiply the operator's own bias, so the bias is added later
             yield _node("MatMulIntegerToFloat", inputs, f"{name}.product", domain=DOMAIN)
             yield _node("Add", [f"{name}.product", *bias], name)
         else:
             yield _node("MatMulIntegerToFloat", inputs, name, domain=DOMAIN)
 
     def _with_summand(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
-        """Where nothing reads a product but the addition of one constant: that one's output, and a bias for both."""
+        """If only the addition of one constant reads a product: the output of that addition, and a bias for both."""
         match self.readers.get(name):
             case [add] if add.op_type == "Add" and add.input[1] in self.weights:
                 constants = [numpy_helper.to_array(self.weights[each]) for each in (*bias, add.input[1])]
@@ -256,7 +257,7 @@ class _Quantiser:
         return name, bias
 
     def _lookup(self, node: NodeProto) -> Iterator[NodeProto]:
-        """table (n, d)[ids] as int8 rows times one scale a row."""
+        """table (n, d)[ids] as int8 rows times one scale per row."""
         (table, ids), [name] = node.input, node.output
         integers, scales = codes(numpy_helper.to_array(self.weights[table]), WORD_LEVELS, axis=1)
         stored, factors = f"{name}.codes", f"{name}.scales"
@@ -267,5 +268,5 @@ class _Quantiser:
         yield _node("Mul", [f"{name}.floats", f"{name}.factors"], name)
 
 
-def _node(operator: str, inputs: Sequence[str], output: str, **attributes: int | float | str) -> NodeProto:
+def _node(operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> NodeProto:
     return helper.make_node(operator, inputs, [output], name=output, **attributes)

@@ -1,4 +1,4 @@
-"""Which graph is shipped for a precision: fp32 the faster of two, fp16 the fused one, int8 the quantised one."""
+"""The graph that is shipped for a precision: the faster of two for fp32, fused for fp16, quantised for int8."""
 
 import time
 from collections.abc import Callable
@@ -28,9 +28,9 @@ Traced = Callable[[Form], ModelProto]
 def make_graph(
     precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console
 ) -> tuple[ModelProto, str]:
-    """A graph, and in a few words what it is; `traced` gives the encoder's graph in a form of `training.layers`."""
+    """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`."""
     if precision == "int8":
-        # one row a text costs next to nothing in fp32, and the last layer has a third of the loss
+        # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
         feeds = vocabulary_feeds(encoder.pooling.text_encoder)
         return quantise(traced("exact"), feeds, one_row(encoder)), "weights in 7 bits by column, activations in 8 bits"
     try:
@@ -44,13 +44,13 @@ def make_graph(
     ratio = race(fused, rows)
     name = "rows" if ratio > 1 else "fused"
     console.print(
-        f"fp32: the graph of rows runs at {ratio:.2f} of the fused one's speed on {provider()}; {name} is kept"
+        f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
     )
     return (rows if ratio > 1 else fused), name
 
 
 def race(first: ModelProto, second: ModelProto) -> float:
-    """How many times faster the second graph is: best times, taken in turn, over a small and a large batch."""
+    """How many times faster the second graph is: best times of alternating runs, for a small and a large batch."""
     runners = [session(model.SerializeToString()) for model in (first, second)]
     logarithms = []
     for texts, length in SHAPES:

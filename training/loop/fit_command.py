@@ -124,6 +124,7 @@ def _options(methods: Methods, source: str, preset: str | None) -> type[FitOptio
     whole = read_toml(source)
     keys = choose_preset(whole, preset, source)
     fields: dict[str, Any] = {}
+    variadic: Any = CliVariadicArg  # applied to types that only the running recipe knows
     for name, field in _method(methods, keys, source).Recipe.model_fields.items():
         if name == "method":  # another method is another recipe
             continue
@@ -131,7 +132,8 @@ def _options(methods: Methods, source: str, preset: str | None) -> type[FitOptio
         unset = None if field.is_required() else field.default
         needed = " (required)" if field.is_required() and name not in keys else ""
         default = Field(keys.get(name, unset), description=f"{field.description}{needed}")
-        fields[name] = (CliVariadicArg[field.annotation] if several else field.annotation, default)
+        kind: Any = field.annotation
+        fields[name] = (variadic[kind] if several else kind, default)
     lines = [f"Train a sentence encoder by the recipe {source}."]
     for name, own in whole.get(PRESETS, {}).items():
         values = (f"{flag(key)} {value}" for key, value in own.items())

@@ -83,7 +83,8 @@ class ObjectiveTrainer(Trainer):
             return super().training_step(model, inputs, *arguments, **keywords)
         model.train()
         # DistributedDataParallel expects one pass, so it is bypassed and its gradients are averaged here
-        outputs = backward_in_chunks(self.objective, self._prepare_inputs(inputs), size, self.accelerator.autocast)
+        views: dict[str, Any] = self._prepare_inputs(inputs)
+        outputs = backward_in_chunks(self.objective, views, size, self.accelerator.autocast)
         average_gradients(self.objective)
         loss = outputs.pop("loss")
         self._parts.append(outputs)

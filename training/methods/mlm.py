@@ -62,6 +62,7 @@ class MLM(Objective):
     """Cross entropy of the chosen tokens; only they pass through the head."""
 
     Recipe = MLMRecipe
+    continuing: Tensor | None  # (vocabulary)
 
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
         if encoder.tokenizer.mask_token_id is None:
@@ -92,7 +93,7 @@ class MLM(Objective):
             self.continuing,
         )
         hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
-        scores = self.head(hidden, self.encoder.backbone.get_input_embeddings().weight).float()  # (m, vocabulary)
+        scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
         guesses = _total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
         loss = _total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
         return {"loss": loss, "accuracy": _total(scores.detach().argmax(-1) == answers) / guesses}

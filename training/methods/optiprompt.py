@@ -41,8 +41,7 @@ class OptiPrompt(Contrastive):
         self.head = transform(encoder, recipe.encoder)
         encoder.requires_grad_(False)
         if encoder.continuous is None:
-            embeddings = encoder.backbone.get_input_embeddings()
-            encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, embeddings)
+            encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
         encoder.continuous.requires_grad_(True)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:

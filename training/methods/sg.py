@@ -109,7 +109,7 @@ class SG(Contrastive):
     @torch.no_grad()
     def _guides(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Every layer of the frozen copy pooled over all attended tokens, [CLS] and [SEP] among them."""
-        frozen = self._frozen[0].to(input_ids.device)
+        frozen = _on(self._frozen[0], input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
         attended = attention_mask.bool().unsqueeze(-1)  # (n, L, 1)
         pooling = self.recipe.guide_pooling
@@ -120,12 +120,16 @@ class SG(Contrastive):
         if self.recipe.variant == "opt3" and guides.dim() == 2:
             guides = guides.unsqueeze(1)  # one view per sentence
         contrast = self.nested(self._contrast, sentences, guides)
-        drift = parameter_drift(self.encoder.backbone.parameters(), self._frozen[0].to(contrast.device).parameters())
+        drift = parameter_drift(self.encoder.backbone.parameters(), _on(self._frozen[0], contrast.device).parameters())
         loss = contrast + self.recipe.drift_weight * drift
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
 
     def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
         return SELF_GUIDED[self.recipe.variant](self.joined(sentences), self.joined(guides), self.recipe.temperature)
+
+
+def _on(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device)
 
 
 def _pool(hidden: Tensor, attended: Tensor, pooling: str) -> Tensor:

@@ -25,7 +25,7 @@ from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from training.model.heads import HEAD_FILE, Head
 from training.model.pooling import Pooling, token_batches
-from training.model.pretrained import looks_local, quiet
+from training.model.pretrained import looks_local, quiet, word_embeddings
 
 __all__ = ["SentenceEncoder", "loading", "saved_config"]
 
@@ -46,7 +46,7 @@ class SentenceEncoder(nn.Module):
         self.head: Head | None = None
         self.continuous: ContinuousTemplate | None = None
         if getattr(backbone, "pooler", None) is not None:
-            backbone.pooler = None  # next-sentence head: never read
+            backbone.register_module("pooler", None)  # the next-sentence head, which is never read
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.reconfigure(config)
@@ -81,8 +81,7 @@ class SentenceEncoder(nn.Module):
         with _reading(folder / HEAD_FILE):
             self.head = Head.load(folder, self.backbone.config)
         with _reading(folder / CONTINUOUS_FILE):
-            embeddings = self.backbone.get_input_embeddings()
-            self.continuous = ContinuousTemplate.load(folder, self.pooling.text_encoder, embeddings)
+            self.continuous = ContinuousTemplate.load(folder, self.pooling.text_encoder, self.word_embeddings)
 
     def save(self, folder: Path) -> None:
         """Write everything that `load` reads: backbone, tokenizer, embedding configuration, head, template vectors."""
@@ -102,7 +101,11 @@ class SentenceEncoder(nn.Module):
     @property
     def vocabulary(self) -> int:
         """How many token ids have both a word and an embedding; tokenizer and embedding table may differ in size."""
-        return min(len(self.tokenizer), self.backbone.get_input_embeddings().num_embeddings)
+        return min(len(self.tokenizer), self.word_embeddings.num_embeddings)
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        return word_embeddings(self.backbone)
 
     @property
     def device(self) -> torch.device:
@@ -138,12 +141,15 @@ class SentenceEncoder(nn.Module):
         """The input of `hidden`: token ids, or word embeddings if `pooling` has the continuous template."""
         if self.continuous is None or pooling.text_encoder.template != self.continuous.template:
             return input_ids
-        return self.continuous(self.backbone.get_input_embeddings()(input_ids), attention_mask.sum(1))
+        words: Tensor = self.continuous(self.word_embeddings(input_ids), attention_mask.sum(1))
+        return words
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """The backbone's last layer, (n, L, d), of token ids (n, L) or word embeddings (n, L, d)."""
         words = {"input_ids" if input_ids.dim() == 2 else "inputs_embeds": input_ids}
-        return self.backbone(**words, attention_mask=attention_mask, position_ids=position_ids).last_hidden_state
+        output = self.backbone(**words, attention_mask=attention_mask, position_ids=position_ids)
+        states: Tensor = output.last_hidden_state
+        return states
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pooling: Pooling | None = None) -> Tensor:
         """Token ids (n, L) -> vectors (n, d) in fp32; `pooling` defaults to the encoder's own."""
@@ -165,7 +171,8 @@ class SentenceEncoder(nn.Module):
     def finish(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
         """Subtract the bias (n, d), if given, from the vectors of `read`, and apply the kept head, if there is one."""
         if self.head is not None:
-            return self.head(vectors, bias).float()
+            vectors = self.head(vectors, bias)
+            return vectors.float()
         return vectors if bias is None else vectors - bias
 
     def template_bias(self, lengths: Tensor, pooling: Pooling | None = None) -> Tensor:
@@ -258,7 +265,7 @@ def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -
 
 def _first_position(backbone: PreTrainedModel) -> int:
     """BERT counts positions from 0, RoBERTa and its kin from padding_idx + 1."""
-    padding = getattr(backbone.embeddings.position_embeddings, "padding_idx", None)
+    padding = getattr(backbone.get_submodule("embeddings.position_embeddings"), "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 

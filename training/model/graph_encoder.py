@@ -1,11 +1,11 @@
-"""Run a bundle's graph: the vectors that a service gives, without a service."""
+"""Run a bundle's graph: the vectors of the service without the service."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
@@ -16,7 +16,7 @@ __all__ = ["GraphEncoder", "provider", "session"]
 
 
 class GraphEncoder:
-    """A graph and the text encoder that feeds it."""
+    """A graph and its text encoder."""
 
     def __init__(self, graph: Path, text_encoder: TextEncoder) -> None:
         self.session = session(graph)
@@ -24,7 +24,7 @@ class GraphEncoder:
 
     @classmethod
     def of(cls, bundle: Bundle, precision: Precision) -> Self:
-        """Raises BundleError where the bundle has no graph of that precision."""
+        """Raises BundleError if the bundle has no graph of that precision."""
         return cls(bundle.graph(precision), bundle.text_encoder)
 
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
@@ -39,13 +39,13 @@ class GraphEncoder:
 
 
 def provider() -> str:
-    """The execution provider at hand: CUDA's, else the CPU's."""
+    """The execution provider that is used here: CUDA if there is one, otherwise the CPU."""
     available = onnxruntime.get_available_providers()
     return next(name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available)
 
 
 def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
-    """Open a graph, given by its path or as bytes, on the provider at hand."""
+    """Open a graph, given as a path or as bytes, with `provider`."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     source = graph if isinstance(graph, bytes) else str(graph)

@@ -1,7 +1,7 @@
 """The masked-word head: hidden states to a score for every word of the vocabulary.
 
-Found in BERT's, RoBERTa's and DistilBERT's checkpoints and written back to them under their own names. A tied head has
-no output matrix of its own: it is the encoder's static word embeddings.
+It is read from the checkpoints of BERT, RoBERTa and DistilBERT and written with their own names. A tied head has no
+output matrix of its own; it uses the encoder's static word embeddings.
 """
 
 from pathlib import Path
@@ -15,18 +15,18 @@ from transformers.activations import ACT2FN
 
 from training.errors import EncoderError
 from training.model.encoder import loading
-from training.model.pretrained import quiet
+from training.model.pretrained import quiet, word_embeddings
 
 __all__ = ["MaskedHead", "load_masked_lm", "save_masked_lm"]
 
 
 class _Parts(NamedTuple):
-    """Where a transformers model keeps its head: three modules, and the key of its configuration for the activation."""
+    """The names of the head's three modules in transformers, and the configuration key of its activation."""
 
     dense: str
     norm: str
     decoder: str
-    activation: str | None  # None: GELU, whatever the configuration says
+    activation: str | None  # None: always GELU
 
 
 _TRANSFORM = "cls.predictions.transform"
@@ -43,11 +43,11 @@ _PARTS: Final = {
 
 
 class MaskedHead(nn.Module):
-    """Linear(d, d), activation, layer norm; then a score a word: output matrix (vocabulary, d) and a bias."""
+    """Linear(d, d), activation, layer norm; then a score per word: output matrix (vocabulary, d) and a bias."""
 
     def __init__(self, config: PretrainedConfig, tied: bool = True) -> None:
         super().__init__()
-        parts = _parts(config)  # before training, not after it
+        parts = _parts(config)  # an unknown architecture fails before training, not after it
         width, vocabulary = config.hidden_size, config.vocab_size
         self.dense = nn.Linear(width, width)
         self.activation = ACT2FN[getattr(config, parts.activation) if parts.activation else "gelu"]
@@ -62,14 +62,14 @@ class MaskedHead(nn.Module):
 
     @classmethod
     def load(cls, source: str) -> Self:
-        """The head that the checkpoint `source` holds. Raises EncoderError where it has none."""
+        """The head of the checkpoint `source`. Raises EncoderError if it has none."""
         return cls.of(load_masked_lm(source))
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """The head of a transformers model, as a copy."""
         dense, norm, decoder = _modules(model)
-        tied = decoder.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+        tied = decoder.weight.data_ptr() == word_embeddings(model).weight.data_ptr()
         head = cls(model.config, tied)
         head.dense.load_state_dict(dense.state_dict())
         head.norm.load_state_dict(norm.state_dict())
@@ -80,8 +80,9 @@ class MaskedHead(nn.Module):
         return head
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., d) -> (..., d), as they are held against the output matrix."""
-        return self.norm(self.activation(self.dense(hidden)))
+        """Hidden states (..., d) -> (..., d), the input of the output matrix."""
+        transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
+        return transformed
 
     def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         """Hidden states (..., d), word embeddings (vocabulary, d) -> scores (..., vocabulary)."""
@@ -89,8 +90,9 @@ class MaskedHead(nn.Module):
 
 
 def load_masked_lm(source: str) -> PreTrainedModel:
-    """transformers' masked language model in `source`, in fp32. Raises EncoderError where its head is missing."""
+    """transformers' masked language model in `source`, in fp32. Raises EncoderError if its head is missing."""
     with loading(source, "a masked language model"):
+        model: PreTrainedModel
         model, found = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(found["missing_keys"]):
         raise EncoderError(
@@ -116,9 +118,11 @@ def save_masked_lm(backbone: PreTrainedModel, head: MaskedHead, folder: Path) ->
         model.save_pretrained(folder)
 
 
-def _modules(model: PreTrainedModel) -> tuple[nn.Module, nn.Module, nn.Module]:
+def _modules(model: PreTrainedModel) -> tuple[nn.Module, nn.Module, nn.Linear]:
     parts = _parts(model.config)
-    return model.get_submodule(parts.dense), model.get_submodule(parts.norm), model.get_submodule(parts.decoder)
+    decoder = model.get_submodule(parts.decoder)
+    assert isinstance(decoder, nn.Linear), "transformers scores words with a Linear. This is a bug."
+    return model.get_submodule(parts.dense), model.get_submodule(parts.norm), decoder
 
 
 def _parts(config: PretrainedConfig) -> _Parts:

@@ -30,7 +30,7 @@ class MaskedWords:
         encoder.head = None  # a kept head makes sentence vectors; words are predicted before it
         self.encoder = encoder.eval()
         self.head = head.to(encoder.device)
-        self.static = encoder.backbone.get_input_embeddings().weight.detach()  # (vocabulary, d)
+        self.static = encoder.word_embeddings.weight.detach()  # (vocabulary, d)
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
@@ -52,7 +52,7 @@ class MaskedWords:
         """A text's likeliest tokens and their probabilities."""
         decode = self.encoder.tokenizer.decode
         return [
-            [(decode([token]).strip(), probability) for probability, token in zip(*row, strict=True)]
+            [(str(decode([token])).strip(), probability) for probability, token in zip(*row, strict=True)]
             for row in zip(*(part.tolist() for part in self.top(self._hidden(texts), k)), strict=True)
         ]
 

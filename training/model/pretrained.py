@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub.utils import logging as hub_logging
+from torch import nn
+from transformers import PreTrainedModel
 
-__all__ = ["fastest_device", "looks_local", "quiet"]
+__all__ = ["fastest_device", "looks_local", "quiet", "word_embeddings"]
 
 
 def fastest_device() -> torch.device:
@@ -20,6 +22,13 @@ def looks_local(source: str) -> bool:
     """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
     path = Path(source)
     return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+def word_embeddings(model: PreTrainedModel) -> nn.Embedding:
+    """The static embeddings of the vocabulary, (vocabulary, d)."""
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding), "transformers looks words up in an Embedding. This is a bug."
+    return embeddings
 
 
 @contextmanager

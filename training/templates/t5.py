@@ -56,7 +56,8 @@ class TemplateWriter:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.sentinels = tokenizer.convert_tokens_to_ids(list(SENTINELS))
+        ids = tokenizer.get_vocab()
+        self.sentinels = tuple(ids[name] for name in SENTINELS)
         # tokens that a gap may hold; the output matrix may be padded
         self.plain = torch.zeros(model.config.vocab_size, dtype=torch.bool)
         self.plain[: len(tokenizer)] = True
@@ -153,8 +154,8 @@ class TemplateWriter:
         """Text, with a blank before it if its first token begins a word."""
         if not ids:
             return ""
-        begins = self.tokenizer.convert_ids_to_tokens(ids[0]).startswith("▁")
-        return " " * begins + self.tokenizer.decode(ids).strip()
+        begins = str(self.tokenizer.convert_ids_to_tokens(ids[0])).startswith("▁")
+        return " " * begins + str(self.tokenizer.decode(ids)).strip()
 
 
 def _best(prefixes: Tensor, total: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Losses: tensors in, scalar out. No model, no data, no optimiser.
 
-n rows, d dimensions; `log_softmax` and cosines follow the papers' equations, named in each docstring.
+n is the number of rows and d the dimension. Each docstring names the paper's equation.
 """
 
 from training.methods.losses.distillation import cosine_distance, similarity_divergence

@@ -15,9 +15,9 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def similarity_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Mean over rows of KL(teacher || student) between the softmaxes of each text's cosines with the others, (n, d).
+    """Mean over rows of KL(teacher || student) between the softmaxes of a text's cosines with the others; both (n, d).
 
-    A text's cosine with itself is left out: it is 1 for teacher and student alike.
+    A text's cosine with itself is left out: it is 1 for both.
     """
     others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
 

@@ -1,4 +1,4 @@
-"""Contrastive losses: each row against all others of the batch."""
+"""InfoNCE: each row against all other rows of the batch."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ __all__ = ["cosine_matrix", "info_nce"]
 
 def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
     """Cosines of every row of `left` (n, d) with every row of `right` (m, d): (n, m)."""
-    with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 wants more
+    with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 needs more
         wide = torch.promote_types(left.dtype, torch.float32)
         return _unit(left.to(wide)) @ _unit(right.to(wide)).T
 
@@ -21,7 +21,7 @@ def info_nce(
     negatives: Tensor | None = None,
     negative_weight: float = 0.0,
 ) -> Tensor:
-    """-log of the share of row i's own positive among all positives and hard negatives, averaged; all (n, d).
+    """-log of the softmax of row i's own positive among all positives and hard negatives, averaged; all (n, d).
 
     SimCSE equations 1 and 5 (arXiv:2104.08821), PromptBERT equation 4 (arXiv:2201.04337): one direction only.
     `negative_weight` is added to the logit of a row's own hard negative: the paper's alpha is its exponential.
@@ -36,5 +36,5 @@ def info_nce(
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows (n, d) of length 1. A row of zeros stays, and has no gradient: it would be without bound."""
+    """Rows (n, d) of length 1. A row of zeros stays zero and has no gradient, which would be unbounded."""
     return F.normalize(rows.masked_fill((rows == 0).all(dim=-1, keepdim=True), 0.0), dim=-1)

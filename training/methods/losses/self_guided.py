@@ -47,11 +47,11 @@ SELF_GUIDED = {"base": two_sided, "opt1": opt1, "opt2": opt2, "opt3": opt3}  # b
 
 
 def parameter_drift(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
-    """L_reg, section 3.1: the sum of squared differences of all parameters, without a square root to differentiate."""
+    """L_reg, section 3.1: the sum of squared differences of all parameters, without a square root."""
     pairs = zip(parameters, anchors, strict=True)
     return torch.stack([(parameter - anchor).square().sum() for parameter, anchor in pairs]).sum()
 
 
 def _without_self(logits: Tensor) -> Tensor:
-    """Logits (n, n) whose diagonal no softmax chooses."""
+    """Logits (n, n) with a diagonal of -inf."""
     return logits.masked_fill(torch.eye(len(logits), dtype=torch.bool, device=logits.device), -torch.inf)

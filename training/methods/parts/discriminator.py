@@ -29,7 +29,7 @@ class Discriminator(nn.Module):
         def replace(_module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
             return torch.cat([condition.unsqueeze(1).to(embedded.dtype), embedded[:, 1:]], dim=1)
 
-        hook = self.backbone.embeddings.register_forward_hook(replace)
+        hook = self.backbone.get_submodule("embeddings").register_forward_hook(replace)
         try:
             hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         finally:

@@ -13,6 +13,7 @@ from training.data.masking import mask_tokens, maskable_tokens
 from training.errors import EncoderError
 from training.model.encoder import loading
 from training.model.masked_head import load_masked_lm
+from training.model.pretrained import word_embeddings
 from training.model.views import trimmed
 
 __all__ = ["EditKind", "Edited", "Editor", "Guessing"]
@@ -58,7 +59,7 @@ class Editor:
             raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
         _check_vocabulary(source, tokenizer)
         generator = load_masked_lm(source)
-        if (rows := generator.get_input_embeddings().weight.shape[0]) < len(tokenizer):
+        if (rows := word_embeddings(generator).num_embeddings) < len(tokenizer):
             raise EncoderError(
                 f"generator {source!r} has embeddings for {rows} tokens and the encoder's tokenizer knows "
                 f"{len(tokenizer)}; choose one that was made for that tokenizer"

@@ -41,7 +41,7 @@ class MaskedWordLoss(nn.Module):
         (encoder,) = self._encoder
         chosen = view["answers"] >= 0
         hidden = encoder.hidden(view["masked_ids"], view["attention_mask"])[chosen]  # (m, d)
-        scores = self.head(hidden, encoder.backbone.get_input_embeddings().weight).float()
+        scores = self.head(hidden, encoder.word_embeddings.weight).float()
         losses = F.cross_entropy(scores, view["answers"][chosen], reduction="none")  # (m)
         return losses.new_zeros(len(chosen)).index_add(0, chosen.nonzero()[:, 0], losses)
 

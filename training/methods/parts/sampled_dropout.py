@@ -6,7 +6,7 @@ in evaluation they do nothing.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def draw_rates(distribution: Distribution, numbers: Sequence[float], shape: Sequ
         case "uniform", (low, high):
             rates = torch.empty(shape).uniform_(low, high)
         case "beta", (a, b):
-            rates = Beta(a, b).sample(shape)
+            rates = Beta(a, b).sample(torch.Size(shape))
         case "truncnormal", (mean, spread, low, high):
             below, above = ndtr((torch.tensor([low, high], dtype=torch.float64) - mean) / spread).tolist()
             normal = ndtri(torch.empty(shape, dtype=torch.float64).uniform_(below, above))
@@ -132,21 +132,21 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _attend(
-    module: nn.Module,
+    module: Any,  # an attention module of transformers with a `dropout`
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **words: object,
+    **keywords: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the module's own dropout on its probabilities (n, heads, L, L); in evaluation, sdpa.
 
     A fused kernel has one rate for all rows; `dropout` is that rate and is not used here.
     """
     if not module.training:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **words)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **keywords)
     scores = query @ key.transpose(2, 3) * (query.size(-1) ** -0.5 if scaling is None else scaling)
     if attention_mask is not None:  # True where a token may be attended to
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
