@@ -221,10 +221,10 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
     ("words", "message"),
     [
         (
-            {"from_scratch": "true", "head": '"kept"'},
+            {"from_scratch": "true", "head": "kept"},
             "from_scratch initialises all weights and head = 'kept'",
         ),
-        ({"tied": "false", "head": '"kept"'}, "tied = false needs head = 'fresh'"),
+        ({"tied": "false", "head": "kept"}, "tied = false needs head = 'fresh'"),
         ({"masked_share": "0"}, "masked_share is 0"),
         ({"masked_share": "1"}, "masked_share is 1"),
     ],
