@@ -6,6 +6,8 @@ Without arguments it lists the recipes. Under torchrun each process runs it, and
 import sys
 from collections.abc import Mapping, Sequence
 
+from pydantic import create_model
+
 from encoding.command import program, run
 from training.errors import RecipeError
 from training.loop import fit_command
@@ -32,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(word == "--resume" or word.startswith("--resume=") for word in words):
         return fit_command.resume(OBJECTIVES, words, name)
     if words[0] in ("-h", "--help"):
-        FitOptions.__doc__ = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
-        FitOptions.read(words, f"{name} RECIPE")
+        described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
+        create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
     if words[0].startswith("-"):
         reason = "comes before its keys" if set(words) & shipped_recipes().keys() else "is missing"
         raise RecipeError(f"RECIPE {reason}: {name} RECIPE {words[0]} ...")

@@ -148,9 +148,7 @@ def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, 
         shape=(n, heads, query.shape[2], length),
         version=1,
     )
-    scores = scores + (
-        blocked + summand(BITS["score"])
-    )  # rounds; the largest score subtracts it again
+    scores = scores + (blocked + summand(BITS["score"]))  # rounds; the largest score subtracts it again
     weights = coarse(torch.exp(scores - scores.amax(-1, keepdim=True)), BITS["weight"])
     context = (weights @ value) / weights.sum(-1, keepdim=True)
     return context.transpose(1, 2).reshape(-1, width)

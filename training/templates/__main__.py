@@ -133,8 +133,8 @@ def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dic
 
 
 def _show(options: TemplateOptions, rows: Sequence[dict[str, object]]) -> None:
-    reading = "[MASK] less the template's bias" if options.denoise else "[MASK]"
-    table = Table(title=escape(f"{options.encoder}: {reading} on {options.dev.name}"), title_justify="left")
+    pooling = "[MASK] minus the template's bias" if options.denoise else "[MASK]"
+    table = Table(title=escape(f"{options.encoder}: {pooling} on {options.dev.name}"), title_justify="left")
     table.add_column("template", overflow="fold")
     table.add_column("Spearman x100", justify="right")
     table.add_column("tokens", justify="right")
