@@ -19,7 +19,7 @@ CORPUS := $(DATA)/corpus
 STS    := $(DATA)/senteval/downstream
 DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
-	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev_retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
+	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev-retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
 .PHONY: serve check test default-model reference methods bench lock clean
 
@@ -36,7 +36,7 @@ test: .venv/dev
 
 default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.fit distill --preset sentences --out $(RUN)/sentences $(DISTILL)
-	$(BIN)/python -m training.fit distill --co_teachers $(RUN)/sentences --out $(RUN)/search $(DISTILL)
+	$(BIN)/python -m training.fit distill --co-teachers $(RUN)/sentences --out $(RUN)/search $(DISTILL)
 	$(BIN)/python -m training.average $(RUN)/sentences $(RUN)/search --out $(RUN)/mean --weights 0.4 0.6
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
@@ -49,8 +49,8 @@ reference: .venv/dev
 methods: .venv/dev $(PARENT)
 	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \
 	  --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
-	  --min_words 4 --max_words 24 --masked_share 0.25 --max_steps 1500 --warmup_steps 100 --precision bf16 \
-	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval_steps 500
+	  --min-words 4 --max-words 24 --masked-share 0.25 --max-steps 1500 --warmup-steps 100 --precision bf16 \
+	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 500
 	$(BIN)/python -m benchmarks.methods run --data $(DATA) --parent runs/methods/parent/model \
 	  --sentence-encoder $(PARENT) --runs runs/methods
 

@@ -231,16 +231,16 @@ def training(device: str) -> dict[str, float]:
     """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
-    from training.encoder import SentenceEncoder
     from training.fit import load_recipe
-    from training.objectives import OBJECTIVES
+    from training.methods import OBJECTIVES
+    from training.model.encoder import SentenceEncoder
 
     name = list(SHAPES)[-1]
     size, length = (8, 16) if device == "cpu" else (256, 32)
     with tempfile.TemporaryDirectory() as folder:
         model = random_model(Path(folder), name)
-        keys = {"encoder": [str(model)], "corpus": ["unused.txt"], "pooling": ["mean"], "template": ["[X]"]}
-        recipe = load_recipe("simcse", keys | {"batch_size": [str(size)], "max_tokens": [str(length)]})
+        keys = {"encoder": str(model), "corpus": ["unused.txt"], "pooling": "mean", "template": "[X]"}
+        recipe = load_recipe("simcse", keys | {"batch_size": size, "max_tokens": length})
         encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean")
         objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
     optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-5, fused=True)

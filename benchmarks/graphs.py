@@ -21,14 +21,14 @@ from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
 from service.inference.threads import share_threads
-from training.calibration import vocabulary_feeds
-from training.encoder import SentenceEncoder
-from training.graph import fuse, trace
-from training.layers import one_row
-from training.pooling import token_batches
-from training.quantise import quantise
-from training.retrieval import find_collections, load_collection
-from training.sts import load_pairs
+from training.data.scored_pairs import load_pairs
+from training.data.search_collection import find_collections, load_collection
+from training.export.calibration import vocabulary_feeds
+from training.export.graph import fuse, trace
+from training.export.layers import one_row
+from training.export.quantise import quantise
+from training.model.encoder import SentenceEncoder
+from training.model.pooling import token_batches
 
 RESULTS = Path(__file__).parent / "results" / "graphs.json"
 PACKAGES = ("onnxruntime", "onnx", "torch", "numpy")
@@ -43,7 +43,7 @@ def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
         "fp32, plain": plain,
         "fp32, last layer for one row, fused": fuse(trace(encoder, "fusible"), encoder),
         "fp32, last layer for one row, rows": rows,
-        "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.prompt.text_encoder), one_row(encoder)),
+        "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.pooling.text_encoder), one_row(encoder)),
     }
     found = {name: model.SerializeToString() for name, model in models.items()}
     if former:
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=share_threads(0).per_batch, help="threads of each graph")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
-    work, count = batches(options.data, encoder.prompt.text_encoder)
+    work, count = batches(options.data, encoder.pooling.text_encoder)
     seconds = measure(graphs(encoder, options.former), work, options.rounds, options.threads)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
 
 from benchmarks.machine import processor, threads, versions
-from training import fit, templates
-from training.encoder import SentenceEncoder, fastest_device
+from training import fit
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
-from training.pooling import token_batches
-from training.sts import Embed
+from training.model.encoder import SentenceEncoder
+from training.model.pooling import Embed, token_batches
+from training.model.pretrained import fastest_device
+from training.options import flag
+from training.templates.__main__ import main as search_templates
 
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
@@ -67,7 +69,7 @@ def run(name: str, row: Row, options: argparse.Namespace) -> None:
     source = str(options.sentence_encoder if row.get("encoder") == "sentences" else options.parent)
     if "search" in row:
         words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
-        return templates.main(words)
+        return search_templates(words)
     results = {
         "machine": f"{processor()}, CPUs: {threads()}",
         "versions": versions(("torch", "transformers")),
@@ -127,8 +129,10 @@ def _words(keys: dict[str, Any]) -> list[str]:
     """Recipe keys as command-line arguments."""
     words = []
     for key, value in keys.items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{key}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in values)]
+        if isinstance(value, bool):
+            words.append(flag(key) if value else flag(f"no_{key}"))
+        else:
+            words += [flag(key), *map(str, value if isinstance(value, list) else [value])]
     return words
 
 
@@ -142,12 +146,12 @@ def _first_and_last(encoder: SentenceEncoder) -> Embed:
 
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        sequences = [tokens.ids for tokens in encoder.prompt.text_encoder.encode(texts)]
+        sequences = [tokens.ids for tokens in encoder.pooling.text_encoder.encode(texts)]
         vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
         for places in token_batches([len(ids) for ids in sequences], 8192):
-            ids, attention = map(torch.from_numpy, encoder.prompt.text_encoder.pad([sequences[at] for at in places]))
+            ids, attention = map(torch.from_numpy, encoder.pooling.text_encoder.pad([sequences[at] for at in places]))
             layers = encoder.backbone(input_ids=ids, attention_mask=attention, output_hidden_states=True).hidden_states
-            vectors[places] = encoder.prompt.read((layers[0] + layers[-1]) / 2, attention).numpy()
+            vectors[places] = encoder.pooling.read((layers[0] + layers[-1]) / 2, attention).numpy()
         return vectors
 
     return embed

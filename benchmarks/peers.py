@@ -30,9 +30,9 @@ from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from encoding.text import TOKENIZER_FILES
 from service.inference.session import Session
 from service.inference.threads import share_threads
-from training.candidates import make_graph
-from training.encoder import SentenceEncoder
-from training.graph import trace
+from training.export.graph import trace
+from training.export.shipped_graph import make_graph
+from training.model.encoder import SentenceEncoder
 
 __all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]
 

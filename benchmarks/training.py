@@ -46,22 +46,23 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     from transformers import TrainerCallback
 
     from training.fit import load_recipe
-    from training.loop import prepare
-    from training.memory import keep_memory
-    from training.run import Run
-    from training.trainer import ObjectiveTrainer, training_arguments
+    from training.loop.allocator import keep_memory
+    from training.loop.arguments import training_arguments
+    from training.loop.trainer import ObjectiveTrainer
+    from training.loop.training_run import prepare
+    from training.methods import OBJECTIVES
 
     keys = {
-        "encoder": parent, "corpus": str(corpus), "pooling": "mean", "template": "[X]", "batch_size": str(BATCH),
-        "max_tokens": str(MAX_TOKENS), "max_steps": str(steps), "learning_rate": str(RATE), "eval_steps": "1000000",
+        "encoder": parent, "corpus": [str(corpus)], "pooling": "mean", "template": "[X]", "batch_size": BATCH,
+        "max_tokens": MAX_TOKENS, "max_steps": steps, "learning_rate": RATE, "eval_steps": 1000000,
     }  # fmt: skip
-    recipe = load_recipe("simcse", {key: [value] for key, value in keys.items()})
+    recipe = load_recipe("simcse", keys)
     keep_memory()
-    corpus_, _, objective = prepare(recipe)
+    corpus_, _, objective = prepare(OBJECTIVES[recipe.method], recipe)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = training_arguments(recipe, Run(Path(folder)), None)
+        arguments = training_arguments(recipe, Path(folder), None)
         arguments.save_strategy = "no"
-        trainer = ObjectiveTrainer(objective, None, Path(folder, "best"), args=arguments, train_dataset=corpus_)
+        trainer = ObjectiveTrainer(objective, corpus_, arguments)
         clock = _clock(TrainerCallback)
         trainer.add_callback(clock)
         trainer.train()

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from tiny_bundle import OTHER, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
-from training.encoder import SentenceEncoder
-from training.export import main as export
+from training.export.__main__ import main as export
 from training.fit import main as fit
-from training.runner import GraphEncoder
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
 
 LONG = " ".join(["the old city", "two dogs run", "a letter to her friend", "rain over the green field"] * 143)
 TEXTS = [
@@ -105,7 +105,7 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     parent = str(request.getfixturevalue(case.parent))
     keys = {"encoder": parent, "corpus": str(corpus(folder, case))}
     keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
-    words = [word for key, value in keys.items() for word in (f"--{key}", value.replace("{parent}", parent))]
+    words = [word for key, value in keys.items() for word in option(key, value.replace("{parent}", parent))]
     fit([case.recipe, "--out", str(folder / "run"), *words])
     export([str(folder / "run"), str(folder / "models" / "road"), *case.flags])
     bundle = Bundle.load(folder / "models" / "road")
@@ -114,6 +114,11 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=bundle.spec.denoising)
     yield Road(torch, GraphEncoder.of(bundle, "fp32"), server)
     server.close()
+
+
+def option(key: str, value: str) -> list[str]:
+    name = key.replace("_", "-")
+    return {"true": [f"--{name}"], "false": [f"--no-{name}"]}.get(value, [f"--{name}", value])
 
 
 def corpus(folder: Path, case: Case) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from reference.vectors import FILE, ROOT, TEXTS, embed
 
-from training.quantise import WEIGHT_LEVELS
+from training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
 QEMU = shutil.which("qemu-x86_64")

@@ -1,50 +1,63 @@
 """python -m training.average RUN RUN ... --out OUT: the mean of several runs' weights, as a run.
 
-Runs from one parent with different recipes, say one for sentences and one for search, lie so near each other that the
-mean of their weights is a model too, often better than any of them, and it costs no more to serve (model soups,
+Runs from one parent with different recipes, say one for sentences and one for search, lie so close together that the
+mean of their weights is also a model, often a better one than each of them, at the same cost (model soups,
 arXiv:2203.05482). Export and evaluate OUT like any other run.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
+from torch import Tensor
 
-from training.cli import positive_number
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
+from encoding.command import program
+from encoding.command import run as run_command
 from training.errors import RunError
-from training.run import Run
-from training.source import resolve
+from training.loop.run_folder import Run
+from training.model.encoder import SentenceEncoder
+from training.model.model_path import kind_of
+from training.options import Command
 
 __all__ = ["average", "main"]
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
+class AverageOptions(Command):
+    """Write a run whose weights are the mean of those of several runs from one parent."""
+
+    runs: CliPositionalArg[list[Path]] = Field(description="finished runs from one parent with one configuration")
+    out: Path = Field(description="folder to write: a run")
+    weights: CliVariadicArg[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]] = Field(
+        [], description="each run's share of the mean (default: equal)"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Raises ClozeError; usage errors end the process with 2."""
-    options = _parser().parse_args(arguments)
-    average([Path(run) for run in options.runs], Path(options.out), options.weights)
+    """Raises ClozeError."""
+    options = AverageOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.average"))
+    average(options.runs, options.out, options.weights)
 
 
 def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> None:
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
 
-    `weights` are one share a run; they need not sum to 1, and are equal where there are none.
+    `weights` has one share per run; they need not sum to 1, and are equal if none are given.
     """
     if len(runs) < 2:
         raise RunError(f"a mean needs two runs or more, found {len(runs)}: {', '.join(map(str, runs))}")
     shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
     if len(shares) != len(runs):
-        raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one a run, or none")
+        raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")
     for run in runs:
-        if resolve(str(run)) != "run":
-            raise RunError(f"{run} is not a run; a mean is made of folders that training.fit made")
+        if kind_of(str(run)) != "run":
+            raise RunError(f"{run} is not a run; average takes folders that training.fit wrote")
     made = Run.fresh(out)
     provenances = [Run(run).provenance() for run in runs]
     encoders = [SentenceEncoder.load(str(run / "model")) for run in runs]
@@ -62,8 +75,8 @@ def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = N
     console.print(f"{made.model}: the mean of {len(runs)} runs; next: python -m training.export {out} models/NAME")
 
 
-def _mean(tensors: Sequence[torch.Tensor], shares: torch.Tensor) -> torch.Tensor:
-    """The weighted mean, summed in fp64; of counts and positions, which no run changes, the first."""
+def _mean(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
+    """The weighted mean, summed in fp64; the first of counts and positions, which no run changes."""
     if not tensors[0].is_floating_point():
         return tensors[0]
     return torch.stack([tensor.double() for tensor in tensors], -1).mul(shares).sum(-1).to(tensors[0].dtype)
@@ -81,11 +94,11 @@ def _shapes(encoder: SentenceEncoder) -> str:
 def _refuse_difference(first: Path, other: Path, what: str, one: str, another: str) -> None:
     if one != another:
         shown = f" ({one}; {another})" if len(one + another) < 400 else ""
-        raise RunError(f"{first} and {other} have different {what}{shown}; only runs that share theirs have a mean")
+        raise RunError(f"{first} and {other} have different {what}{shown}; average runs that share them")
 
 
 def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
-    """That of the first run, but with all recipes, files, rows and seeds."""
+    """The provenance of the first run with the recipes, files, rows and seeds of all runs."""
     data = {source["sha256"]: source for part in parts for source in part["data"]}
     recipe = {
         "method": "average",
@@ -101,18 +114,6 @@ def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float]) -> di
     }
     kept = ("parent", "commit", "versions")
     return {name: parts[0][name] for name in kept} | together
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.average", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="finished runs from one parent, read in one way")
-    parser.add_argument("--out", required=True, metavar="OUT", help="the folder to write: a run")
-    parser.add_argument(
-        "--weights", nargs="+", type=positive_number, metavar="W", help="each run's share of the mean (default: equal)"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """What a user of the training commands can put right.
 
 ClozeError
+├── OptionError     a word of the command line
 ├── RecipeError     a key, value or file of a recipe
 ├── CorpusError     a file of sentences
 ├── EncoderError    a model folder or hub name
 ├── RunError        a run folder
-└── ExportError     a graph that does not keep what the run promised
+└── ExportError     a graph that differs too much from the run's model
 """
 
 from encoding.errors import ClozeError
 
-__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError"]
+__all__ = ["CorpusError", "EncoderError", "ExportError", "OptionError", "RecipeError", "RunError"]
+
+
+class OptionError(ClozeError):
+    """The command line has an unknown option, or one with an impossible value."""
 
 
 class RecipeError(ClozeError):

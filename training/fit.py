@@ -1,86 +1,56 @@
-"""python -m training.fit RECIPE [--preset NAME] [--key value ...]: a recipe becomes a run folder.
+"""python -m training.fit RECIPE [--key-name value ...]: train by a recipe and write a run folder.
 
-Without arguments: the recipes and an example. Under torchrun each process runs it; the first one speaks.
+Without arguments it lists the recipes. Under torchrun each process runs it, and the first one prints.
 """
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from training.cli import run as run_command
+from pydantic import create_model
+
+from encoding.command import program, run
 from training.errors import RecipeError
-from training.loop import console, fit, processes
-from training.recipe import Recipe, choose_preset, parse_value, read_toml, unknown_key, validate
-from training.rehearsal import dry_run
-from training.run import Run
-from training.seeds import fit_seeds, parse_seeds
-from training.usage import method, overview, parse
+from training.loop import fit_command
+from training.loop.fit_command import FitOptions
+from training.methods import OBJECTIVES
+from training.recipes.files import shipped_recipes
+from training.recipes.keys import Recipe
 
 __all__ = ["load_recipe", "main"]
 
-_NOT_TO_RESUME = ("--preset", "--out", "--seeds", "--dry-run")
+
+def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
+    """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both. Raises RecipeError."""
+    return fit_command.load_recipe(OBJECTIVES, source, overrides, preset)
 
 
-def load_recipe(source: str, overrides: dict[str, list[str]] | None = None, preset: str | None = None) -> Recipe:
-    """A shipped recipe or a TOML file, a preset over its keys and command-line words over both. Raises RecipeError."""
-    keys = choose_preset(read_toml(source), preset, source)
-    model = method(keys, source).Recipe
-    for key, words in (overrides or {}).items():
-        if key not in model.model_fields:
-            raise RecipeError(f"recipe {source}: {unknown_key(model, key)}")
-        keys[key] = parse_value(model, key, words)
-    return validate(model, keys, source)
-
-
-def main(arguments: Sequence[str] | None = None, command: str = "training.fit") -> int:
-    """Raises ClozeError; usage errors end the process with 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    options, overrides = parse(words, command)
-    if options.resume and (options.recipe or overrides or any(word.startswith(_NOT_TO_RESUME) for word in words)):
-        raise RecipeError("--resume continues a run where it is, by its own recipe; leave RECIPE and keys away")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Raises ClozeError."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = program("training.fit")
     if not words:
-        print(overview())
+        print(overview(name))
         return 0
-    if not options.resume and not options.recipe:
-        raise RecipeError(f"RECIPE is missing: python -m {command} RECIPE {words[0]} ...")
-    console.quiet = not processes().is_main_process
-    if options.resume:
-        code = _resume(Run.open(options.resume))
-    else:
-        recipe = load_recipe(options.recipe, overrides, options.preset)
-        out = options.out or Path("runs", Path(options.recipe).stem)
-        if options.dry_run:
-            code = dry_run(recipe)
-        elif options.seeds:
-            code = _fit_seeds(recipe, parse_seeds(options.seeds), out)
-        else:
-            code = _fit(recipe, Run.fresh(out))
-    processes().destroy_process_group()
-    return code or 0
+    if any(word == "--resume" or word.startswith("--resume=") for word in words):
+        return fit_command.resume(OBJECTIVES, words, name)
+    if words[0] in ("-h", "--help"):
+        described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
+        create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
+    if words[0].startswith("-"):
+        reason = "comes before its keys" if set(words) & shipped_recipes().keys() else "is missing"
+        raise RecipeError(f"RECIPE {reason}: {name} RECIPE {words[0]} ...")
+    return fit_command.train(OBJECTIVES, words[0], words[1:], f"{name} {words[0]}")
 
 
-def _fit(recipe: Recipe, run: Run, resume: bool = False) -> int:
-    if not fit(recipe, run, resume):
-        console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
-        return 130
-    console.print(f"finished: {run.model}; next: python -m training.export {run.path} models/NAME")
-    return 0
-
-
-def _resume(run: Run) -> int:
-    if run.finished:
-        console.print(f"{run.path} is finished; nothing to do")
-        return 0
-    return _fit(load_recipe(str(run.recipe_file)), run, resume=True)
-
-
-def _fit_seeds(recipe: Recipe, seeds: Sequence[int], out: Path) -> int:
-    if not fit_seeds(recipe, seeds, out):
-        console.print("stopped; continue with the same command")
-        return 130
-    console.print(f"finished: {out}")
-    return 0
+def overview(name: str) -> str:
+    """The shipped recipes, each with its first comment, and an example."""
+    lines = ["The recipes that come with Cloze (the path of a TOML file works as well):", ""]
+    for recipe, text in shipped_recipes().items():
+        lines.append(f"  {recipe:24} {text.splitlines()[0].lstrip('# ')}")
+    lines += ["", "Example:", "", f"  {name} promptbert --corpus my-sentences.txt --out runs/mine"]
+    lines += ["", f"Keys and presets of a recipe:  {name} promptbert --help"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run(main))

@@ -1,23 +1,28 @@
-"""python -m training.pretrain [--key value ...]: masked language modelling, continued or from scratch.
+"""python -m training.pretrain [--key-name value ...]: masked language modelling, continued or from scratch.
 
-The recipe `mlm` of training.fit under its own name. The run's model/ is a masked language model that transformers, the
-prompt methods and DiffCSE's generator read; as an encoder it can be trained further, evaluated and exported.
+This is the recipe `mlm` of training.fit. The run's model/ is a masked language model that transformers, the prompt
+methods and DiffCSE's generator can load. As an encoder it can be trained further, evaluated and exported.
 """
 
 import sys
 from collections.abc import Sequence
 
-from training import fit
-from training.cli import run
+from encoding.command import program, run
+from training.loop import fit_command
+from training.methods.mlm import MLM
 
 __all__ = ["main"]
 
+METHODS = {"mlm": MLM}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Raises ClozeError; usage errors end the process with 2."""
+    """Raises ClozeError."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    resumes = any(word.partition("=")[0] == "--resume" for word in words)
-    return fit.main(words if resumes else ["mlm", *words], "training.pretrain")
+    name = program("training.pretrain")
+    if any(word == "--resume" or word.startswith("--resume=") for word in words):
+        return fit_command.resume(METHODS, words, name)
+    return fit_command.train(METHODS, "mlm", words, name)
 
 
 if __name__ == "__main__":

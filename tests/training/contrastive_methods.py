@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recipes import load_recipe
 from torch import Tensor
 
-from training.contrastive import Contrastive
-from training.encoder import SentenceEncoder
-from training.fit import load_recipe
-from training.mlm import MaskedHead, save_masked_lm
-from training.objectives import OBJECTIVES
+from training.methods import OBJECTIVES
+from training.methods.contrastive import Contrastive
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar.", "Rain.", "She wrote a letter to the city.", "A stage."]
 ROWS = [(text,) for text in TEXTS]

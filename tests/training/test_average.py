@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from encoding.bundle import Bundle
+from encoding.command import run as run_command
 from training.average import average, main
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
 from training.errors import RunError
-from training.export import export
+from training.export.__main__ import export
+from training.model.encoder import SentenceEncoder
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
@@ -83,15 +83,15 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
             average(given, tmp_path / "mean")
     with pytest.raises(RunError, match="3 weights for 2 runs"):
         average(runs, tmp_path / "mean", [1, 1, 1])
-    with pytest.raises(RunError, match="is no empty folder"):
+    with pytest.raises(RunError, match="is not an empty folder"):
         average(runs, runs[0])
     assert not (tmp_path / "mean").exists()
 
 
 def test_mistakes_are_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: main([str(runs[0]), "--out", str(tmp_path / "mean")])) == 1
+    assert run_command(lambda: main([str(runs[0]), "--out", str(tmp_path / "mean")])) == 2
     assert capsys.readouterr().err.startswith("error: a mean needs two runs")
+    words = [*map(str, runs), "--out", str(tmp_path / "mean")]
     for word in ("0", "-1", "nan", "much"):
-        with pytest.raises(SystemExit):
-            main([*map(str, runs), "--out", str(tmp_path / "mean"), f"--weights={word}"])
-        assert "is no number above 0" in capsys.readouterr().err
+        assert run_command(lambda word=word: main([*words, f"--weights={word}"])) == 2
+        assert capsys.readouterr().err.startswith(f"error: --weights is '{word}': input should be ")

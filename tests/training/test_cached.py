@@ -8,12 +8,11 @@ import torch
 from contrastive_methods import METHODS, ROWS, add_masked_head, build, gradients
 from torch import Tensor
 
-from training.cached import backward_in_chunks
-from training.contrastive import Contrastive
-from training.encoder import SentenceEncoder
 from training.errors import RecipeError
-from training.objective import View
-from training.trimmed import encode_trimmed
+from training.loop.gradient_cache import backward_in_chunks
+from training.methods.contrastive import Contrastive
+from training.model.encoder import SentenceEncoder
+from training.model.views import View, encode_trimmed
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +23,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 def plain(objective: Contrastive, views: dict[str, View], size: int) -> Tensor:
     """The same passes in the same order, every activation kept."""
     views = objective.draw(views)
-    vectors = {name: encode_trimmed(partial(objective.encode, name), view, size) for name, view in views.items()}
-    loss = objective.loss(vectors, views)["loss"]
+    results = {
+        argument: {name: encode_trimmed(partial(run, name), view, size) for name, view in views.items()}
+        for argument, run in objective.passes().items()
+    }
+    loss = objective.loss(views=views, **results)["loss"]
     loss.backward()
     return loss.detach()
 
@@ -66,7 +68,7 @@ def test_without_its_random_state_the_second_pass_would_be_another(
     torch.manual_seed(1)
     plain(objective, objective.views(ROWS), 2)
     expected = gradients(objective)
-    monkeypatch.setattr("training.cached._RandomState.restored", lambda _: nullcontext())
+    monkeypatch.setattr("training.loop.gradient_cache._RandomState.restored", lambda _: nullcontext())
     torch.manual_seed(1)
     backward_in_chunks(objective, objective.views(ROWS), 2)
     found = gradients(objective)

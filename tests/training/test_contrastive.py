@@ -7,8 +7,8 @@ import torch
 from contrastive_methods import METHODS, add_masked_head, build
 from torch import Tensor
 
-from training.errors import RecipeError
-from training.losses import info_nce
+from encoding.errors import ClozeError
+from training.methods.losses import info_nce
 
 TEMPERATURE = 0.05
 ODD = ["[SEP] [PAD]", "[MASK]", "\u200b", "[CLS] a [MASK] b [SEP]", "?!"]  # special tokens as text; nothing visible
@@ -66,7 +66,7 @@ def test_a_nested_method_cuts_before_its_head(tiny_bert: Path) -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: list[str], message: str, tiny_bert: Path) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ClozeError, match=message):
         build("simcse", tiny_bert, dimensions=sizes)
 
 

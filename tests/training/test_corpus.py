@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from encoding.bundle import sha256
-from training.corpus import read_corpus
+from training.data.corpus import read_corpus
 from training.errors import CorpusError
 
 
@@ -61,7 +61,7 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.csv", b"x,y\n1,\xff\n", ("x",), r"a\.csv, after line \d: not UTF-8"),
         ("a.jsonl", b'{"text": 3}\n', ("text",), "line 1: text is 3; write a text"),
         ("a.jsonl", b"{\n", ("text",), "line 1: not JSON"),
-        ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is no JSON object"),
+        ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is not a JSON object"),
         ("a.parquet", b"x", ("text",), "cannot tell the format from its name"),
         ("a.txt.gz", b"not gzip", (), "cannot be read"),
         ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),

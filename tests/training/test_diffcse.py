@@ -5,19 +5,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes import arguments, load_recipe
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 from two_processes import in_two
 
-from training.edits import Edited
-from training.encoder import SentenceEncoder
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe, main
-from training.losses import edit_detection, info_nce
-from training.objectives import diffcse
-from training.objectives.diffcse import DiffCSE
+from training.fit import main
+from training.methods import diffcse
+from training.methods.diffcse import DiffCSE
+from training.methods.losses import edit_detection, info_nce
+from training.methods.parts.edits import Edited
+from training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 
@@ -318,7 +319,7 @@ def test_what_a_run_leaves_to_serve_is_the_encoder_alone(
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"{text}\n" for (text,) in ROWS * 3))
     keys = {"encoder": tiny_bert, "generator": tiny_masked["bert"], "corpus": corpus, "out": tmp_path / "run"}
-    words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+    words = arguments(keys)
     assert main(["diffcse", *words, "--batch-size", "4", "--max-steps", "2"]) == 0
     with safe_open(tmp_path / "run" / "model" / "model.safetensors", "pt") as file:
         saved = set(file.keys())

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes import load_recipe
 from test_objectives import build
 
-from training.encoder import SentenceEncoder
 from training.errors import RecipeError
-from training.fit import load_recipe
-from training.objectives.distill import QUERY_WORDS, search_text, windows, words_only
+from training.methods.parts.student_texts import QUERY_WORDS, search_text, windows, words_only
+from training.model.encoder import SentenceEncoder
 
 TEMPLATE = 'The "[X]" is [MASK].'
 RUN = [f"Sentence {number} of the story has, one might say, some ten words." for number in range(8)]
@@ -105,21 +105,21 @@ def test_co_teachers_add_their_vectors_to_those_of_short_texts(tiny_bert: Path, 
     alone = build("distill", tiny_bert, **keys | {"co_teachers": []})
     assert alone.views([("Rain.",)]).keys() == {"student", "teacher"}
     targets = objective._targets(views["teacher"], torch.zeros(2, 1)) + expected
-    vectors = objective._encode(objective.encoder.eval(), objective.prompt, views["student"])
+    vectors = objective._encode(objective.encoder.eval(), objective.pooling, views["student"])
     distance = 1 - F.cosine_similarity(vectors, targets).mean()
     torch.testing.assert_close(objective(**views)["cosine_distance"], distance, atol=1e-5, rtol=0)
 
 
 def test_a_co_teacher_of_another_template_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     SentenceEncoder.load(str(tiny_bert), template="[X] is [MASK].", pooling="mask").save(tmp_path / "other")
-    with pytest.raises(RecipeError, match=r"reads '\[X\] is \[MASK\]\.' at mask, and the student"):
+    with pytest.raises(RecipeError, match=r"has the template '\[X\] is \[MASK\]\.' with mask pooling, and the student"):
         build("distill", tiny_bert, co_teachers=[str(tmp_path / "other")])
 
 
 def test_a_co_teacher_of_another_parent_is_refused(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
     SentenceEncoder.load(str(tiny_roberta), template=TEMPLATE, pooling="mask").save(tmp_path / "other")
     keys = {"template": [TEMPLATE], "pooling": ["mask"], "co_teachers": [str(tmp_path / "other")]}
-    with pytest.raises(RecipeError, match="has another dimension or vocabulary than the encoder"):
+    with pytest.raises(RecipeError, match="differs in dimension or vocabulary from the encoder"):
         build("distill", tiny_bert, **keys)
 
 

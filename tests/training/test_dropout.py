@@ -9,9 +9,9 @@ from scipy.stats import truncnorm
 from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel
 
-from training.dropout import Distribution, Dropouts, SampledDropout, draw_rates, well_formed
-from training.encoder import SentenceEncoder
 from training.errors import EncoderError
+from training.methods.parts.sampled_dropout import Distribution, Dropouts, SampledDropout, draw_rates, well_formed
+from training.model.encoder import SentenceEncoder
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "Rain.", "She wrote a letter to the city."]
 
@@ -161,7 +161,7 @@ def load(folder: Path) -> SentenceEncoder:
 
 
 def batch(encoder: SentenceEncoder) -> dict[str, Tensor]:
-    input_ids, attention_mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch(TEXTS))
+    input_ids, attention_mask = map(torch.from_numpy, encoder.pooling.text_encoder.batch(TEXTS))
     assert not attention_mask.all()  # it is padded
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoTokenizer
 
 from encoding.text import TextEncoder
-from training.encoder import SentenceEncoder
 from training.errors import EncoderError
-from training.pooling import token_batches
+from training.model.encoder import SentenceEncoder
+from training.model.pooling import token_batches
 
 BERT = 'This sentence of "[X]" means [MASK].'
 ROBERTA = "This sentence : ' [X] ' means [MASK]."
@@ -28,7 +28,7 @@ def ids_with(text_encoder: TextEncoder, inner: list[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def test_bias_equals_the_template_around_masked_out_tokens(encoder: SentenceEncoder) -> None:
-    text_encoder = encoder.prompt.text_encoder
+    text_encoder = encoder.pooling.text_encoder
     prefix = len(text_encoder.prefix_ids)
     for n in range(text_encoder.text_tokens + 1):
         ids = ids_with(text_encoder, [7] * n)
@@ -44,7 +44,7 @@ def test_bias_equals_the_template_around_masked_out_tokens(encoder: SentenceEnco
 
 @torch.no_grad()
 def test_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
-    input_ids, attention_mask = map(torch.from_numpy, encoder.prompt.text_encoder.batch([""]))
+    input_ids, attention_mask = map(torch.from_numpy, encoder.pooling.text_encoder.batch([""]))
     assert torch.equal(encoder(input_ids, attention_mask), torch.zeros(1, 32))
 
 
@@ -53,7 +53,7 @@ def test_positions_after_the_text_move_by_its_length(encoder: SentenceEncoder, m
     hidden = encoder.hidden
     monkeypatch.setattr(encoder, "hidden", lambda *given: (seen.append(given[2]), hidden(*given))[1])
     encoder.template_bias(torch.tensor([5, 0, 5]))
-    text_encoder = encoder.prompt.text_encoder
+    text_encoder = encoder.pooling.text_encoder
     prefix, first = len(text_encoder.prefix_ids), 2 if "roberta" in str(type(encoder.backbone)).lower() else 0
     total = text_encoder.template_tokens
     assert seen[0].tolist() == [  # one row a distinct length
@@ -80,7 +80,7 @@ def test_poolings_equal_a_loop_over_unpadded_texts(tiny_bert: Path, pooling: str
     vectors = encoder.embed(TEXTS)
     encoder.eval()
     for text, vector in zip(TEXTS, vectors, strict=True):
-        ids = torch.tensor([encoder.prompt.text_encoder.encode([text])[0].ids])
+        ids = torch.tensor([encoder.pooling.text_encoder.encode([text])[0].ids])
         with torch.no_grad():
             hidden = encoder.backbone(input_ids=ids).last_hidden_state[0]
         mask = encoder.tokenizer.mask_token_id
@@ -145,7 +145,7 @@ def test_a_folder_of_which_a_file_is_torn_or_missing_speaks(
 @pytest.mark.parametrize("source", ["/no/such/folder", "./folder", "a/b/c", __file__])
 def test_what_can_be_no_hub_name_is_not_asked_of_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: pytest.fail("the hub was asked"))
-    with pytest.raises(EncoderError, match="cannot be loaded as an encoder: it is no folder; give a folder"):
+    with pytest.raises(EncoderError, match="cannot be loaded as an encoder: it is not a folder; give a folder"):
         SentenceEncoder.load(source, template="[X]", pooling="cls")
 
 

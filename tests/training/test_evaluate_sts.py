@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from training.data.scored_pairs import Pairs, cosines, load_pairs, rank_correlation, spearman
 from training.errors import CorpusError
 from training.evaluate.sts import COUNTS, DEV_TASKS, STS_TASKS, average, evaluate_sts, find_downstream, load_tasks
-from training.sts import Pairs, cosines, load_pairs, rank_correlation, spearman
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is not beside the project")
@@ -82,7 +82,7 @@ def test_pairs_are_read_in_every_form(tmp_path: Path) -> None:
         ("a.csv", "sentence1,sentence2,score\nx,y,high\n", "line 2: score 'high' is not a number"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "score": NaN}\n', "is not a number"),
         ("a.csv", "sentence1,sentence2,score\n", "has no pairs"),
-        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has no score but 1, which ranks nothing"),
+        ("a.csv", "sentence1,sentence2,score\na,b,1\nc,d,1\n", "has only the score 1, which ranks nothing"),
         ("a.csv", "g\tf\ty\t0\t5.0\tx\ty\ntorn\tline\n", "line 2 has 2 tab-separated columns"),
     ],
 )

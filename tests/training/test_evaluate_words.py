@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
+from encoding.command import run as run_command
+from training.data.scored_pairs import Pairs, spearman
 from training.evaluate import __main__ as evaluate
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import Suite
-from training.mlm import MaskedHead, save_masked_lm
-from training.sts import Pairs, spearman
-from training.words import MaskedWords
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedWords
 
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "field", "stage"]
 PAIRS = Pairs(
@@ -64,12 +64,12 @@ def test_denoising_alone_reads_the_mask_less_the_templates_bias(model: str, tmp_
     ("words", "message"),
     [
         (["{bert}", "--top-k", "5", "--template", "[X] [MASK]"], "has no masked-word head"),
-        (["{model}", "--top-k", "100000"], "100000 tokens are asked for"),
+        (["{model}", "--top-k", "100000"], "--top-k is 100000; write 1 to"),
         (["{model}", "--top-k", "5", "--pooling", "cls"], "leave out --pooling cls"),
         (["{bundle}", "--top-k", "5"], "its configuration is fixed; leave out --top-k"),
         (["{bundle}", "--denoise"], "its configuration is fixed; leave out --denoise"),
         (["{model}", "--json", "no/such/folder/figures.json"], "no/such/folder is not a folder; make it first"),
-        (["{bert}"], "does not say how it is read; give --template and --pooling"),
+        (["{bert}"], "has no embedding configuration of its own; give --template and --pooling"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(
@@ -80,7 +80,7 @@ def test_what_makes_no_sense_is_one_line(
     folders = {"model": model, "bert": tiny_bert, "bundle": tmp_path / "bundle"}
     arguments = [word.format(**folders) for word in words]
     capsys.readouterr()
-    assert run_command(lambda: evaluate.main([*arguments, "--data", "anywhere"])) == 1
+    assert run_command(lambda: evaluate.main([*arguments, "--data", "anywhere"])) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line

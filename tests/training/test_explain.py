@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
+from encoding.command import run as run_command
 from training.explain import main
-from training.mlm import MaskedHead, save_masked_lm
-from training.words import MaskedWords
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedWords
 
 TEMPLATE = '"[X]" means [MASK].'
 
@@ -32,7 +32,7 @@ def test_each_text_has_its_tokens_most_probable_first(
     model: Path, denoise: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ["Two dogs run.", "Rain [b]falls[/b]."]
-    assert main([*texts, "--encoder", str(model), "--k", "4", *(["--denoise"] if denoise else [])]) is None
+    assert main([*texts, "--encoder", str(model), "--top-k", "4", *(["--denoise"] if denoise else [])]) is None
     output = capsys.readouterr().out
     assert all(text in output for text in texts)
     expected = MaskedWords.load(str(model), denoising=denoise).words(texts, 4)
@@ -61,7 +61,7 @@ def test_a_run_is_read_by_its_own_template_unless_another_is_given(
         (["--encoder", "{bert}"], "has no template of its own; give one: --template"),
         (["--encoder", "{bert}", "--template", "[X] [MASK]"], "has no masked-word head"),
         (["--encoder", "{model}", "--template", "[X]"], "has [MASK] 0 times"),
-        (["--encoder", "{model}", "--k", "100000"], "100000 tokens are asked for; ask for 1 to"),
+        (["--encoder", "{model}", "--top-k", "100000"], "--top-k is 100000; write 1 to"),
         (["--encoder", "{model}/.."], "is none of: a run"),
     ],
 )
@@ -69,13 +69,12 @@ def test_bad_input_is_one_line(
     model: Path, tiny_bert: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.format(bert=tiny_bert, model=model) for word in arguments]
-    assert run_command(lambda: main(["Two dogs run.", *words])) == 1
+    assert run_command(lambda: main(["Two dogs run.", *words])) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
 
 
 def test_no_tokens_at_all_are_a_usage_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["Two dogs run.", "--encoder", str(model), "--k", "0"])
-    assert "argument --k: '0' is no whole number from 1 on" in capsys.readouterr().err
+    assert run_command(lambda: main(["Two dogs run.", "--encoder", str(model), "--top-k", "0"])) == 2
+    assert "--top-k is '0': input should be greater than or equal to 1" in capsys.readouterr().err

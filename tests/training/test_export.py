@@ -11,23 +11,24 @@ import pytest
 from onnx import ModelProto
 
 from encoding.bundle import Bundle
-from training import candidates, export
-from training.card import model_card, parent_licence
-from training.cli import run as run_command
-from training.continuous import ContinuousTemplate
-from training.encoder import SentenceEncoder
+from encoding.command import run as run_command
+from training.data.scored_pairs import Pairs
+from training.data.search_collection import Collection
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import Suite
-from training.graph import trace
-from training.heads import Head
-from training.layers import Form
-from training.origin import origin
-from training.retrieval import Collection
-from training.runner import GraphEncoder
-from training.source import resolve
-from training.sts import Pairs
+from training.export import __main__ as export
+from training.export import shipped_graph
+from training.export.graph import trace
+from training.export.layers import Form
+from training.export.model_card import model_card, parent_licence
+from training.export.provenance import provenance_of
+from training.model.continuous_template import ContinuousTemplate
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.model.heads import Head
+from training.model.model_path import kind_of
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64
@@ -102,7 +103,7 @@ def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
 def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
     notes, out = tmp_path / "notes.md", tmp_path / "out"
     notes.write_text("## Text\n\nRain, by hand.\n", encoding="utf-8")
-    export.export(run, out, ["int8"], notes=str(notes))
+    export.export(run, out, ["int8"], notes=notes)
     card = (out / "README.md").read_text(encoding="utf-8")
     for words in (
         "license: mit\n",
@@ -156,15 +157,15 @@ def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> N
     encoder = SentenceEncoder.load(str(run / "model"))
     assert export._parts(encoder) == []
     encoder.head = Head("tanh", encoder.backbone.config)
-    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
-    provenance, _ = origin(run)
+    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
+    provenance, _ = provenance_of(run)
     card = model_card("out", encoder.config, provenance, {}, parts=export._parts(encoder))
-    assert "stand vectors that were trained. A tanh head comes last." in card
+    assert "of the template's words. A tanh head comes last." in card
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "difference", lambda *_: 2e-4)
-    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*allowed is 1e-04"):
+    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
         export.export(run, tmp_path / "out", ["fp32"])
     assert nothing_left(tmp_path / "out")
 
@@ -195,7 +196,7 @@ def test_int8_that_costs_too_much_is_refused(
 
     monkeypatch.setattr(export, "_scores", scores)
     if refused:
-        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, allowed are 0\.[35]"):
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
             export.export(run, tmp_path / "out", ["int8"], data="anywhere")
         assert nothing_left(tmp_path / "out")
     else:
@@ -207,7 +208,7 @@ def test_int8_that_costs_too_much_is_refused(
 def test_the_faster_graph_is_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
 ) -> None:
-    monkeypatch.setattr(candidates, "race", lambda *_: ratio)
+    monkeypatch.setattr(shipped_graph, "race", lambda *_: ratio)
     export.export(run, tmp_path / "out", ["fp32"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
 
@@ -218,7 +219,7 @@ def test_a_graph_that_cannot_be_fused_stays_plain(
     def refuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         raise ExportError("fusion is incomplete")
 
-    monkeypatch.setattr(candidates, "fuse", refuse)
+    monkeypatch.setattr(shipped_graph, "fuse", refuse)
     export.export(run, tmp_path / "out", ["fp32", "fp16"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "rows", "fp16": "plain"}
     assert "not fused" in capsys.readouterr().err
@@ -233,43 +234,43 @@ def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path, edit: Ca
     content = json.loads((run / "run.json").read_text())
     edit(content)
     (run / "run.json").write_text(json.dumps(content))
-    with pytest.raises(RunError, match=r"run\.json does not tell where the model comes from"):
+    with pytest.raises(RunError, match=r"run\.json does not say where the model comes from"):
         export.export(run, tmp_path / "out", ["fp32"])
 
 
 def test_errors_are_one_line_and_exit_codes_tell(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    assert run_command(lambda: export.main([str(run / "model"), out])) == 1
-    assert run_command(lambda: export.main([str(run), out, "--max-tokens", "999"])) == 1
-    assert run_command(lambda: export.main([str(run), out, "--data", str(tmp_path)])) == 1
-    assert run_command(lambda: export.main([str(run), out, "--notes", "nowhere.md"])) == 1
-    assert run_command(lambda: export.main([str(run), str(tmp_path / "parents")])) == 1
+    assert run_command(lambda: export.main([str(run / "model"), out])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--max-tokens", "999"])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--data", str(tmp_path)])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--notes", "nowhere.md"])) == 2
+    assert run_command(lambda: export.main([str(run), str(tmp_path / "parents")])) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith("error: ") for line in lines] == [True] * 5
-    with pytest.raises(SystemExit, match="2"):
-        export.main([str(run), out, "--precision", "int4"])
+    assert run_command(lambda: export.main([str(run), out, "--precision", "int4"])) == 2
+    assert "--precision is 'int4': 'int4' is not one of fp32, fp16, int8" in capsys.readouterr().err
     assert nothing_left(Path(out))
 
 
 def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
-    assert resolve(str(run)) == "run"
-    assert resolve(str(run / "model")) == resolve(str(tiny_bert)) == resolve("owner/name") == "encoder"
+    assert kind_of(str(run)) == "run"
+    assert kind_of(str(run / "model")) == kind_of(str(tiny_bert)) == kind_of("owner/name") == "encoder"
     (run / "run.json").unlink()
     with pytest.raises(RunError, match=r"not finished; continue it.*--resume"):
-        resolve(str(run))
+        kind_of(str(run))
     with pytest.raises(RunError, match="is none of"):
-        resolve(str(tmp_path))
+        kind_of(str(tmp_path))
     for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
         with pytest.raises(RunError, match="is not a folder"):
-            resolve(str(path))
+            kind_of(str(path))
 
 
 def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
     export.export(run, tmp_path / "out", ["fp32"])
-    assert resolve(str(tmp_path / "out")) == "bundle"
+    assert kind_of(str(tmp_path / "out")) == "bundle"
     (tmp_path / "out" / "embedding.json").unlink()
     with pytest.raises(RunError, match="is none of"):
-        resolve(str(tmp_path / "out"))
+        kind_of(str(tmp_path / "out"))
 
 
 def test_evaluate_scores_runs_bundles_and_encoders(
@@ -307,7 +308,7 @@ def test_evaluate_refuses_what_makes_no_sense(
         [str(tmp_path / "nowhere")],
     ):
         capsys.readouterr()
-        assert run_command(lambda words=words: evaluate.main([*words, "--data", "anywhere"])) == 1
+        assert run_command(lambda words=words: evaluate.main([*words, "--data", "anywhere"])) == 2
         assert capsys.readouterr().err.startswith("error: ")
 
 

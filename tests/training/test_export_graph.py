@@ -13,15 +13,12 @@ from onnx import ModelProto, helper, numpy_helper
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from encoding.bundle import INPUTS, OUTPUT
-from training.calibration import observe, vocabulary_feeds
-from training.continuous import ContinuousTemplate
-from training.encoder import SentenceEncoder
 from training.errors import ExportError
-from training.graph import fuse, halve, trace
-from training.heads import Head, HeadKind
-from training.layers import BITS, Form, coarse, one_row
-from training.parity import difference, probes
-from training.quantise import (
+from training.export.calibration import observe, vocabulary_feeds
+from training.export.graph import fuse, halve, trace
+from training.export.layers import BITS, Form, coarse, one_row
+from training.export.parity import difference, probes
+from training.export.quantise import (
     GELU_LEAST,
     GELU_ZERO,
     TINY,
@@ -32,7 +29,10 @@ from training.quantise import (
     fitted_codes,
     quantise,
 )
-from training.runner import GraphEncoder
+from training.model.continuous_template import ContinuousTemplate
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.model.heads import Head, HeadKind
 
 CASES = {
     "mask": ('This sentence of "[X]" means [MASK].', "mask", False),
@@ -57,12 +57,12 @@ def traced(folder: Path, case: str = "mask", form: Form = "rows") -> tuple[Sente
 
 
 def int8(encoder: SentenceEncoder, model: ModelProto) -> ModelProto:
-    return quantise(model, vocabulary_feeds(encoder.prompt.text_encoder), one_row(encoder))
+    return quantise(model, vocabulary_feeds(encoder.pooling.text_encoder), one_row(encoder))
 
 
 def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEncoder:
     onnx.save(model, folder / "model.onnx")
-    return GraphEncoder(folder / "model.onnx", encoder.prompt.text_encoder)
+    return GraphEncoder(folder / "model.onnx", encoder.pooling.text_encoder)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,7 +95,7 @@ def test_the_last_layer_is_computed_for_the_row_that_is_read(case: str, read: bo
     shown = ModelProto()
     shown.CopyFrom(model)
     shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in products)
-    batch = encoder.prompt.text_encoder.batch(["a", "dogs run"])
+    batch = encoder.pooling.text_encoder.batch(["a", "dogs run"])
     found = onnxruntime.InferenceSession(shown.SerializeToString()).run(products, batch._asdict())
     texts, tokens = 2, batch.input_ids.size
     rows = texts if read else tokens
@@ -130,7 +130,7 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
     encoder = load(request.getfixturevalue(family), case)
     torch.manual_seed(0)
     encoder.head = Head(kind, encoder.backbone.config)
-    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
+    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.config.max_tokens)
     fused = fuse(trace(encoder, "fusible"), encoder)
@@ -140,9 +140,9 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
 
 def test_the_probes_reach_every_length(tiny_bert: Path) -> None:
     encoder = load(tiny_bert)
-    tokens = encoder.prompt.text_encoder.encode(probes(encoder.config.max_tokens))
+    tokens = encoder.pooling.text_encoder.encode(probes(encoder.config.max_tokens))
     lengths = {len(sequence.ids) for sequence in tokens}
-    assert min(lengths) == encoder.prompt.text_encoder.template_tokens
+    assert min(lengths) == encoder.pooling.text_encoder.template_tokens
     assert max(lengths) == encoder.config.max_tokens
     assert any(sequence.cut for sequence in tokens)
 
@@ -207,7 +207,7 @@ def test_int8_is_near_and_the_same_in_any_batch(family: str, request: pytest.Fix
     assert kinds.count("MatMulIntegerToFloat") == 6 + 2  # the last layer's keys and values
     assert kinds.count("QuantizeLinear") == 4 + 1  # one for queries, keys and values
     assert kinds.count("Gemm") == 4
-    whole = quantise(exact, vocabulary_feeds(encoder.prompt.text_encoder))
+    whole = quantise(exact, vocabulary_feeds(encoder.pooling.text_encoder))
     assert whole.ByteSize() < exact.ByteSize() / 2  # of two layers one is kept above
     graph, texts = runner(model, encoder, tmp_path), probes(64)
     assert difference(encoder, graph, texts) < 0.05
@@ -270,7 +270,7 @@ def test_steps_reach_just_beyond_the_largest_activation() -> None:
 
 def test_calibration_is_repeatable_and_reaches_every_length(tiny_bert: Path) -> None:
     encoder, model = traced(tiny_bert, form="exact")
-    text_encoder = encoder.prompt.text_encoder
+    text_encoder = encoder.pooling.text_encoder
     feeds = vocabulary_feeds(text_encoder)
     for one, other in zip(feeds, vocabulary_feeds(text_encoder), strict=True):
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recipes import arguments
 from safetensors.torch import load_file
 
+from encoding.command import run as run_command
 from encoding.errors import ClozeError
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
 from training.fit import main
+from training.model.encoder import SentenceEncoder
 
 COMMAND = [sys.executable, "-m", "training.fit"]
 STEPS = 40
@@ -48,7 +49,7 @@ def words(tiny_bert: Path, text: Path, dev: Path) -> list[str]:
     options = {"encoder": tiny_bert, "corpus": text, "dev": dev, "batch_size": 8, "max_steps": STEPS}
     options |= {"eval_steps": 5, "log_steps": 1, "learning_rate": 0.001, "max_tokens": 40}
     options |= {"group_by_length": "true"}
-    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return arguments(options)
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
@@ -131,7 +132,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, wor
 
 def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> None:
     folder = tmp_path / "run"
-    process = start("simcse", *words, "--out", folder, "--eval_steps", "1000", "--max_steps", "100000")
+    process = start("simcse", *words, "--out", folder, "--eval-steps", "1000", "--max-steps", "100000")
     signal_after(process, signal.SIGINT, lambda: len(steps(folder)) >= 3)
     output = end(process)
     assert process.returncode == 130, output
@@ -166,18 +167,21 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     def help_text(*words: str) -> str:
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--help"])
-        return capsys.readouterr().out
+        return " ".join(capsys.readouterr().out.split())
 
-    assert "--cosine_weight 5.0" in help_text("distill")
+    assert "usage: python -m training.fit RECIPE " in help_text()
+    assert "--cosine-weight X weight of 1 - cosine with the teacher's vector (default: 5.0)" in help_text("distill")
     simcse = help_text("simcse")
-    assert "--resume RUN" in simcse
-    assert "--preset bert-large" in simcse
-    assert "--encoder google-bert/bert-base-uncased" in simcse
-    assert "--encoder google-bert/bert-large-uncased" in help_text("simcse", "--preset", "bert-large")
-    ssimcse = help_text("ssimcse")  # values as the command line takes them
-    assert "--rates 0.0 0.2\n" in ssimcse
-    assert "--attention_dropout true\n" in ssimcse
-    assert "--template '[X]'\n" in ssimcse
+    assert "usage: python -m training.fit simcse " in simcse
+    assert "--resume PATH" in simcse
+    assert "--preset bert-large --encoder google-bert/bert-large-uncased, --learning-rate 1e-05" in simcse
+    assert "(default: google-bert/bert-base-uncased)" in simcse
+    assert "(default: google-bert/bert-large-uncased)" in help_text("simcse", "--preset", "bert-large")
+    ssimcse = help_text("ssimcse")
+    assert (
+        "--rates [X ...] the distribution's numbers; uniform: lowest and highest rate (default: [0.0, 0.2])" in ssimcse
+    )
+    assert "--attention-dropout, --no-attention-dropout draw the rates" in ssimcse
     assert "--method" not in ssimcse
 
 
@@ -192,17 +196,17 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
         (["simcse", "--corpus", "{pairs}"], "has columns a, b; say which to read: --columns NAME"),
         (["simcse", "--corpus", "{empty}"], "no sentence is left of {empty}: 0 rows from 1 files; left out: 3 empty"),
-        (["simcse", "--corpus", "{text}", "--batch_size", "1"], "batch_size is 1: Input should be greater than 1"),
+        (["simcse", "--corpus", "{text}", "--batch-size", "1"], "batch_size is 1: Input should be greater than 1"),
         (
             ["simcse", "--corpus", "{text}", "--preset", "bert-lage"],
             "no preset 'bert-lage'; its presets are bert-large",
         ),
-        (["simcse", "--corpus", "{text}", "--method", "simce"], "method is 'simce'"),
+        (["simcse", "--corpus", "{text}", "--method", "simce"], "unrecognized arguments: --method simce"),
         (["simcse", "--corpus", "{text}", "--patience", "3"], "patience is 3 and counts dev scores; write dev"),
         (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, and dev is not set"),
         (["simcsee", "--corpus", "{text}"], "no recipe 'simcsee': neither a file nor one of"),
-        (["simcse", "--corpse", "{text}"], "unknown key 'corpse'; did you mean corpus?"),
-        (["--resume", "{text}"], "is no run folder"),
+        (["simcse", "--corpse", "{text}"], "; did you mean --corpus?"),
+        (["--resume", "{text}"], "is not a run folder"),
         (["--resume", "{text}", "--seed", "3"], "leave RECIPE and keys away"),
         (["--resume", "{text}", "--out", "elsewhere"], "leave RECIPE and keys away"),
         (["--resume", "{text}", "--dry-run"], "leave RECIPE and keys away"),
@@ -221,7 +225,7 @@ def test_bad_input_is_one_line_and_leaves_no_run(
     words = arguments
     if "--resume" not in words:
         words += ["--out", str(tmp_path / "run")]
-    assert run_command(lambda: main(words)) == 1
+    assert run_command(lambda: main(words)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last
@@ -234,7 +238,7 @@ def test_rows_with_an_empty_sentence_are_left_out_and_counted(
     rows = ["a,b,c", *(f"A dog {n}.,A man {n}.,Rain {n}." for n in range(6)), "A dog.,A man.,", "A dog.,A man.", ",b,c"]
     (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     keys = ["--encoder", str(tiny_bert), "--corpus", str(tmp_path / "rows.csv"), "--columns", "a", "b", "c"]
-    assert main(["simcse", *keys, "--batch_size", "3", "--max_steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert main(["simcse", *keys, "--batch-size", "3", "--max-steps", "1", "--out", str(tmp_path / "run")]) == 0
     assert "corpus: 6 rows from 1 files; left out: 3 empty, 0 by length" in capsys.readouterr().err
 
 
@@ -247,9 +251,9 @@ def test_what_can_be_known_is_known_before_the_model_is_loaded(
     for words in (
         ["--corpus", rows, "--columns", "a", "b", "c"],
         ["--corpus", rows, "--columns", "a", "b"],
-        ["--corpus", text, "--batch_size", "1000000"],
+        ["--corpus", text, "--batch-size", "1000000"],
         ["--corpus", text, "--dev", "gone.csv"],
-        ["--corpus", text, "--learning_rat", "1"],
+        ["--corpus", text, "--learning-rat", "1"],
     ):
         with pytest.raises(ClozeError):
             main(["simcse", *map(str, words), "--out", str(tmp_path / "run")])
@@ -259,10 +263,10 @@ def test_a_folder_in_the_way_is_left_alone(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
-    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
-    assert f"{tmp_path} is no empty folder; choose another --out" in capsys.readouterr().err
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 2
+    assert f"{tmp_path} is not an empty folder; choose another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "thesis.txt" / "run")])) == 1
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "thesis.txt" / "run")])) == 2
     assert "run cannot be made (Not a directory); choose another --out" in capsys.readouterr().err
 
 
@@ -270,7 +274,7 @@ def test_a_run_in_the_way_says_how_to_continue(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "recipe.toml").write_text("", encoding="utf-8")
-    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 1
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path)])) == 2
     assert f"{tmp_path} is a run; continue it with --resume {tmp_path}" in capsys.readouterr().err
 
 
@@ -278,8 +282,8 @@ def test_a_model_that_training_broke_is_not_kept(
     tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In fewer steps than log_steps no loss is looked at."""
-    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max_steps", "1", "--learning_rate", "1e38"]
-    assert run_command(lambda: main(["simcse", *keys, "--out", str(tmp_path / "run")])) == 1
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max-steps", "1", "--learning-rate", "1e38"]
+    assert run_command(lambda: main(["simcse", *keys, "--out", str(tmp_path / "run")])) == 2
     assert "weights are no finite numbers" in capsys.readouterr().err
     assert not (tmp_path / "run" / "model").exists()
 
@@ -287,7 +291,7 @@ def test_a_model_that_training_broke_is_not_kept(
 def test_a_run_prints_a_line_a_log_and_nothing_of_its_libraries(
     tmp_path: Path, words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simcse", *words, "--max_steps", "10", "--out", str(tmp_path / "run")]) == 0
+    assert main(["simcse", *words, "--max-steps", "10", "--out", str(tmp_path / "run")]) == 0
     shown = capfd.readouterr()
     lines = shown.err.splitlines()
     assert shown.out == ""
@@ -306,18 +310,18 @@ def test_resuming_on_other_text_is_refused(
     corpus = tmp_path / "corpus.txt"
     corpus.write_bytes(text.read_bytes())
     out = tmp_path / "run"
-    keys = ["--encoder", str(tiny_bert), "--corpus", str(corpus), "--max_steps", "1", "--batch_size", "4"]
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(corpus), "--max-steps", "1", "--batch-size", "4"]
     assert main(["simcse", *keys, "--out", str(out)]) == 0
     (out / "run.json").unlink()  # as if it had been killed just before
     corpus.write_text(corpus.read_text(encoding="utf-8") + "One more.\n", encoding="utf-8")
-    assert run_command(lambda: main(["--resume", str(out)])) == 1
+    assert run_command(lambda: main(["--resume", str(out)])) == 2
     assert "the text has changed since" in capsys.readouterr().err
 
 
 def test_more_tokens_than_the_encoder_has_places_for_are_refused(
     tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max_tokens", "65", "--out", str(tmp_path / "run")]
-    assert run_command(lambda: main(["simcse", *keys])) == 1
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(text), "--max-tokens", "65", "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(["simcse", *keys])) == 2
     assert "max_tokens is 65; the encoder has positions for 64" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

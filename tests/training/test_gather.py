@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
 
-from training.cached import backward_in_chunks
-from training.contrastive import Contrastive
-from training.gather import average_gradients, gather, many, own
-from training.objective import View
+from training.loop.gradient_cache import backward_in_chunks
+from training.methods.contrastive import Contrastive
+from training.methods.parts.gather import average_gradients, gather, many, own
+from training.model.views import View
 
 COUNT = 4  # rows; two a process
 Gradients = dict[str, Tensor]

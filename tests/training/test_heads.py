@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recipes import load_recipe
 from transformers import BertConfig
 
-from training.encoder import SentenceEncoder
-from training.errors import EncoderError
-from training.fit import load_recipe
-from training.heads import HEAD_FILE, Head
-from training.losses import info_nce
-from training.objective import projection
-from training.objectives import OBJECTIVES
-from training.objectives.simcse import SimCSE
+from training.methods import OBJECTIVES
+from training.methods.losses import info_nce
+from training.methods.parts.loss_head import projection
+from training.methods.simcse import SimCSE
+from training.model.encoder import SentenceEncoder
+from training.model.heads import HEAD_FILE, Head
 
 PAIRS = [("Two dogs run.", "Dogs."), ("A man plays.", "Music."), ("Rain.", "The city"), ("A letter.", "She wrote.")]
 TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city."]
@@ -62,7 +61,7 @@ def test_a_head_is_read_back(kind: str, tmp_path: Path) -> None:
 def test_no_head_is_none_and_one_of_another_width_is_refused(tmp_path: Path) -> None:
     assert Head.load(tmp_path, SMALL) is None
     Head("tanh", SMALL).save(tmp_path)
-    with pytest.raises(EncoderError, match=r"head\.safetensors holds no head of this encoder"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         Head.load(tmp_path, BertConfig(hidden_size=16))
 
 
@@ -70,7 +69,7 @@ def test_no_head_is_none_and_one_of_another_width_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["tanh", "transform"])
 def test_simcse_serves_the_head_it_keeps(name: str, kind: str, masked_bert: Path, tmp_path: Path) -> None:
     objective = build(masked_bert, name, kept_head=[kind], columns=["a", "b"]).eval()
-    hidden = [objective.encoder.read(**view, prompt=objective.prompt) for view in objective.views(PAIRS).values()]
+    hidden = [objective.encoder.read(**view, pooling=objective.pooling) for view in objective.views(PAIRS).values()]
     heads = [torch.nn.Sequential(*objective.encoder.head)(vectors) for vectors in hidden]
     torch.testing.assert_close(objective(**objective.views(PAIRS))["loss"], info_nce(*heads, 0.05))
     objective.save(tmp_path)

@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor
 from two_processes import in_two
 
-from training import loop
-from training.errors import RecipeError, RunError
-from training.fit import load_recipe
-from training.objectives.mlm import MLM
-from training.recipe import Recipe
-from training.run import Run
-from training.trainer import Journal, training_arguments
+from training.errors import OptionError, RecipeError, RunError
+from training.loop import training_run
+from training.loop.arguments import training_arguments
+from training.loop.callbacks import Journal
+from training.loop.run_folder import Run
+from training.loop.training_run import prepare
+from training.methods import OBJECTIVES
+from training.methods.mlm import MLM
+from training.recipes.keys import Recipe
 
 STEPS = 4
 Words = dict[str, list[str]]
@@ -37,11 +40,15 @@ class KillAtStep3(Journal):
             raise Killed
 
 
+def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
+    return training_run.fit(OBJECTIVES[recipe.method], recipe, run, resume)
+
+
 def fit_until_killed(recipe: Recipe, run: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Journal", KillAtStep3)
+        patch.setattr(training_run, "Journal", KillAtStep3)
         with pytest.raises(Killed):
-            loop.fit(recipe, run)
+            fit(recipe, run)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +72,14 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
 
 def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> list[str]:
     """Three runs in the folder; what is refused."""
-    loop.fit(load_recipe("simcse", words), Run(folder / "plain"))
-    loop.fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
+    fit(load_recipe("simcse", words), Run(folder / "plain"))
+    fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
     random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
-    loop.fit(random, Run(folder / "whole"))
+    fit(random, Run(folder / "whole"))
     fit_until_killed(random, Run(folder / "killed"))
-    loop.fit(random, Run(folder / "killed"), resume=True)
+    fit(random, Run(folder / "killed"), resume=True)
     with pytest.raises(RecipeError) as refusal:
-        loop.fit(load_recipe("simcse", words | {"batch_size": ["7"]}), Run(folder / "odd"))
+        fit(load_recipe("simcse", words | {"batch_size": ["7"]}), Run(folder / "odd"))
     return [str(refusal.value)]
 
 
@@ -96,7 +103,7 @@ def log(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", ["plain", "cached"])
 def test_two_processes_train_what_one_would(way: str, words: Words, two: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
-    loop.fit(load_recipe("simcse", words), Run(alone))
+    fit(load_recipe("simcse", words), Run(alone))
     expected, found, begun = (
         weights(alone),
         weights(two / way),
@@ -129,15 +136,27 @@ def test_one_process_does_not_go_on_for_two(two: Path) -> None:
     run = two / "whole"
     (run / "run.json").rename(run / "was-run.json")
     with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* torchrun --nproc_per_node 2"):
-        loop.fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
+        fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
 
 def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) -> None:
-    arguments = [word for key, values in words.items() for word in (f"--{key}", *values)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     out = tmp_path / "runs"
     result = subprocess.run(
-        [*launcher, "-m", "training.fit", "simcse", *arguments, "--max_steps", "2", "--seeds", "3", "4", "--out", out],
+        [
+            *launcher,
+            "-m",
+            "training.fit",
+            "simcse",
+            *arguments(words),
+            "--max-steps",
+            "2",
+            "--seeds",
+            "3",
+            "4",
+            "--out",
+            out,
+        ],
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -152,17 +171,17 @@ def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) ->
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m training.fit"):
-        loop.prepare(load_recipe("simcse", words))
+        prepare(OBJECTIVES["simcse"], load_recipe("simcse", words))
 
 
 def test_a_dev_score_that_stands_still_stops_the_run(words: Words, tmp_path: Path) -> None:
     still = {"learning_rate": ["1e-12"], "eval_steps": ["1"], "max_steps": ["20"], "patience": ["2"]}
     recipe = load_recipe("simcse", words | still)
-    loop.fit(recipe, Run(tmp_path / "run"))
+    fit(recipe, Run(tmp_path / "run"))
     assert Run(tmp_path / "run").provenance()["steps"] == 3  # a first score, and two no better
     fit_until_killed(recipe, Run(tmp_path / "killed"))
     assert not Run(tmp_path / "killed").finished
-    loop.fit(recipe, Run(tmp_path / "killed"), resume=True)
+    fit(recipe, Run(tmp_path / "killed"), resume=True)
     assert Run(tmp_path / "killed").provenance()["steps"] == 3
     steps = [entry["step"] for entry in log(tmp_path / "killed") if "eval_dev_spearman" in entry]
     assert steps == [0, 1, 2, 3]
@@ -176,10 +195,10 @@ def test_a_killed_run_of_each_method_ends_as_an_unbroken_one(
     keys = words | {"encoder": [str(tiny_bert)], "columns": ["b"], "warmup_steps": ["0"], "max_tokens": ["32"]}
     keys |= {"diffcse": {"generator": [str(masked_bert)]}, "promptbert": {}}.get(name, {"head_width": ["16"]})
     recipe, whole, killed = load_recipe(name, keys), tmp_path / "whole", tmp_path / "killed"
-    loop.fit(recipe, Run(whole))
+    fit(recipe, Run(whole))
     fit_until_killed(recipe, Run(killed))
     assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-2"]
-    loop.fit(recipe, Run(killed), resume=True)
+    fit(recipe, Run(killed), resume=True)
     for part in ("model", f"checkpoint-{STEPS}"):
         expected, found = (load_file(run / part / "model.safetensors") for run in (whole, killed))
         assert found.keys() == expected.keys()
@@ -193,13 +212,13 @@ def test_the_best_weights_are_kept_between_checkpoints(words: Words, tmp_path: P
     """A rate so high that the first evaluation is the best; the one checkpoint is that of the last step."""
     run = Run(tmp_path / "run")
     high = {"learning_rate": ["0.5"], "warmup_steps": ["0"]}
-    loop.fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "save_steps": ["3"]}), run)
+    fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "save_steps": ["3"]}), run)
     best = run.provenance()["best_step"]
     assert 0 < best < STEPS
     assert sorted(path.name for path in run.path.glob("checkpoint-*")) == ["checkpoint-3", f"checkpoint-{STEPS}"]
     assert run.best.is_file()
     every = Run(tmp_path / "every")
-    loop.fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "max_steps": [str(STEPS)]}), every)
+    fit(load_recipe("simcse", words | high | {"eval_steps": ["1"], "max_steps": [str(STEPS)]}), every)
     found, expected = (load_file(each.model / "model.safetensors") for each in (run, every))
     assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
     last = load_file(run.path / f"checkpoint-{STEPS}" / "model.safetensors")
@@ -210,10 +229,10 @@ def test_a_killed_run_that_saves_seldom_ends_as_an_unbroken_one(words: Words, tm
     """Its best weights are of a step that no checkpoint holds."""
     keys = words | {"eval_steps": ["1"], "save_steps": ["2"], "learning_rate": ["0.5"], "warmup_steps": ["0"]}
     recipe, whole, killed = load_recipe("simcse", keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    loop.fit(recipe, whole)
+    fit(recipe, whole)
     fit_until_killed(recipe, killed)
     assert killed.best.is_file()
-    loop.fit(recipe, killed, resume=True)
+    fit(recipe, killed, resume=True)
     assert killed.provenance()["best_step"] == whole.provenance()["best_step"]
     found, expected = (load_file(each.model / "model.safetensors") for each in (killed, whole))
     assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
@@ -224,7 +243,7 @@ def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tm
     found = []
     for workers in ("0", "2"):
         run = Run(tmp_path / workers)
-        loop.fit(load_recipe("simcse", words | {"workers": [workers], "encoder": [str(tiny_bert)]}), run)
+        fit(load_recipe("simcse", words | {"workers": [workers], "encoder": [str(tiny_bert)]}), run)
         found.append(load_file(run.path / "model" / "model.safetensors"))
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
@@ -233,12 +252,12 @@ def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tm
 @pytest.mark.parametrize(("steps", "expected"), [("0", 0), ("7", 7), ("0.1", 20), ("0.001", 1)])
 def test_warm_up_is_steps_or_a_share_of_them(steps: str, expected: int, words: Words, tmp_path: Path) -> None:
     recipe = load_recipe("simcse", words | {"warmup_steps": [steps]})
-    assert training_arguments(recipe, Run(tmp_path), None).get_warmup_steps(200) == expected
+    assert training_arguments(recipe, tmp_path, None).get_warmup_steps(200) == expected
 
 
 def test_the_rate_ends_where_the_recipe_says(words: Words, tmp_path: Path) -> None:
     keys = {"max_steps": ["4"], "log_steps": ["1"], "learning_rate": ["1e-3"], "end_learning_rate": ["2e-4"]}
-    loop.fit(load_recipe("simcse", words | keys), Run(tmp_path))
+    fit(load_recipe("simcse", words | keys), Run(tmp_path))
     rates = [line["learning_rate"] for line in log(tmp_path) if "learning_rate" in line]
     assert rates == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4])  # at the end it would be 2e-4
 
@@ -252,7 +271,7 @@ def test_a_rate_that_does_not_fall_is_refused(words: Words) -> None:
 
 @pytest.mark.parametrize("steps", ["-1", "1.5", "-0.5"])
 def test_a_warm_up_that_is_neither_is_refused(steps: str, words: Words) -> None:
-    with pytest.raises(RecipeError, match=f"warmup_steps is {steps}: .*below 1: a share of all steps"):
+    with pytest.raises(OptionError, match=f"--warmup-steps is '{steps}': .*below 1: a share of all steps"):
         load_recipe("simcse", words | {"warmup_steps": [steps]})
 
 
@@ -260,7 +279,7 @@ def test_a_warm_up_that_is_neither_is_refused(steps: str, words: Words) -> None:
 def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: Words, tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
         keys = words | chunks | {"precision": [precision], "max_steps": ["3"], "learning_rate": ["1e-4"]}
-        loop.fit(load_recipe("simcse", keys), Run(tmp_path / precision))
+        fit(load_recipe("simcse", keys), Run(tmp_path / precision))
     expected, found = weights(tmp_path / "fp32"), weights(tmp_path / "bf16")
     begun = load_file(Path(words["encoder"][0], "model.safetensors"))
     assert {weight.dtype for weight in found.values()} == {torch.float32}
@@ -274,17 +293,17 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
 
 def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"precision": ["tf32"]})
-    monkeypatch.setattr(loop, "is_torch_tf32_available", lambda: False)
+    monkeypatch.setattr(training_run, "is_torch_tf32_available", lambda: False)
     with pytest.raises(RecipeError, match="precision is 'tf32', which needs an NVIDIA GPU"):
-        loop.fit(recipe, Run(tmp_path / "run"))
+        fit(recipe, Run(tmp_path / "run"))
 
 
 def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"compile": ["true"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(loop.shutil, "which", lambda program: None)
+    monkeypatch.setattr(training_run.shutil, "which", lambda program: None)
     with pytest.raises(RecipeError, match="on a CPU that needs a C"):
-        loop.fit(recipe, Run(tmp_path / "run"))
+        fit(recipe, Run(tmp_path / "run"))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own use
@@ -294,7 +313,7 @@ def test_a_compiled_encoder_trains_the_same(words: Words, tmp_path: Path) -> Non
     losses = []
     for compiled in ("false", "true"):
         changed = keys | {"compile": [compiled], "max_steps": ["2"], "log_steps": ["1"]}
-        loop.fit(load_recipe("simcse", changed), Run(tmp_path / compiled))
+        fit(load_recipe("simcse", changed), Run(tmp_path / compiled))
         losses.append([line["loss"] for line in log(tmp_path / compiled) if "loss" in line])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert weights(tmp_path / "false").keys() == weights(tmp_path / "true").keys()
@@ -313,7 +332,7 @@ def test_accumulated_parts_make_one_step(words: Words, tmp_path: Path, monkeypat
     for parts in ("1", "4"):
         keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
         keys |= {"columns": ["b"], "accumulation_steps": [parts], "max_steps": ["3"], "log_steps": ["1"]}
-        loop.fit(load_recipe("mlm", keys), Run(tmp_path / parts))
+        fit(load_recipe("mlm", keys), Run(tmp_path / parts))
         losses.append([line["loss"] for line in log(tmp_path / parts) if "loss" in line])
     assert rows == [8] * 3 + [2] * 12
     assert len(losses[1]) == 3

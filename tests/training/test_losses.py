@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from training.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence
+from training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence
 
 
 def unit_rows(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -25,12 +26,12 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder, quiet
+from encoding.command import run as run_command
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe
-from training.mlm import MaskedHead, load_masked_lm, save_masked_lm
-from training.objectives.mlm import MLM
+from training.methods.mlm import MLM
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, load_masked_lm, save_masked_lm
+from training.model.pretrained import quiet
 from training.pretrain import main
 
 ROWS = [("Two dogs run over the green field.",), ("A man is playing the guitar.",), ("Rain.",), ("",)]
@@ -107,7 +108,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_chosen_tokens(
     family: str, whole_words: str, tied: str, tiny_bert: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-log p(token) of one chosen token after the other, from transformers' softmax over the vocabulary."""
-    from training.objectives import mlm
+    from training.methods import mlm
 
     drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
     mask_tokens = mlm.mask_tokens
@@ -201,7 +202,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in checkpoints whose embeddings are padded to a round number."""
-    from training.objectives import mlm
+    from training.methods import mlm
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     config = BertConfig.from_pretrained(tiny_bert, vocab_size=len(tokenizer) + 7)
@@ -219,8 +220,11 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"from_scratch": "true", "head": '"kept"'}, "from_scratch draws fresh weights and head = 'kept' keeps old"),
-        ({"tied": "false", "head": '"kept"'}, "tied = false is of a fresh head"),
+        (
+            {"from_scratch": "true", "head": "kept"},
+            "from_scratch initialises all weights and head = 'kept'",
+        ),
+        ({"tied": "false", "head": "kept"}, "tied = false needs head = 'fresh'"),
         ({"masked_share": "0"}, "masked_share is 0"),
         ({"masked_share": "1"}, "masked_share is 1"),
     ],
@@ -243,7 +247,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(tiny_bert: Path, text: Path) -> list[str]:
     options = {"encoder": tiny_bert, "corpus": text, "batch_size": 8, "max_steps": 6, "eval_steps": 3}
     options |= {"log_steps": 1, "max_tokens": 40, "warmup_steps": 0}
-    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return arguments(options)
 
 
 def weights(run: Path) -> dict[str, list[float]]:
@@ -255,9 +259,7 @@ def logged(run: Path) -> Iterator[dict[str, float]]:
         yield json.loads(line)
 
 
-@pytest.mark.parametrize(
-    "keys", [[], ["--tied", "false", "--whole_words", "true"], ["--from_scratch", "true"]], ids=lambda keys: keys[::2]
-)
+@pytest.mark.parametrize("keys", [[], ["--no-tied", "--whole-words"], ["--from-scratch"]], ids=str)
 def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     tmp_path: Path, words: list[str], keys: list[str]
 ) -> None:
@@ -268,8 +270,8 @@ def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     encoder = SentenceEncoder.load(source).eval()
     assert encoder.config.template == 'This sentence of "[X]" means [MASK].'
     model = load_masked_lm(source).eval()
-    assert model.config.tie_word_embeddings == ("--tied" not in keys)
-    ids = torch.tensor([encoder.prompt.text_encoder.encode(["Two dogs run."])[0].ids])
+    assert model.config.tie_word_embeddings == ("--no-tied" not in keys)
+    ids = torch.tensor([encoder.pooling.text_encoder.encode(["Two dogs run."])[0].ids])
     with torch.no_grad():
         hidden = encoder.hidden(ids, torch.ones_like(ids))
         theirs = model(input_ids=ids, output_hidden_states=True)
@@ -298,7 +300,14 @@ def test_help_shows_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert end.value.code == 0
     output = capsys.readouterr().out
-    for key in ("--from_scratch", "--tied", "--whole_words", "--masked_share 0.15", "--head fresh", "--resume RUN"):
+    for key in (
+        "--from-scratch",
+        "--tied",
+        "--whole-words",
+        "--masked-share X",
+        "--head {fresh,kept}",
+        "--resume PATH",
+    ):
         assert key in output
 
 
@@ -326,14 +335,14 @@ def folders(tmp_path: Path, tiny_bert: Path, text: Path) -> dict[str, Path]:
         (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not known"),
         (["--corpus", "{text}", "--encoder", "{maskless}"], "the tokenizer has no mask token"),
         ([*PLAIN, "--corpus", "{text}", "--encoder", "{maskless}"], "its tokenizer has no mask token"),
-        (["--corpus", "{text}", "--encoder", "{bert}", "--masked_shar", "0.3"], "did you mean masked_share?"),
+        (["--corpus", "{text}", "--encoder", "{bert}", "--masked-shar", "0.3"], "did you mean --masked-share?"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
     tmp_path: Path, folders: dict[str, Path], keys: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert run_command(lambda: main([*(word.format(**folders) for word in keys), "--out", str(out)])) == 1
+    assert run_command(lambda: main([*(word.format(**folders) for word in keys), "--out", str(out)])) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from recipes import load_recipe
 
-from training.encoder import SentenceEncoder
 from training.errors import RecipeError
-from training.fit import load_recipe
-from training.losses import info_nce
-from training.objective import Objective
-from training.objectives import OBJECTIVES
+from training.methods import OBJECTIVES
+from training.methods.losses import info_nce
+from training.methods.objective import Objective
+from training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 ROBERTA = {
@@ -67,7 +67,9 @@ def test_without_dropout_the_views_of_one_text_are_one_vector(name: str, tiny_be
     objective = build(name, tiny_bert).eval()
     with torch.no_grad():
         loss = objective(**objective.views(ROWS))["loss"]
-        heads = objective.head(objective.encoder(**next(iter(objective.views(ROWS).values())), prompt=objective.prompt))
+        heads = objective.head(
+            objective.encoder(**next(iter(objective.views(ROWS).values())), pooling=objective.pooling)
+        )
     torch.testing.assert_close(loss, info_nce(heads, heads, 0.05))
 
 
@@ -102,14 +104,14 @@ def test_promptbert_denoises_before_the_head(family: str, tiny_bert: Path, tiny_
     objective = build("promptbert", folder, **words).eval()
     encoder, views = objective.encoder, objective.views(ROWS)
     heads = []
-    for prompt, view in zip(objective.prompts.values(), views.values(), strict=True):
+    for pooling, view in zip(objective.poolings.values(), views.values(), strict=True):
         mask = encoder.tokenizer.mask_token_id
         rows = []
         for ids, attention in zip(view["input_ids"], view["attention_mask"], strict=True):
             length = int(attention.sum())
             place = ids.tolist().index(mask)
             vector = encoder.hidden(ids[None, :length], attention[None, :length])[0, place]
-            bias = encoder.template_bias(torch.tensor([length - prompt.text_encoder.template_tokens]), prompt)[0]
+            bias = encoder.template_bias(torch.tensor([length - pooling.text_encoder.template_tokens]), pooling)[0]
             rows.append(vector - bias)
         heads.append(objective.head(torch.stack(rows)))
     torch.testing.assert_close(objective(**views)["loss"], info_nce(*heads, 0.05), atol=1e-4, rtol=1e-4)
@@ -166,7 +168,7 @@ def test_signs_are_kept_from_the_teacher_and_from_a_share_of_the_students_texts(
     views = objective.views(rows)
     decode = objective.encoder.tokenizer.decode
     assert decode(views["teacher"]["input_ids"][0], skip_special_tokens=True) == decode(
-        objective.teacher_prompt.text_encoder.encode(["The dogs No 0 don t run."])[0].ids, skip_special_tokens=True
+        objective.teacher_pooling.text_encoder.encode(["The dogs No 0 don t run."])[0].ids, skip_special_tokens=True
     )
     sign = objective.encoder.tokenizer.convert_tokens_to_ids("'")
     marked = (views["student"]["input_ids"] == sign).any(dim=1)

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from recipes import load_recipe
 
-from training.continuous import CONTINUOUS_FILE, ContinuousTemplate
-from training.encoder import SentenceEncoder
+from encoding.errors import TemplateError
 from training.errors import EncoderError
-from training.fit import load_recipe
-from training.mlm import MaskedHead, save_masked_lm
-from training.objectives import OBJECTIVES
-from training.objectives.optiprompt import OptiPrompt
+from training.methods import OBJECTIVES
+from training.methods.optiprompt import OptiPrompt
+from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, save_masked_lm
 
 BERT = 'This sentence : "[X]" means [MASK].'
 TEMPLATES = {"bert": BERT, "roberta": "This sentence : ' [X] ' means [MASK].", "before": "A [MASK] is what [X] says."}
@@ -27,7 +28,7 @@ def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path)
 
 
 def make_continuous(encoder: SentenceEncoder, change: float = 0.0) -> ContinuousTemplate:
-    encoder.continuous = ContinuousTemplate(encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings())
+    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     torch.manual_seed(1)
     with torch.no_grad():
         encoder.continuous.vectors += change * torch.randn_like(encoder.continuous.vectors)
@@ -44,7 +45,7 @@ def build(folder: Path, **words: list[str]) -> OptiPrompt:
 
 @pytest.mark.parametrize("denoising", [False, True])
 def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: bool) -> None:
-    encoder.prompt.denoising = denoising
+    encoder.pooling.denoising = denoising
     manual = encoder.embed(TEXTS)
     make_continuous(encoder)
     np.testing.assert_allclose(encoder.embed(TEXTS, batch_tokens=10**9), manual, atol=1e-6)
@@ -52,16 +53,16 @@ def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: b
 
 def test_a_vector_for_each_token_but_the_special_ones(tiny_bert: Path) -> None:
     encoder = SentenceEncoder.load(str(tiny_bert), template="This is [X] means [MASK] .", pooling="mask")
-    tokens = len(encoder.prompt.text_encoder.prefix_ids + encoder.prompt.text_encoder.suffix_ids)
+    tokens = len(encoder.pooling.text_encoder.prefix_ids + encoder.pooling.text_encoder.suffix_ids)
     assert make_continuous(encoder).vectors.shape == (tokens - 3, 32)
 
 
 def test_vectors_stand_at_the_templates_places_and_nowhere_else(encoder: SentenceEncoder) -> None:
     """A loop over unpadded texts, against the padded batch; one text has the template's own words."""
     continuous = make_continuous(encoder, 1.0)
-    text_encoder, embeddings = encoder.prompt.text_encoder, encoder.backbone.get_input_embeddings()
+    text_encoder, embeddings = encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings()
     input_ids, attention_mask = map(torch.from_numpy, text_encoder.batch(TEXTS))
-    words = encoder.words(input_ids, attention_mask, encoder.prompt)
+    words = encoder.words(input_ids, attention_mask, encoder.pooling)
     for row, text in enumerate(TEXTS):
         [sequence] = text_encoder.encode([text])
         prefix, end = len(text_encoder.prefix_ids), len(sequence.ids) - len(text_encoder.suffix_ids)
@@ -76,16 +77,16 @@ def test_vectors_stand_at_the_templates_places_and_nowhere_else(encoder: Sentenc
 
 
 def test_another_prompt_keeps_its_words(encoder: SentenceEncoder) -> None:
-    other = encoder.make_prompt("Say [X] : [MASK]", 32)
+    other = encoder.make_pooling("Say [X] : [MASK]", 32)
     batch = [torch.from_numpy(array) for array in other.text_encoder.batch(TEXTS)]
-    before = encoder(*batch, prompt=other)
+    before = encoder(*batch, pooling=other)
     make_continuous(encoder, 1.0)
-    assert torch.equal(encoder(*batch, prompt=other), before)
+    assert torch.equal(encoder(*batch, pooling=other), before)
 
 
 def test_the_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
     make_continuous(encoder, 1.0)
-    encoder.prompt.denoising = True
+    encoder.pooling.denoising = True
     assert not encoder.embed([""]).any()
     assert encoder.embed(["rain"]).any()
 
@@ -102,10 +103,10 @@ def test_what_is_saved_is_what_is_loaded(encoder: SentenceEncoder, tmp_path: Pat
 def test_another_template_than_the_trained_one_is_refused(encoder: SentenceEncoder, tmp_path: Path) -> None:
     make_continuous(encoder)
     encoder.save(tmp_path)
-    with pytest.raises(EncoderError, match=r"trained vectors for the words of .* not of '\[X\] is \[MASK\]'"):
+    with pytest.raises(TemplateError, match=r"trained vectors for the words of .* not of '\[X\] is \[MASK\]'"):
         SentenceEncoder.load(str(tmp_path), template="[X] is [MASK]")
     (tmp_path / CONTINUOUS_FILE).write_bytes(b"torn")
-    with pytest.raises(EncoderError, match=r"template\.safetensors holds no vectors"):
+    with pytest.raises(EncoderError, match=r"template\.safetensors does not fit this encoder"):
         SentenceEncoder.load(str(tmp_path))
 
 
@@ -126,7 +127,7 @@ def test_the_papers_template_has_seven_vectors_to_learn(masked_bert: Path) -> No
     learning = {key: weight for key, weight in objective.named_parameters() if weight.requires_grad}
     head = sum(weight.numel() for weight in objective.head.parameters())
     assert sum(weight.numel() for weight in learning.values()) - head == 7 * 32
-    ids = objective.encoder.prompt.text_encoder
+    ids = objective.encoder.pooling.text_encoder
     manual = objective.encoder.tokenizer.convert_tokens_to_ids(["this", "sentence", ":", '"', '"', "means", "."])
     assert [token for token in ids.prefix_ids + ids.suffix_ids if token not in special(objective)] == manual
     words = objective.encoder.backbone.get_input_embeddings().weight
@@ -148,7 +149,7 @@ def test_an_encoder_without_a_masked_word_head_is_refused(tiny_bert: Path) -> No
 
 
 def test_a_template_without_words_is_refused(masked_bert: Path) -> None:
-    with pytest.raises(EncoderError, match="has no words to make continuous"):
+    with pytest.raises(TemplateError, match="has no words to make continuous"):
         build(masked_bert, template=["[X] [MASK]"])
 
 

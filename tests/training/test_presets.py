@@ -1,9 +1,9 @@
 """The papers' hyper-parameters: every shipped recipe of theirs, with every preset, has the numbers that they print."""
 
 import pytest
+from recipes import load_recipe
 
-from training.fit import load_recipe
-from training.recipe import PRESETS, read_toml, shipped_recipes
+from training.recipes.files import PRESETS, read_toml, shipped_recipes
 
 BACKBONES = {
     None: "google-bert/bert-base-uncased",

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recipes import load_recipe
 
-from training.encoder import SentenceEncoder
+from encoding.errors import ClozeError
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe
-from training.heads import HEAD_FILE, Head
-from training.loop import prepare
-from training.losses import info_nce
-from training.objectives.promptbert import PromptBERT
-from training.recipe import shipped_recipes
+from training.loop.training_run import prepare
+from training.methods import OBJECTIVES
+from training.methods.losses import info_nce
+from training.methods.promptbert import PromptBERT
+from training.model.encoder import SentenceEncoder
+from training.model.heads import HEAD_FILE, Head
+from training.recipes.files import shipped_recipes
 
 ROWS = [
     ("Two dogs run.", "Dogs are running.", "The dogs sleep."),
@@ -37,7 +39,7 @@ def build(folder: Path, name: str = "promptbert-supervised", **words: Any) -> Pr
 def loop(objective: PromptBERT, text: str) -> torch.Tensor:
     """One text, written out: [MASK] vector and bias, each from a sequence without padding, then head and difference."""
     encoder = objective.encoder
-    text_encoder = objective.prompt.text_encoder
+    text_encoder = objective.pooling.text_encoder
     [sequence] = text_encoder.encode([text])
     prefix, suffix, first = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids), encoder.config.template
     start = 2 if first == ROBERTA else 0
@@ -129,7 +131,7 @@ def test_unsupervised_serves_the_mask_as_it_is(tiny_bert: Path, tmp_path: Path) 
     served = SentenceEncoder.load(str(tmp_path))
     assert not served.config.denoising
     assert not (tmp_path / HEAD_FILE).exists()
-    hidden = objective.encoder.read(**objective.views([ROWS[0][:1]])["first"], prompt=objective.prompt)
+    hidden = objective.encoder.read(**objective.views([ROWS[0][:1]])["first"], pooling=objective.pooling)
     np.testing.assert_allclose(served.embed(ROWS[0][:1]), hidden.detach().numpy(), atol=1e-5)
 
 
@@ -148,14 +150,14 @@ def test_a_text_of_40_tokens_is_cut_to_32_and_the_template_stays(
     objective = build({"bert": masked_bert, "roberta": masked_roberta}[family], name)
     text = " ".join(["dogs", "man", "city", "letter"] * 10 if family == "bert" else ["a"] * 40)
     views = objective.views([(text,) * (len(objective.recipe.columns) or 1)])
-    for (view_name, prompt), view in zip(objective.prompts.items(), views.values(), strict=True):
-        text_encoder = prompt.text_encoder
+    for (view_name, pooling), view in zip(objective.poolings.items(), views.values(), strict=True):
+        text_encoder = pooling.text_encoder
         [[*ids]], prefix, suffix = view["input_ids"].tolist(), text_encoder.prefix_ids, text_encoder.suffix_ids
         assert len(prefix) + len(suffix) == 10, view_name
         assert len(ids) == 42
         assert ids[: len(prefix)] == prefix
         assert ids[-len(suffix) :] == suffix
-        [whole] = objective.encoder.make_prompt(str(text_encoder.template), 64).text_encoder.encode([text])
+        [whole] = objective.encoder.make_pooling(str(text_encoder.template), 64).text_encoder.encode([text])
         assert len(whole.ids) == 40 + 10
         assert ids[len(prefix) : -len(suffix)] == whole.ids[len(prefix) :][:32]
         assert ids.count(text_encoder.special.mask) == 1
@@ -232,7 +234,7 @@ def test_training_from_a_denoising_parent_serves_what_it_trained(masked_bert: Pa
     keys = {"encoder": tmp_path / "parent", "corpus": tmp_path / "corpus.txt", "batch_size": 4, "max_steps": 1}
     keys |= {"template": 'This sentence of "[X]" means [MASK].', "pooling": "mask", "kept_head": "tanh"}
     recipe = load_recipe("simcse", {key: [str(value)] for key, value in keys.items()})
-    _, _, objective = prepare(recipe)
+    _, _, objective = prepare(OBJECTIVES[recipe.method], recipe)
     trained = objective.eval().encode("first", objective.views([(text,) for text in texts])["first"])
     objective.save(tmp_path / "model")
     served = SentenceEncoder.load(str(tmp_path / "model"))
@@ -266,12 +268,12 @@ def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
         ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three columns, or write"),
         ("promptbert-supervised", {"mode": ["same"]}, "views of one text and columns names 3"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
-        ("promptbert-supervised", {"kept_head": ["linear"]}, "kept_head is 'linear'"),
+        ("promptbert-supervised", {"kept_head": ["linear"]}, "--kept-head is 'linear'"),
         ("promptbert-supervised", {"pooling": ["cls"]}, "pooling is 'cls'"),
     ],
 )
 def test_impossible_recipes_are_refused(name: str, words: dict[str, list[str]], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ClozeError, match=message):
         load_recipe(name, {"corpus": ["unused.txt"]} | words)
 
 
@@ -300,5 +302,5 @@ def test_a_head_of_another_kind_is_refused(masked_bert: Path, tmp_path: Path) ->
 def test_a_broken_head_is_refused(masked_bert: Path, tmp_path: Path) -> None:
     build(masked_bert).save(tmp_path)
     (tmp_path / HEAD_FILE).write_bytes(b"torn")
-    with pytest.raises(EncoderError, match=r"head\.safetensors holds no head of this encoder.*restore"):
+    with pytest.raises(EncoderError, match=r"head\.safetensors does not fit this encoder.*restore"):
         SentenceEncoder.load(str(tmp_path))

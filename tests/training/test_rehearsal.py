@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 from contrastive_methods import add_masked_head
+from recipes import arguments
 
 from training.fit import main
-from training.recipe import shipped_recipes
+from training.recipes.files import shipped_recipes
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
 COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation")
@@ -32,7 +33,7 @@ def test_every_shipped_recipe_rehearses(
     keys |= {"distill": {"teacher": "bert", "neighbours": 4}, "sg": {"head_width": 16}}.get(name.split("-")[0], {})
     if name.startswith("diffcse"):
         keys |= {"generator": "bert"}
-    assert main([name, "--dry-run", *(str(word) for key, value in keys.items() for word in (f"--{key}", value))]) == 0
+    assert main([name, "--dry-run", *arguments(keys)]) == 0
     output = capsys.readouterr().err
     assert "tokens, such as: [CLS]" in output
     if name.startswith("diffcse"):
@@ -48,7 +49,7 @@ def test_masked_words_are_shown(
     files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    keys = ["--encoder", "bert", "--corpus", "text.txt", "--batch_size", "4", "--mlm_weight", "0.1"]
-    assert main(["simcse", *keys, "--masked_share", "0.9", "--dry-run"]) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drawn masked first: (4, ")]
+    keys = ["--encoder", "bert", "--corpus", "text.txt", "--batch-size", "4", "--mlm-weight", "0.1"]
+    assert main(["simcse", *keys, "--masked-share", "0.9", "--dry-run"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drawn first, masked: (4, ")]
     assert "[MASK]" in line

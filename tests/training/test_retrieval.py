@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recipes import load_recipe
 from sklearn.metrics import ndcg_score
 
-from training.dev import DevData
+from training.data.dev_data import DevData
+from training.data.search_collection import Collection, find_collections, load_collection, ndcg, search_score
 from training.errors import CorpusError
-from training.fit import load_recipe
-from training.retrieval import Collection, find_collections, load_collection, ndcg, search_score
 
 VECTORS = {"north": (0.0, 1.0), "east": (2.0, 0.0), "north east": (1.0, 1.0), "up": (0.1, 0.9), "nowhere": (0.0, 0.0)}
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from training.sampler import LengthGroupedSampler, NeighbourSampler
+from training.data.sampler import LengthGroupedSampler, NeighbourSampler
 
 LENGTHS = random.Random(0).choices(range(1, 101), k=203)
 

@@ -5,7 +5,7 @@ import pytest
 
 from training.errors import RecipeError, RunError
 from training.fit import main
-from training.seeds import parse_seeds, summary
+from training.loop.seeds import parse_seeds, summary
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
 DEV = "sentence1\tsentence2\tscore\nTwo dogs run.\tA dog runs.\t4.5\nRain.\tA city.\t1.0\nRain.\tThe guitar.\t0.5\n"
@@ -16,7 +16,7 @@ def words(tmp_path: Path, tiny_bert: Path) -> list[str]:
     (tmp_path / "text.txt").write_text("\n".join(TEXT), encoding="utf-8")
     (tmp_path / "dev.tsv").write_text(DEV, encoding="utf-8")
     files = ["--corpus", str(tmp_path / "text.txt"), "--dev", str(tmp_path / "dev.tsv"), "--encoder", str(tiny_bert)]
-    return ["simcse", *files, "--batch_size", "4", "--max_steps", "2", "--eval_steps", "1"]
+    return ["simcse", *files, "--batch-size", "4", "--max-steps", "2", "--eval-steps", "1"]
 
 
 def test_a_run_a_seed_and_the_spread_of_their_scores(
@@ -44,10 +44,10 @@ def _same_command_again_trains_what_is_missing(out: Path, words: list[str], caps
     assert (out / "seed-1" / "run.json").stat().st_mtime_ns == finished
     assert (out / "seed-7" / "model" / "model.safetensors").read_bytes() == weights
     assert (out / "seeds.json").is_file()
-    with pytest.raises(RunError, match="holds a run a seed; continue them with the command that began them"):
+    with pytest.raises(RunError, match="holds one run per seed; continue them with the command that started them"):
         main(["--resume", str(out)])
     with pytest.raises(RunError, match="seed-0 was trained with another learning_rate; choose another --out"):
-        main([*words, "--out", str(out), "--seeds", "0", "--learning_rate", "1e-5"])
+        main([*words, "--out", str(out), "--seeds", "0", "--learning-rate", "1e-5"])
 
 
 def test_refused_before_anything_is_trained(tmp_path: Path, words: list[str]) -> None:

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes import arguments, load_recipe
 
-from training.corpus import Corpus
-from training.encoder import SentenceEncoder
-from training.errors import CorpusError, RecipeError
-from training.fit import load_recipe, main
-from training.loop import prepare
-from training.losses import SELF_GUIDED
-from training.objectives import OBJECTIVES
-from training.objectives.sg import SG
-from training.run import Run
-from training.trainer import ObjectiveTrainer, training_arguments
+from encoding.errors import ClozeError
+from training.data.corpus import Corpus
+from training.errors import CorpusError
+from training.fit import main
+from training.loop.arguments import training_arguments
+from training.loop.trainer import ObjectiveTrainer
+from training.loop.training_run import prepare
+from training.methods import OBJECTIVES
+from training.methods.losses import SELF_GUIDED
+from training.methods.sg import SG
+from training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar on a stage.",), ("Rain.",), ("She wrote a letter.",)]
 PAIRS = [("Two dogs run.", "A dog runs."), ("The city.", "A town of the field."), ("Rain.", "Little rain grows.")]
@@ -185,8 +187,8 @@ def test_one_head_of_the_papers_width_starts_as_bert_does(tiny_bert: Path) -> No
 def test_the_schedule_is_the_papers(tiny_bert: Path, tmp_path: Path) -> None:
     objective = build("sg-opt", tiny_bert)
     corpus = Corpus(rows=ROWS * 8)
-    arguments = training_arguments(objective.recipe, Run(tmp_path), chooser=None)
-    trainer = ObjectiveTrainer(objective, None, args=arguments, train_dataset=corpus)
+    arguments = training_arguments(objective.recipe, tmp_path, chooser=None)
+    trainer = ObjectiveTrainer(objective, corpus, arguments)
     trainer.create_optimizer_and_scheduler(1079)
     decays = {group["weight_decay"] for group in trainer.optimizer.param_groups}
     assert decays == {0.01, 0.0}
@@ -202,11 +204,11 @@ def test_the_schedule_is_the_papers(tiny_bert: Path, tmp_path: Path) -> None:
         ({"last_layer": ["9"]}, "first_layer or last_layer is 9"),
         ({"first_layer": ["2"], "last_layer": ["1"]}, "first_layer is 2 and last_layer 1; raise last_layer"),
         ({"positives": ["translation"]}, "reads two columns, .* columns names 0"),
-        ({"variant": ["opt4"]}, "variant is 'opt4'"),
+        ({"variant": ["opt4"]}, "--variant is 'opt4'"),
     ],
 )
 def test_what_cannot_be_is_refused(words: dict[str, list[str]], message: str, tiny_bert: Path) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ClozeError, match=message):
         build("sg-opt", tiny_bert, **words)
 
 
@@ -215,7 +217,7 @@ def test_a_corpus_without_columns_has_no_translations(tiny_bert: Path, tmp_path:
     text.write_text("Two dogs run.\n" * 20, encoding="utf-8")
     recipe = load_recipe("sg-bt", SMALL | {"encoder": [str(tiny_bert)], "corpus": [str(text)]})
     with pytest.raises(CorpusError, match="has no columns"):
-        prepare(recipe)
+        prepare(OBJECTIVES[recipe.method], recipe)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -231,7 +233,7 @@ def test_it_trains(name: str, folder: Path, tmp_path: Path) -> None:
         "head_width": 48,
         "max_tokens": 32,
     }
-    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    words = arguments(options)
     assert main([name, *words, "--columns", *(["sentence", "translation"] if "bt" in name else ["sentence"])]) == 0
     model = tmp_path / "run" / "model"
     tuned, parent = (

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recipes import load_recipe
 from torch import Tensor
 
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
+from encoding.command import run as run_command
 from training.errors import EncoderError, RecipeError
-from training.fit import load_recipe, main
-from training.losses import info_nce
-from training.objectives import OBJECTIVES
-from training.objectives.simcse import SimCSE
+from training.fit import main
+from training.methods import OBJECTIVES
+from training.methods.losses import info_nce
+from training.methods.simcse import SimCSE
+from training.model.encoder import SentenceEncoder
 
 TRIPLES = [
     ("Two dogs run.", "Dogs are running over the field.", "Nothing runs here."),
@@ -160,7 +161,7 @@ def test_masking_leaves_the_contrastive_views_as_they_are(folder: Path) -> None:
     for name, ids in before.items():
         assert torch.equal(views[name]["input_ids"], ids)
         assert torch.equal(drawn[name]["input_ids"], ids)
-    masked, answers = drawn["masked first"]["input_ids"], drawn["masked first"]["answers"]
+    masked, answers = drawn["first"]["masked_ids"], drawn["first"]["answers"]
     chosen = answers != -100
     assert chosen.any()
     assert torch.equal(answers[chosen], before["first"][chosen])
@@ -173,17 +174,17 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_words(folder: Path) 
     objective = build(folder, **MASKED).eval()
     torch.manual_seed(3)
     views = objective.draw(objective.views(TEXTS))
-    vectors = {name: objective.encode(name, view) for name, view in views.items()}
-    outputs = objective.loss(vectors, views)
+    vectors, guesses = ({name: run(name, view) for name, view in views.items()} for run in objective.passes().values())
+    outputs = objective.loss(vectors, views, guesses)
     embeddings = objective.encoder.backbone.get_input_embeddings().weight
     losses = []
     for name in ("first", "second"):  # each column is masked on its own
-        masked = views[f"masked {name}"]
-        hidden = objective.encoder.hidden(masked["input_ids"], masked["attention_mask"])
+        masked = views[name]
+        hidden = objective.encoder.hidden(masked["masked_ids"], masked["attention_mask"])
         for row, place in (masked["answers"] >= 0).nonzero().tolist():
-            scores = objective.masked_head(hidden[row, place], embeddings)
+            scores = objective.masked_word_loss.head(hidden[row, place], embeddings)
             losses.append(-scores.log_softmax(-1)[views[name]["input_ids"][row, place]])
-    assert not torch.equal(views["masked first"]["answers"], views["masked second"]["answers"])
+    assert not torch.equal(views["first"]["answers"], views["second"]["answers"])
     expected = torch.stack(losses).mean()
     assert len(losses) > 3
     torch.testing.assert_close(outputs["guessing"], expected.detach())
@@ -194,11 +195,11 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_words(folder: Path) 
 def test_the_masked_loss_reaches_encoder_and_masked_head(tiny_bert: Path) -> None:
     objective = build(tiny_bert, **MASKED).train()
     views = objective.draw(objective.views(TEXTS))
-    objective.encode("masked first", views["masked first"]).sum().backward()
+    objective.guess("first", views["first"]).sum().backward()
     moved = {key for key, weight in objective.named_parameters() if weight.grad is not None and weight.grad.any()}
     assert "encoder.backbone.encoder.layer.0.attention.self.query.weight" in moved
     assert "encoder.backbone.embeddings.word_embeddings.weight" in moved
-    assert {"masked_head.dense.weight", "masked_head.norm.weight", "masked_head.bias"} <= moved
+    assert {f"masked_word_loss.head.{name}" for name in ("dense.weight", "norm.weight", "bias")} <= moved
     assert not any(key.startswith("head.") for key in moved)
 
 
@@ -208,7 +209,7 @@ def test_a_batch_in_which_nothing_is_masked_costs_the_contrast_alone(
     def nothing(ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return ids, torch.zeros_like(ids, dtype=torch.bool)
 
-    monkeypatch.setattr("training.objectives.simcse.mask_tokens", nothing)
+    monkeypatch.setattr("training.methods.parts.masked_word_loss.mask_tokens", nothing)
     objective = build(tiny_bert, **MASKED).train()
     outputs = objective(**objective.views(TEXTS))
     outputs["loss"].backward()
@@ -223,7 +224,7 @@ def test_a_share_of_the_words_is_masked_and_the_head_is_no_part_of_what_is_serve
     objective = build(tiny_bert, mlm_weight=["0.1"])
     ids = objective.views(TEXTS * 500)["first"]["input_ids"]
     torch.manual_seed(0)
-    answers = objective.draw({"first": {"input_ids": ids, "attention_mask": ids}})["masked first"]["answers"]
+    answers = objective.draw({"first": {"input_ids": ids, "attention_mask": ids}})["first"]["answers"]
     words = ~torch.isin(ids, torch.tensor(objective.encoder.tokenizer.all_special_ids))
     count = int(words.sum())
     share = int((answers >= 0).sum()) / count
@@ -250,15 +251,19 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     objective = build(tiny_bert, negative_weight=["1.0"], **MASKED, **THREE).eval()
     torch.manual_seed(5)
     views = objective.draw(objective.views(TRIPLES))
-    vectors = {name: objective.encode(name, view).detach() for name, view in views.items()}
-    counts = (views["masked first"]["answers"] >= 0).sum(1)
+    results = {
+        pass_: {name: run(name, view).detach() for name, view in views.items()}
+        for pass_, run in objective.passes().items()
+    }
+    counts = (views["first"]["answers"] >= 0).sum(1)
     assert counts[:2].sum() != counts[2:].sum()
 
     def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        for module in ("training.contrastive", "training.objectives.simcse"):
+        for module in ("training.methods.contrastive", "training.methods.parts.masked_word_loss"):
             monkeypatch.setattr(f"{module}.gather", gather)
         own = {name: {key: value[rows] for key, value in view.items()} for name, view in views.items()}
-        return objective.loss({name: value[rows] for name, value in vectors.items()}, own)["loss"]
+        shares = {pass_: {name: value[rows] for name, value in of.items()} for pass_, of in results.items()}
+        return objective.loss(views=own, **shares)["loss"]
 
     sent: list[Tensor] = []
     half(slice(2, 4), lambda rows: sent.append(rows) or rows)
@@ -277,11 +282,11 @@ def write(path: Path, columns: int, header: str = "sent0,sent1,hard_neg") -> Pat
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--negative_weight", "1.0", "--mlm_weight", "0.1"], ["--columns", "sent0", "sent1"]]
+    "words", [[], ["--negative-weight", "1.0", "--mlm-weight", "0.1"], ["--columns", "sent0", "sent1"]]
 )
 def test_supervised_simcse_trains_on_a_file_of_triplets(words: list[str], folder: Path, tmp_path: Path) -> None:
     corpus, run = write(tmp_path / "nli.csv", 3), tmp_path / "run"
-    keys = ["--encoder", str(folder), "--corpus", str(corpus), "--batch_size", "4", "--max_steps", "2"]
+    keys = ["--encoder", str(folder), "--corpus", str(corpus), "--batch-size", "4", "--max-steps", "2"]
     assert run_command(lambda: main(["simcse-supervised", *keys, *words, "--out", str(run)])) == 0
     trained = SentenceEncoder.load(str(run / "model"))
     parent = SentenceEncoder.load(str(folder), template="[X]", pooling="cls")
@@ -292,8 +297,8 @@ def test_a_triplet_file_with_two_columns_says_which_is_missing(
     tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, run = write(tmp_path / "nli.csv", 2), tmp_path / "run"
-    keys = ["--encoder", str(tiny_bert), "--corpus", str(corpus), "--batch_size", "4"]
-    assert run_command(lambda: main(["simcse-supervised", *keys, "--out", str(run)])) == 1
+    keys = ["--encoder", str(tiny_bert), "--corpus", str(corpus), "--batch-size", "4"]
+    assert run_command(lambda: main(["simcse-supervised", *keys, "--out", str(run)])) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: {corpus}, line 2: no column 'hard_neg'; it has sent0, sent1")
     assert not run.exists()

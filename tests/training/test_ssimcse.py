@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from recipes import load_recipe
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
-from training.errors import RecipeError
-from training.fit import load_recipe, main
-from training.objectives import OBJECTIVES
-from training.objectives.simcse import SimCSE
+from encoding.command import run as run_command
+from encoding.errors import ClozeError
+from training.fit import main
+from training.methods import OBJECTIVES
+from training.methods.simcse import SimCSE
+from training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 
@@ -170,7 +171,7 @@ def test_it_takes_hard_negatives_and_masked_words_as_simcse_does(tiny_bert: Path
     [
         ({"rates": ["0.2", "0.1"]}, r"rates is \[0.2, 0.1\]; distribution 'uniform' takes the lowest and the highest"),
         ({"rates": ["0", "1"]}, "rate, below 1, such as"),
-        ({"rates": ["-0.1", "0.2"]}, "rates is .*greater than or equal to 0"),
+        ({"rates": ["-0.1", "0.2"]}, "--rates is .*greater than or equal to 0"),
         ({"rates": ["nan", "0.2"]}, "rates is .*finite number"),
         ({"distribution": ["fixed"]}, r"distribution 'fixed' takes one rate below 1, such as \[0.1\]"),
         ({"distribution": ["beta"]}, "its two parameters, above 0"),
@@ -181,7 +182,7 @@ def test_it_takes_hard_negatives_and_masked_words_as_simcse_does(tiny_bert: Path
     ],
 )
 def test_rates_that_cannot_be_are_refused(words: dict[str, list[str]], message: str, tiny_bert: Path) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(ClozeError, match=message):
         build(tiny_bert, **words)
 
 
@@ -189,8 +190,8 @@ def test_rates_that_cannot_be_are_refused(words: dict[str, list[str]], message: 
 def test_it_trains_and_leaves_a_plain_encoder(recipe: str, folder: Path, tmp_path: Path) -> None:
     corpus, run = tmp_path / "corpus.txt", tmp_path / "run"
     corpus.write_text("".join(f"The dog runs {number} times.\n" for number in range(8)), encoding="utf-8")
-    words = ["--encoder", str(folder), "--corpus", str(corpus), "--batch_size", "4", "--max_steps", "2"]
-    assert run_command(lambda: main([recipe, *words, "--eval_steps", "1", "--out", str(run)])) == 0
+    words = ["--encoder", str(folder), "--corpus", str(corpus), "--batch-size", "4", "--max-steps", "2"]
+    assert run_command(lambda: main([recipe, *words, "--eval-steps", "1", "--out", str(run)])) == 0
     weights = load_file(run / "model" / "model.safetensors")
     parent = load_file(folder / "model.safetensors")
     assert weights.keys() == parent.keys()

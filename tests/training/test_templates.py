@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from encoding.command import run as run_command
 from encoding.errors import TemplateError
-from training.cli import run as run_command
-from training.encoder import SentenceEncoder
-from training.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
-from training.sts import load_pairs, spearman
-from training.templates import Scorer, main, read_templates
+from training.data.scored_pairs import load_pairs, spearman
+from training.model.encoder import SentenceEncoder
+from training.templates.__main__ import main
+from training.templates.scorer import Scorer, read_templates
+from training.templates.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 
 TABLE_4 = {  # PromptBERT: BERT base on STS-B dev
     "[X] [MASK].": 39.34,
@@ -199,9 +200,9 @@ def maskless(tiny_bert: Path, tmp_path: Path) -> Path:
     [
         (["gone", "--dev", "{dev}"], "'gone' cannot be loaded as an encoder"),
         (["{bert}", "--dev", "gone.csv"], "gone.csv is not a file"),
-        (["{maskless}", "--dev", "{dev}"], "has no mask token to read at"),
+        (["{maskless}", "--dev", "{dev}"], "has no mask token for mask pooling"),
         (["{bert}", "--dev", "{dev}", "--templates", "gone.txt"], "gone.txt is not a file"),
-        (["{bert}", "--dev", "{dev}", "--templates", "{empty}"], "has no templates; write one a line"),
+        (["{bert}", "--dev", "{dev}", "--templates", "{empty}"], "has no templates; write one per line"),
         (["{bert}", "--dev", "{dev}", "--templates", "{dev}"], "line 1: template"),
         (["{bert}", "--dev", "{dev}", "--relations", "is [MASK]"], "has [MASK] 2 times"),
         (["{bert}", "--dev", "{dev}", "--prefixes", "[X] [X]"], "has [X] 2 times"),
@@ -227,7 +228,7 @@ def test_bad_input_is_one_line(
     names = {"bert": tiny_bert, "dev": dev, "maskless": maskless, "empty": folder / "empty.txt", "folder": folder}
     words = [word.format(**names) for word in arguments]
     capsys.readouterr()
-    assert run_command(lambda: main(words)) == 1
+    assert run_command(lambda: main(words)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from contrastive_methods import METHODS, add_masked_head, build
+from recipes import load_recipe
 from torch import Tensor
 
-from training import trimmed as module
-from training.encoder import SentenceEncoder
-from training.fit import load_recipe
-from training.objective import Objective, View, view
-from training.objectives import OBJECTIVES
-from training.trimmed import encode_trimmed, trimmed
+from training.methods import OBJECTIVES
+from training.methods.objective import Objective
+from training.model import views as module
+from training.model.encoder import SentenceEncoder
+from training.model.views import View, encode_trimmed, trimmed, view
 
 TEXTS = ["rain", "two dogs run " * 12, "", "a letter", "the old friend in the city", "dogs", "a man"]
 
@@ -25,14 +25,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 @pytest.fixture
 def texts(tiny_bert: Path) -> tuple[SentenceEncoder, View]:
     encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
-    return encoder, view(encoder.prompt, TEXTS)
+    return encoder, view(encoder.pooling, TEXTS)
 
 
 def test_each_row_gets_what_it_gets_in_one_batch(encoder: Path) -> None:
     keys = {"encoder": [str(encoder)], "teacher": [str(encoder)], "corpus": ["unused.txt"]}
     recipe = load_recipe("distill", keys)
     source = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    whole, seen = view(source.prompt, TEXTS), list[tuple[int, ...]]()
+    whole, seen = view(source.pooling, TEXTS), list[tuple[int, ...]]()
 
     def encode(part: View) -> Tensor:
         seen.append(tuple(part["input_ids"].shape))

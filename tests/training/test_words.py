@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from encoding.errors import TemplateError
-from training.encoder import SentenceEncoder
+from training.data.scored_pairs import cosines
 from training.errors import EncoderError
-from training.heads import Head
-from training.mlm import MaskedHead, load_masked_lm, save_masked_lm
-from training.sts import cosines
-from training.words import MaskedWords
+from training.model.encoder import SentenceEncoder
+from training.model.heads import Head
+from training.model.masked_head import MaskedHead, load_masked_lm, save_masked_lm
+from training.model.masked_words import MaskedWords
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "", "Rain."]
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
@@ -42,7 +42,7 @@ def by_hand(source: str, text: str, k: int) -> tuple[dict[int, float], torch.Ten
     """Equation 3 with transformers' masked language model: token -> probability, and the sentence vector."""
     words = MaskedWords.load(source)
     model = load_masked_lm(source).eval()
-    ids = words.encoder.prompt.text_encoder.encode([text])[0].ids
+    ids = words.encoder.pooling.text_encoder.encode([text])[0].ids
     with torch.no_grad():
         scores = model(input_ids=torch.tensor([ids])).logits[0, ids.index(words.encoder.tokenizer.mask_token_id)]
     probabilities = (scores - scores.logsumexp(0)).exp()
@@ -106,7 +106,7 @@ def test_weights_that_sum_to_one_would_change_no_cosine(source: str) -> None:
 def test_denoised_the_head_reads_what_is_left_of_the_mask(source: str) -> None:
     words = MaskedWords.load(source, denoising=True)
     encoder = words.encoder
-    text_encoder = encoder.prompt.text_encoder
+    text_encoder = encoder.pooling.text_encoder
     for text, found in zip(TEXTS, words.words(TEXTS, 4), strict=True):
         ids = text_encoder.encode([text])[0].ids
         with torch.no_grad():
@@ -150,6 +150,6 @@ def test_a_model_without_head_template_or_room_says_so(tiny_bert: Path, tmp_path
         MaskedWords.load(source, template="[X]")
     words = MaskedWords.load(source)
     for k in (0, len(words.static) + 1):
-        with pytest.raises(EncoderError, match=f"^{k} tokens are asked for; ask for 1 to {len(words.static)}"):
+        with pytest.raises(EncoderError, match=f"^--top-k is {k}; write 1 to {len(words.static)}"):
             words.words(["x"], k)
     assert math.isclose(words.words(["x"], 1)[0][0][1], words.words(["x"], 5)[0][0][1])

@@ -1,4 +1,4 @@
-"""Suites that score an encoder; `python -m training.evaluate` runs them."""
+"""Evaluation: the STS tasks and searches that score an encoder; `python -m training.evaluate` runs them."""
 
 from training.evaluate.sts import COUNTS, STS_TASKS, average, evaluate_sts, load_tasks, sts_dev
 

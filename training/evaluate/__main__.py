@@ -1,69 +1,96 @@
-"""python -m training.evaluate PATH --data DIR: the STS and search figures of a run, a bundle or any encoder.
+"""python -m training.evaluate PATH --data DIR: the STS and search figures of a run, a bundle or any encoder."""
 
-A bundle's graphs are run as they are, one row a precision. Test sets compare models; the two development sets, printed
-apart, are the ones to choose by. Collections to search are those in the data's folder retrieval.
-"""
-
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from encoding.bundle import PRECISIONS, Bundle
-from encoding.template import POOLINGS
-from training.cli import check_new_file, positive, run
-from training.encoder import SentenceEncoder, fastest_device
+from encoding.bundle import Bundle, Precision
+from encoding.command import program, run
+from encoding.template import PoolingMode
 from training.errors import RunError
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import SEARCH, Suite, search_columns
-from training.runner import GraphEncoder
-from training.source import resolve
-from training.sts import Embed
-from training.words import MaskedWords
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.model.masked_words import MaskedWords
+from training.model.model_path import kind_of
+from training.model.pooling import Embed
+from training.model.pretrained import fastest_device
+from training.options import Command, check_new_file, flag
 
-__all__ = ["main", "subjects"]
+__all__ = ["EvaluateOptions", "main", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 
 
-def main(arguments: Sequence[str] | None = None) -> int | None:
-    """Raises ClozeError; usage errors end the process with 2."""
-    options = _parser().parse_args(arguments)
-    if options.json:
-        check_new_file(options.json)
+class EvaluateOptions(Command):
+    """Print the STS and search figures of a run, a bundle or any encoder.
+
+    A bundle's graphs are run as they are, one row per precision. Test sets compare models; the two development sets,
+    printed apart, are the ones to choose by. Collections to search are those in the data's folder retrieval.
+    """
+
+    path: CliPositionalArg[str] = Field(description="a run, a bundle, an encoder's folder or a hub name")
+    data: Path = Field(description="folder that holds senteval/downstream, downstream or STS")
+    suite: Literal["sts"] = Field("sts", description="what to score")
+    figures: Path | None = Field(None, alias="json", description="file to write the figures to as well")
+    precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
+    template: str | None = Field(
+        None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
+    )
+    pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="longest sequence (default: what the encoder has positions for)"
+    )
+    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
+    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
+    top_k: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="for a masked language model: use the word embeddings of the K likeliest tokens"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.evaluate"))
+    if options.figures:
+        check_new_file(options.figures)
     suite = Suite.load(options.data)  # first: reading is quick and may fail
     scores: dict[str, dict[str, float]] = {}
     for name, embed in subjects(options).items():
         scores[name] = _score(embed, suite, name)
     _show(options.path, scores)
-    if options.json:
+    if options.figures:
         content = {"path": options.path, "suite": options.suite, "scores": scores}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return None
+        options.figures.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def subjects(options: argparse.Namespace) -> dict[str, Embed]:
-    """Name -> what embeds: a bundle's precisions, or one model in torch. Raises ClozeError."""
-    kind = resolve(options.path)
-    changes = {name: getattr(options, name) for name in CONFIG_OPTIONS if getattr(options, name) is not None}
+def subjects(options: EvaluateOptions) -> dict[str, Embed]:
+    """Name -> what embeds: each precision of a bundle, or one model in torch. Raises ClozeError."""
+    kind = kind_of(options.path)
+    changes: dict[str, Any] = {
+        name: getattr(options, name) for name in CONFIG_OPTIONS if getattr(options, name) is not None
+    }
     if kind == "bundle":
         if options.top_k:
             changes["top_k"] = options.top_k
         if changes:
-            raise RunError(f"{options.path} is a bundle, its configuration is fixed; leave out {_words(changes)}")
+            raise RunError(f"{options.path} is a bundle and its configuration is fixed; leave out {_words(changes)}")
         bundle = Bundle.load(options.path)
         precisions = [options.precision] if options.precision else bundle.precisions
         return {precision: GraphEncoder.of(bundle, precision).embed for precision in precisions}
     if options.precision:
-        raise RunError(f"{options.path} is no bundle, so it has no precisions; leave out --precision")
+        raise RunError(f"{options.path} is not a bundle, so it has no precisions; leave out --precision")
     if options.top_k and options.pooling not in (None, "mask"):
-        raise RunError(f"--top-k takes the tokens at [MASK]; leave out --pooling {options.pooling}")
+        raise RunError(f"--top-k needs mask pooling; leave out --pooling {options.pooling}")
     folder = str(Path(options.path, "model")) if kind == "run" else options.path
     changes["denoising"] = changes.pop("denoise", None)
     if options.top_k:
@@ -97,36 +124,8 @@ def _show(path: str, scores: dict[str, dict[str, float]]) -> None:
         Console(width=width).print(table)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("path", metavar="PATH", help="a run, a bundle, an encoder's folder or a hub name")
-    parser.add_argument(
-        "--data", required=True, metavar="DIR", help="the folder that holds senteval/downstream, downstream or STS"
-    )
-    parser.add_argument("--suite", choices=("sts",), default="sts", help="what to score (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--precision", choices=PRECISIONS, help="of a bundle: only this graph (default: all)")
-    reading = parser.add_argument_group("how an encoder without a configuration of its own is read")
-    reading.add_argument("--template", metavar="T", help='such as: This sentence of "[X]" means [MASK].')
-    reading.add_argument("--pooling", choices=POOLINGS, help="where the vector is read")
-    reading.add_argument("--max-tokens", type=positive, metavar="N", help="default: what the encoder has positions for")
-    reading.add_argument("--final-period", action="store_const", const=True, help="give a text without one a period")
-    reading.add_argument("--denoise", action="store_const", const=True, help="subtract what the template gives alone")
-    reading.add_argument(
-        "--top-k",
-        type=positive,
-        metavar="K",
-        help="of a masked language model: the K likeliest tokens' word embeddings",
-    )
-    return parser
-
-
 def _words(changes: dict[str, object]) -> str:
-    return ", ".join("--" + name.replace("_", "-") for name in changes)
+    return ", ".join(flag(name) for name in changes)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Semantic textual similarity: the seven test sets of the papers' tables, and two sets to develop on.
 
-Read as SentEval lays them out, scored as SimCSE and PromptBERT do: each task's parts are joined and one Spearman
-correlation taken ('all'), times 100, with two decimals; the average is the mean of the seven rounded figures.
-Cosine similarity of vectors in fp32; no text is cut but by the encoder's own limit.
+In SentEval's layout, scored as in SimCSE and PromptBERT: each task's parts are joined for one Spearman correlation
+('all'), times 100, with two decimals; the average is the mean of the seven rounded figures. The similarity is the
+cosine of vectors in fp32; only the encoder's own limit cuts a text.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from training.corpus import read_lines
+from training.data.corpus import read_lines
+from training.data.scored_pairs import Pairs, load_pairs, spearman
 from training.errors import CorpusError
-from training.sts import Embed, Pairs, load_pairs, spearman
+from training.model.pooling import Embed
 
 __all__ = ["COUNTS", "DEV_TASKS", "STS_TASKS", "average", "evaluate_sts", "find_downstream", "load_tasks", "sts_dev"]
 
@@ -30,7 +32,7 @@ COUNTS: Final[dict[str, int]] = {
 }
 PARTS: Final[dict[str, tuple[str, ...]]] = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
-    "STS13": ("FNWN", "headlines", "OnWN"),  # SMT is licensed apart; no paper's table has it
+    "STS13": ("FNWN", "headlines", "OnWN"),  # SMT has its own licence; no paper's table has it
     "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
     "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
@@ -47,7 +49,7 @@ LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
 def find_downstream(data: str | Path) -> Path:
     """The folder with `STS/` and `SICK/` in it: `data` itself, or below it as `downstream` or `senteval/downstream`.
 
-    Raises CorpusError where there is none.
+    Raises CorpusError if there is none.
     """
     for layout in LAYOUTS:
         if (Path(data) / layout / "STS").is_dir():
@@ -61,7 +63,7 @@ def find_downstream(data: str | Path) -> Path:
 def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, Pairs]:
     """Read tasks from SentEval's folder (see `find_downstream`).
 
-    Raises CorpusError, which names the file, where one is missing or not what was published.
+    Raises CorpusError, which names the file, if one is missing or differs from what was published.
     """
     downstream = find_downstream(data)
     return {task: _load(downstream, task) for task in tasks}
@@ -101,7 +103,7 @@ def _load(downstream: Path, task: str) -> Pairs:
 
 
 def _part(folder: Path, part: str) -> Pairs:
-    """Two tab-separated sentences a line, and a score a line in a second file; blank scores mark unused lines."""
+    """Two tab-separated sentences per line, and their scores in a second file; blank scores mark unused lines."""
     inputs, golds = folder / f"STS.input.{part}.txt", folder / f"STS.gs.{part}.txt"
     texts, scores = list(read_lines(_present(inputs))), list(read_lines(_present(golds)))
     while scores and not scores[-1].strip() and len(scores) > len(texts):
@@ -127,10 +129,9 @@ def _sick(path: Path) -> Pairs:
 
 
 def _append(pairs: Pairs, left: str, right: str | None, score: str, where: str) -> None:
-    try:
+    gold: float | None = None
+    with suppress(ValueError):
         gold = float(score)
-    except ValueError:
-        gold = None
     if right is None or gold is None:
         raise CorpusError(f"{where} is not two tab-separated sentences with a score; get SentEval's data again")
     pairs.left.append(" ".join(left.split()))

@@ -1,0 +1,79 @@
+"""The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
+
+0 done, 2 an error that its user can put right (ClozeError), 130 interrupted. Any other exception is a bug and keeps its
+traceback. Commands are named by strings, so that neither side is imported before it is asked for.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from encoding.errors import ClozeError
+
+__all__ = ["main", "program", "run"]
+
+COMMANDS: Final = {
+    "serve": ("service", "serve bundles over HTTP"),
+    "fit": ("training.fit", "train a sentence encoder by a recipe"),
+    "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
+    "evaluate": ("training.evaluate", "score a run, a bundle or an encoder"),
+    "export": ("training.export", "make a bundle of a finished run"),
+    "templates": ("training.templates", "find the template that suits an encoder best"),
+    "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
+    "average": ("training.average", "average the weights of several runs"),
+}
+EXTRAS: Final = {"service": "cpu", "training": "train"}  # that a side needs
+
+
+def run(command: Callable[[], int | None]) -> int:
+    """Call a command and return its exit code; a ClozeError becomes one line on stderr."""
+    try:
+        return command() or 0
+    except ClozeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def program(module: str) -> str:
+    """What the user typed to start `module`: `cloze NAME` or `python -m MODULE`."""
+    return sys.argv[0] if sys.argv[0].startswith("cloze ") else f"python -m {module}"
+
+
+def main() -> int:
+    """Run the command that the first word names, with the words after it."""
+    return run(_dispatch)
+
+
+def _dispatch() -> int:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        raise ClozeError(f"cloze has no command {name!r}; it has {', '.join(COMMANDS)}")
+    module, _ = COMMANDS[name]
+    sys.argv = [f"cloze {name}", *rest]
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except ModuleNotFoundError as error:
+        package, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
+        if missing in ("encoding", *EXTRAS):
+            raise  # a bug
+        raise ClozeError(
+            f"cloze {name} needs {missing}, which is not installed: pip install 'cloze[{EXTRAS[package]}]'"
+        ) from error
+    return 0
+
+
+def _usage() -> str:
+    lines = [f"  {name:10} {meaning}" for name, (_, meaning) in COMMANDS.items()]
+    return "\n".join(["usage: cloze COMMAND ...", "", *lines, "", "Options of a command: cloze COMMAND --help"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

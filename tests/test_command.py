@@ -1,0 +1,92 @@
+"""The command `cloze` as a process, and what every command of both sides does at its end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_imports import without
+
+from encoding.command import COMMANDS, run
+from encoding.errors import ClozeError
+
+ROOT = Path(__file__).parents[1]
+
+
+def cloze(*words: str) -> subprocess.CompletedProcess[str]:
+    """`cloze WORDS`, by the function that the installed script calls."""
+    start = "import sys; from encoding.command import main; sys.argv[0] = 'cloze'; sys.exit(main())"
+    command = [sys.executable, "-c", start, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_without_a_command_it_lists_them(words: tuple[str, ...]) -> None:
+    found = cloze(*words)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("usage: cloze COMMAND")
+    assert all(f"\n  {name} " in found.stdout for name in COMMANDS)
+
+
+def test_a_command_says_what_the_user_typed() -> None:
+    found = cloze("average", "--help")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("usage: cloze average ")
+    found = cloze("fit", "simcse", "--batch_size", "8")
+    assert (found.returncode, found.stderr) == (2, "error: --batch_size is now written --batch-size\n")
+    assert "--bundle" in cloze("serve", "--help").stdout
+
+
+def test_every_command_is_a_module_that_can_be_run() -> None:
+    for module, _ in COMMANDS.values():
+        path = ROOT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def test_an_unknown_command_is_one_line() -> None:
+    found = cloze("train")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == f"error: cloze has no command 'train'; it has {', '.join(COMMANDS)}\n"
+
+
+@pytest.mark.parametrize(("name", "missing", "extra"), [("fit", "torch", "train"), ("serve", "uvicorn", "cpu")])
+def test_a_missing_extra_is_one_line(name: str, missing: str, extra: str) -> None:
+    script = f"""
+import contextlib, io
+from encoding.command import main
+sys.argv = ["cloze", {name!r}, "--bundle", "models/cloze-mini", "--port", "0"]
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code
+print(code, said.getvalue(), end="")
+"""
+    advice = f"error: cloze {name} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
+    assert without({missing}, script) == f"2 {advice}\n"
+
+
+def test_neither_side_is_imported_before_it_is_asked_for() -> None:
+    script = "import sys, encoding.command; print({'service', 'training', 'torch', 'fastapi'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert found.stdout == "set()\n"
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ClozeError("the file is missing")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    assert run(lambda: None) == 0
+    assert run(lambda: 130) == 130
+    assert run(fail) == 2
+    assert capsys.readouterr().err == "error: the file is missing\n"
+    assert run(interrupted) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    with pytest.raises(ZeroDivisionError):
+        run(bug)

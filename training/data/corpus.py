@@ -1,0 +1,169 @@
+"""A corpus: files of text as rows of sentences, counted and checked before a model is loaded.
+
+A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). Empty rows and rows outside the
+length limits are left out and counted.
+"""
+
+import csv
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from encoding.bundle import Source, sha256
+from training.errors import CorpusError
+
+__all__ = ["Corpus", "read_corpus", "read_lines", "read_records"]
+
+Row = tuple[str, ...]
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass
+class Corpus:
+    """Rows to train on, the files they come from, and how many rows were left out for which reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    empty: int = 0
+    outside: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[index]
+
+    def __str__(self) -> str:
+        left_out = f"left out: {self.empty:,} empty, {self.outside:,} by length"
+        return f"{len(self):,} rows from {len(self.sources)} files; {left_out}"
+
+
+def read_corpus(
+    paths: Sequence[str],
+    columns: Sequence[str] = (),
+    min_words: int = 1,
+    max_words: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+) -> Corpus:
+    """Read every file, in order; then keep a random, seeded `sample` of the rows if one is given.
+
+    Raises CorpusError, with file and line, for a missing file, a missing column or bytes that are not UTF-8.
+    """
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing:
+        what = "is a folder" if Path(missing[0]).is_dir() else "does not exist"
+        raise CorpusError(f"{missing[0]} {what}; give the path of a file of sentences")
+    corpus = Corpus()
+    for path in map(Path, paths):
+        before = len(corpus.rows)
+        for row in _rows(path, columns):
+            if not all(map(_says_something, row)):
+                corpus.empty += 1
+            elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
+                corpus.rows.append(row)
+            else:
+                corpus.outside += 1
+        corpus.sources.append(Source(name=path.name, sentences=len(corpus.rows) - before, sha256=sha256(path)))
+    if not corpus.rows:
+        raise CorpusError(
+            f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and min_words, max_words"
+        )
+    if sample is not None and sample < len(corpus.rows):
+        corpus.rows = random.Random(seed).sample(corpus.rows, sample)
+    return corpus
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines with their line ends, as UTF-8 text. Raises CorpusError, which names the line, if it is not UTF-8."""
+    number = 0
+    try:
+        with _open(path) as file:
+            for line in file:
+                number += 1
+                yield line
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path}, after line {number}: not UTF-8 ({error.reason}); convert it to UTF-8") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz)."""
+    suffix = _suffix(path)
+    if suffix == ".jsonl":
+        yield from _json_lines(path, read_lines(path))
+        return
+    if suffix == ".txt":
+        raise CorpusError(f"{path} has no columns; give a .csv, .tsv or .jsonl file")
+    # strict, so that a stray quote is an error and does not join lines until the next one
+    reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], strict=True)
+    try:
+        for record in reader:
+            if None in record:
+                raise CorpusError(
+                    f"{path}, line {reader.line_num}: more cells than the {len(record) - 1} columns of the first line; "
+                    'put "quotes" around a text that holds the separator'
+                )
+            yield reader.line_num, record
+    except csv.Error as error:
+        raise CorpusError(
+            f"{path}, line {reader.reader.line_num}: {error}; is its quoting right? A quote inside a text is written "
+            'twice: "she said ""yes"""'
+        ) from error
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    if _suffix(path) == ".txt" and len(columns) < 2:
+        for line in read_lines(path):
+            yield (line.strip(),)
+        return
+    for number, record in read_records(path):
+        if not columns:
+            raise CorpusError(f"{path} has columns {', '.join(map(str, record))}; say which to read: --columns NAME")
+        for column in columns:
+            if column not in record:
+                found = ", ".join(map(str, record))
+                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: choose with --columns")
+            if not isinstance(record[column], str | None):
+                raise CorpusError(f"{path}, line {number}: {column} is {record[column]!r}; write a text")
+        yield tuple((record[column] or "").strip() for column in columns)
+
+
+def _says_something(text: str) -> bool:
+    """Whether a text has more than blanks and invisible characters, of which a tokenizer leaves nothing."""
+    return any(map(str.isprintable, text.replace(" ", "")))
+
+
+def _suffix(path: Path) -> str:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix not in {".txt", ".jsonl", *_SEPARATORS}:
+        raise CorpusError(
+            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with .gz"
+        )
+    return suffix
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise CorpusError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise CorpusError(f"{path}, line {number}: {line.strip():.60} is not a JSON object; write one per line")
+        yield number, record

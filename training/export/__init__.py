@@ -1,0 +1,1 @@
+"""Export: a finished run becomes ONNX graphs in a bundle."""

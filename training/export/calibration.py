@@ -1,0 +1,55 @@
+"""Statistics of a graph's activations by channel, measured on texts of the vocabulary's own tokens.
+
+No corpus is needed: in an encoder with layer norms a few channels have the extreme values, and these come from the
+template and the special tokens more than from the words.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from encoding.text import TextEncoder
+from training.model.graph_encoder import session
+
+__all__ = ["Channels", "Feed", "observe", "vocabulary_feeds"]
+
+LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
+TEXTS: Final = 8  # of each length
+
+Feed = Mapping[str, NDArray[np.generic]]
+
+
+class Channels(NamedTuple):
+    """Of activations (..., k): the largest magnitude of each channel, (k), and the sums of all products, (k, k)."""
+
+    largest: NDArray[np.float64]
+    products: NDArray[np.float64]
+
+
+def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
+    """Texts of random tokens, always the same ones, in the template. Each is its own batch, so there is no padding."""
+    chance = random.Random(0)
+    tokens = range(text_encoder.vocabulary_size)
+    texts = [text_encoder.decode(chance.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]
+    return [text_encoder.batch([text])._asdict() for text in texts]
+
+
+def observe(model: ModelProto, names: Sequence[str], feeds: Iterable[Feed]) -> dict[str, Channels]:
+    """The channels of the activations (..., k) called `names`."""
+    shown = ModelProto()
+    shown.CopyFrom(model)
+    shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
+    runner = session(shown.SerializeToString())
+    channels: dict[str, Channels] = {}
+    for feed in feeds:
+        for name, found in zip(names, runner.run(names, dict(feed)), strict=True):
+            rows = found.reshape(-1, found.shape[-1]).astype(np.float64)
+            largest, products = np.abs(rows).max(0), rows.T @ rows
+            if name in channels:
+                largest, products = np.maximum(channels[name].largest, largest), channels[name].products + products
+            channels[name] = Channels(largest, products)
+    return channels

@@ -1,0 +1,162 @@
+"""A bundle's README.md: the model card in the hub's format, made from the provenance."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
+from training.evaluate.sts import DEV_TASKS, STS_TASKS
+from training.evaluate.suite import search_columns
+
+__all__ = ["model_card", "parent_licence"]
+
+
+def model_card(
+    name: str,
+    config: EmbeddingConfig,
+    provenance: Provenance,
+    sizes: Mapping[Precision, int],
+    licence: str | None = None,
+    notes: str = "",
+    parts: Sequence[str] = (),
+) -> str:
+    """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
+
+    `parts` are sentences about what a graph has beside backbone and pooling.
+    """
+    sections = [
+        _front_matter(provenance, licence),
+        f"# {name}\n\n{_summary(config, provenance, parts)}",
+        f"## Files\n\n{_files(sizes, provenance)}",
+        f"## Figures\n\n{_figures(provenance, sizes)}",
+        f"## Training\n\n{_training(provenance)}",
+        f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
+        f"## Licence\n\n{_licence(provenance, licence)}",
+        notes.strip(),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def parent_licence(parent: Path) -> str | None:
+    """The `license:` of a local parent's own card, if it has one."""
+    try:
+        lines = (parent / "README.md").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if lines[:1] != ["---"] or "---" not in lines[1:]:
+        return None
+    for line in lines[1 : lines.index("---", 1)]:
+        key, _, value = line.partition(":")
+        if key.strip() == "license" and value.strip():
+            return value.strip().strip("\"'")
+    return None
+
+
+def _front_matter(provenance: Provenance, licence: str | None) -> str:
+    lines = ["---"]
+    if licence:
+        lines.append(f"license: {licence}")
+    if provenance.parent.count("/") == 1:  # a hub name
+        lines.append(f"base_model: {provenance.parent}")
+    tags = ("sentence-similarity", "feature-extraction", "onnx", "cloze")
+    lines += ["pipeline_tag: sentence-similarity", "tags:", *(f"- {tag}" for tag in tags), "---"]
+    return "\n".join(lines)
+
+
+def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[str]) -> str:
+    places = {"mask": "at `[MASK]`", "cls": "at the first token", "mean": "as the mean over all tokens"}
+    rules = [f"The vector is read {places[config.pooling]}, after at most {config.max_tokens} tokens."]
+    if config.final_period:
+        rules.append("A text without closing punctuation is given a period.")
+    if config.denoising:
+        rules.append("The vector of the template alone, at the text's length, is taken off.")
+    rules += parts
+    return (
+        f"Sentence vectors, made from {provenance.parent} and exported to ONNX by Cloze. Cosine similarity compares "
+        f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {config.template}\n\n"
+        f"with the text at `[X]`. {' '.join(rules)} `embedding.json` says the same to a program."
+    )
+
+
+def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
+    rows = ["| file | precision | size | graph | difference from torch |", "| --- | --- | --- | --- | --- |"]
+    for precision, size in sizes.items():
+        how = provenance.graphs.get(precision, "")
+        parity = provenance.parity[precision]
+        rows.append(f"| `{GRAPHS[precision]}` | {precision} | {size / 1e6:.1f} MB | {how} | {parity:.1e} |")
+    return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
+
+
+def _figures(provenance: Provenance, sizes: Mapping[Precision, int]) -> str:
+    if not provenance.scores:
+        missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
+        return f"Not scored: the export was given no evaluation data.{missing}"
+    similarity = _table(provenance, sizes, (*STS_TASKS, "Avg.", *DEV_TASKS))
+    text = f"Spearman ×100, 'all' aggregation, measured on the graphs themselves.\n\n{similarity}"
+    if columns := search_columns(provenance.scores.values()):
+        text += f"\n\nSearch by cosine, ×100.\n\n{_table(provenance, sizes, columns)}"
+    return text
+
+
+def _table(provenance: Provenance, sizes: Mapping[Precision, int], columns: Sequence[str]) -> str:
+    rows = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    for precision, scores in provenance.scores.items():
+        where = precision if precision in sizes else f"{precision} (not in this bundle)"
+        rows.append(f"| {where} | {' | '.join(f'{scores[column]:.2f}' for column in columns)} |")
+    return "\n".join(rows)
+
+
+def _training(provenance: Provenance) -> str:
+    rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
+    rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
+    commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
+    table, recipes = "\n".join(rows), _recipes(provenance)
+    blocks = "\n\n".join(
+        "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
+        for recipe in recipes
+    )
+    made = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
+    shares = "" if len(recipes) == 1 else f"\n\nTheir shares: {_shares(provenance)}."
+    seeds = ", ".join(map(str, provenance.seeds))
+    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}"
+
+
+def _recipes(provenance: Provenance) -> list[dict[str, Any]]:
+    """The recipe of the run, or those of the runs that were averaged."""
+    runs: list[dict[str, Any]] = provenance.recipe.get("runs") or [provenance.recipe]
+    return runs
+
+
+def _shares(provenance: Provenance) -> str:
+    return " ".join(f"{weight:g}" for weight in provenance.recipe["weights"])
+
+
+def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
+    denoise = " --denoise" if config.denoising else ""
+    count = len(_recipes(provenance))
+    if count == 1:
+        recipes, commands = "the recipe above in `recipe.toml`", ["python -m training.fit recipe.toml --out RUN"]
+    else:
+        recipes = "the recipes above in `recipe-1.toml` and so on"
+        numbers = range(1, count + 1)
+        commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
+        runs = " ".join(f"RUN-{number}" for number in numbers)
+        commands.append(f"python -m training.average {runs} --out RUN --weights {_shares(provenance)}")
+    commands += [
+        f"python -m training.export RUN OUT --precision {','.join(precisions)} "
+        f"--max-tokens {config.max_tokens}{denoise} --data DATA",
+        "python -m training.evaluate OUT --data DATA",
+    ]
+    shown = "\n".join(commands)
+    return f"With {recipes}, file names completed to the paths of your copies:\n\n```sh\n{shown}\n```"
+
+
+def _licence(provenance: Provenance, licence: str | None) -> str:
+    if licence is None:
+        return f"Not stated. It depends on that of {provenance.parent} and of the training text."
+    return f"{licence}, as its parent {provenance.parent}. The training text has terms of its own."
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists are written alike in TOML

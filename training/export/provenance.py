@@ -1,0 +1,38 @@
+"""The provenance of a bundle: `run.json` without the folders of the machine that trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from encoding.bundle import Provenance
+from training.errors import RunError
+
+__all__ = ["provenance_of"]
+
+MEASURED_LATER = ("scores", "parity", "graphs")
+
+
+def provenance_of(run: Path) -> tuple[Provenance, Path]:
+    """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
+    path = run / "run.json"
+    names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        parent = Path(content["recipe"]["encoder"])
+        known = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
+        return Provenance.model_validate_json(json.dumps(known | {name: {} for name in MEASURED_LATER})), parent
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
+        raise RunError(f"{path} does not say where the model comes from ({reason}); train again") from error
+
+
+def _names_only(value: Any) -> Any:
+    """A recipe with only the last part of every local path."""
+    if isinstance(value, dict):
+        return {key: _names_only(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_names_only(item) for item in value]
+    local = isinstance(value, str) and "/" in value and (Path(value).exists() or value.startswith(("/", ".", "~")))
+    return Path(value).name if local else value

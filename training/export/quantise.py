@@ -1,0 +1,272 @@
+"""An fp32 graph to int8: a quarter of the size, and more than twice as fast on any CPU.
+
+Each matrix product becomes a product of integers, with one scale per column of the weights. Its activations have one
+scale per channel if they come from a layer norm and a single scale if they come from attention, both fixed at export.
+Other activations have one scale per row, computed when the graph runs, because the range of a GELU changes from word to
+word. In each case a row's result depends on that row alone, so a text has the same vector in any batch; dynamic
+quantisation by tensor does not have that property. Sums of integers are exact on every CPU. For this the weights have 7
+bits: products of unsigned and signed 8 bits, added in pairs, overflow the 16 bits of AVX2 and SSE. Unsigned weights do
+not overflow but take half as long again.
+
+Between the products numbers are fp32. The order of ONNX Runtime's sums, and whether multiplications are fused, depends
+on the CPU's vector extensions, and one last bit can move a code to the next integer, which moves others. So a layer
+norm becomes an instance norm, the only norm that is computed in the same way on every CPU, and attention has the form
+`exact` of `training.export.layers`. docs/int8.md has the measurements.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from training.export.calibration import Channels, Feed, observe
+from training.export.graph import tidy
+
+__all__ = ["WEIGHT_LEVELS", "channel_steps", "codes", "quantise"]
+
+DOMAIN: Final = "com.microsoft"
+WEIGHT_LEVELS: Final = 63  # codes of a weight run from -63 to 63
+WORD_LEVELS: Final = 127  # a word's embedding is looked up, not multiplied
+ZERO: Final = 128  # the code of 0.0 in activations: from 1 to 255
+GELU_ZERO: Final = 6  # the same after a GELU, which gives little below 0
+GELU_LEAST: Final = 0.17  # x · Φ(x) is never below -0.17
+TINY: Final = 1e-30  # a row of zeros is divided by this
+MARGIN: Final = 1.1  # a fixed scale leaves room above the largest activation seen; beyond it, codes saturate
+DAMPING: Final = 0.3  # added to the squares of the channels, as a share of their mean
+SHARE: Final = 0.65  # SmoothQuant's alpha: the share of a channel's size in its step; the weights take the rest
+NORM: Final = "LayerNormalization"
+CONTEXTS: Final = ("Attention", "Div")  # operators that give attention's output; Div divides by the sum of weights
+UNMOVED: Final = ("Reshape", "Transpose")  # operators that change no number
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def quantise(model: ModelProto, feeds: Sequence[Feed], kept: Sequence[str] = ()) -> ModelProto:
+    """A copy of `model` whose constant matrix products and word embeddings are int8.
+
+    This changes a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
+    constant table, except for matrices whose names contain one of `kept`. Scales and codes fit the activations of
+    `feeds`.
+    """
+    quantised = ModelProto()
+    quantised.CopyFrom(model)
+    graph = quantised.graph
+    quantiser = _Quantiser(graph, kept)
+    nodes, tensors = quantiser.run(observe(model, list(quantiser.products), feeds))
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return tidy(quantised)
+
+
+def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """A matrix -> codes from -levels to levels of the same shape, and the scales along `axis`, which has length 1."""
+    scales = np.abs(matrix).max(axis, keepdims=True) / np.float32(levels)
+    scales[scales == 0] = 1
+    return np.rint(matrix / scales).astype(np.int8), scales
+
+
+def fitted_codes(
+    matrix: NDArray[np.float32], products: NDArray[np.float64]
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """`codes` of weights (k, n) by column; later channels compensate for the rounding error of each channel.
+
+    `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can
+    compensate for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first.
+    """
+    scales = np.abs(matrix).max(0) / WEIGHT_LEVELS
+    scales[scales == 0] = 1
+    order = np.argsort(-products.diagonal())
+    damped = products[np.ix_(order, order)] + np.eye(len(order)) * (DAMPING * products.diagonal().mean() or 1)
+    factor = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper, (k, k)
+    rest = matrix[order].astype(np.float64)
+    integers = np.empty(matrix.shape, np.int8)
+    for place, channel in enumerate(order):
+        integers[channel] = np.clip(np.rint(rest[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
+        error = (rest[place] - integers[channel] * scales) / factor[place, place]
+        rest[place + 1 :] -= np.outer(factor[place, place + 1 :], error)
+    return integers, scales.astype(np.float32)
+
+
+def channel_steps(activations: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The step of each channel, (k), from the largest magnitudes of its activations and of its weights, both (k).
+
+    A channel with large activations gets a large step, and its weights are multiplied by that step: both share the
+    difficulty (SmoothQuant, arXiv:2211.10438, equation 4).
+    """
+    factors = np.maximum(activations, TINY) ** SHARE / np.maximum(weights, TINY) ** (1 - SHARE)
+    steps: NDArray[np.float32] = factors * ((activations / factors).max() * MARGIN / (255 - ZERO) or 1)
+    return steps.astype(np.float32)
+
+
+class _Quantiser:
+    """Walks a graph once; activations that several products share are quantised once."""
+
+    def __init__(self, graph: GraphProto, kept: Sequence[str]) -> None:
+        self.kept = kept
+        self.nodes = list(graph.node)
+        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        self.makers = {output: node for node in self.nodes for output in node.output}
+        self.readers: dict[str, list[NodeProto]] = {}
+        for node in self.nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.products: dict[str, list[NodeProto]] = {}  # by the activation that they multiply
+        for node in self.nodes:
+            if self._multiplies(node):
+                self.products.setdefault(node.input[0], []).append(node)
+        self.norms = {name for name in map(self._origin, self.products) if self._operator(name) == NORM}
+        self.fixed = [name for name in self.products if self._source(name) in (NORM, *CONTEXTS)]
+        self.steps: dict[str, NDArray[np.float32]] = {}  # of the fixed ones, (k)
+        self.tensors: Tensors = {
+            "rows.axis": np.array([-1], np.int64),
+            "rows.tiny": np.array(TINY, np.float32),
+            "rows.step": np.array(1 / (255 - ZERO), np.float32),
+            "gelu.least": np.array(GELU_LEAST * (255 - GELU_ZERO) / GELU_ZERO, np.float32),
+            "gelu.step": np.array(1 / (255 - GELU_ZERO), np.float32),
+            "gelu.zero": np.array(GELU_ZERO, np.uint8),
+            "rows.zero": np.array(ZERO, np.uint8),
+            "weight.zero": np.array(0, np.int8),
+            "one": np.array(1, np.float32),
+        }
+
+    def run(self, channels: dict[str, Channels]) -> tuple[list[NodeProto], Tensors]:
+        """The nodes and new constants of the quantised graph, given the statistics of each product's activations."""
+        nodes: list[NodeProto] = []
+        done: set[str] = set()  # activations that have codes, and outputs that a product replaces
+        for node in self.nodes:
+            if node.output[0] in done:
+                continue
+            if self._multiplies(node):
+                name = node.input[0]
+                if f"{name}.codes" not in done:
+                    done.add(f"{name}.codes")
+                    largest = channels[name].largest.astype(np.float32)
+                    nodes += self._fixed(name, largest) if name in self.fixed else self._by_row(name)
+                nodes += self._product(node, channels[name].products)
+                done.add(nodes[-1].output[0])
+            elif node.output[0] in self.norms:
+                nodes += self._norm(node)
+            elif node.op_type == "Gather" and node.input[0] in self.weights and node.input[1] == "input_ids":
+                nodes += self._lookup(node)
+            else:
+                nodes.append(node)
+        return nodes, self.tensors
+
+    def _multiplies(self, node: NodeProto) -> bool:
+        """Whether a node is a product with a constant matrix that is to be quantised."""
+        return (
+            node.op_type in ("Gemm", "MatMul")
+            and node.input[1] in self.weights
+            and not any(part in node.input[1] for part in self.kept)
+        )
+
+    def _origin(self, name: str) -> str:
+        """The activation with the same numbers before any reshaping."""
+        while self._operator(name) in UNMOVED:
+            name = self.makers[name].input[0]
+        return name
+
+    def _operator(self, name: str) -> str:
+        return self.makers[name].op_type if name in self.makers else ""
+
+    def _source(self, name: str) -> str:
+        """The operator that computed an activation."""
+        return self._operator(self._origin(name))
+
+    def _matrix(self, node: NodeProto) -> NDArray[np.float32]:
+        """The constant (k, n) of a product."""
+        matrix: NDArray[np.float32] = numpy_helper.to_array(self.weights[node.input[1]])
+        return matrix.T if any(each.name == "transB" and each.i for each in node.attribute) else matrix
+
+    def _norm(self, node: NodeProto) -> Iterator[NodeProto]:
+        """A layer norm of activations (..., d), each row as an instance of one channel."""
+        (states, gamma, beta), [name] = node.input, node.output
+        width = self.weights[gamma].dims[0]
+        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)
+        self.tensors |= {"norm.one": np.ones(1, np.float32), "norm.zero": np.zeros(1, np.float32)}
+        self.tensors[f"norm.{width}"] = np.array([-1, 1, width], np.int64)
+        yield _node("Shape", [states], f"{name}.shape")
+        yield _node("Reshape", [states, f"norm.{width}"], f"{name}.rows")
+        instances = [f"{name}.rows", "norm.one", "norm.zero"]
+        yield _node("InstanceNormalization", instances, f"{name}.normal", epsilon=epsilon)
+        yield _node("Reshape", [f"{name}.normal", f"{name}.shape"], f"{name}.units")
+        yield _node("Mul", [f"{name}.units", gamma], f"{name}.scaled_units")
+        yield _node("Add", [f"{name}.scaled_units", beta], name)
+
+    def _fixed(self, name: str, largest: NDArray[np.float32]) -> Iterator[NodeProto]:
+        """Codes of activations (..., k) with constant steps."""
+        if self._source(name) == NORM:
+            weights = np.max([np.abs(self._matrix(node)).max(1) for node in self.products[name]], axis=0)
+            self.steps[name] = channel_steps(largest, weights)
+            self.tensors[f"{name}.inverse"] = 1 / self.steps[name]
+            yield _node("Mul", [name, f"{name}.inverse"], f"{name}.scaled")
+            yield _node("QuantizeLinear", [f"{name}.scaled", "one", "rows.zero"], f"{name}.codes")
+        else:
+            step = np.array(largest.max() * MARGIN / (255 - ZERO) or 1, np.float32)
+            self.steps[name] = np.full(largest.shape, step)
+            self.tensors[f"{name}.step"] = step
+            yield _node("QuantizeLinear", [name, f"{name}.step", "rows.zero"], f"{name}.codes")
+
+    def _by_row(self, name: str) -> Iterator[NodeProto]:
+        """Codes of each row by its largest magnitude, (..., 1), which is the row's scale up to a constant step."""
+        kind, largest = self._kind(name), f"{name}.largest"
+        yield _node("ReduceMax", [name, "rows.axis"], f"{name}.highest", keepdims=1)
+        if kind == "gelu":
+            yield _node("Max", [f"{name}.highest", "gelu.least"], largest)
+        else:
+            yield _node("ReduceMin", [name, "rows.axis"], f"{name}.lowest", keepdims=1)
+            yield _node("Neg", [f"{name}.lowest"], f"{name}.depth")
+            yield _node("Max", [f"{name}.highest", f"{name}.depth", "rows.tiny"], largest)
+        yield _node("Div", [name, largest], f"{name}.shares")
+        yield _node("QuantizeLinear", [f"{name}.shares", f"{kind}.step", f"{kind}.zero"], f"{name}.codes")
+
+    def _kind(self, name: str) -> str:
+        return "gelu" if self._source(name) == "Gelu" else "rows"
+
+    def _product(self, node: NodeProto, products: NDArray[np.float64]) -> Iterator[NodeProto]:
+        """activations (..., k) @ matrix (k, n), plus a bias (n) if there is one."""
+        rows, name, kind = node.input[0], node.output[0], self._kind(node.input[0])
+        matrix, bias = self._matrix(node), list(node.input[2:])
+        fixed = rows in self.steps
+        steps = self.steps[rows][:, None] if fixed else np.ones((len(matrix), 1), np.float32)  # (k, 1)
+        integers, scales = fitted_codes(matrix * steps, products / (steps @ steps.T))
+        self.tensors[f"{name}.codes"] = integers  # (k, n)
+        self.tensors[f"{name}.scales"] = scales if fixed else scales * self.tensors[f"{kind}.step"]  # (n)
+        scale = "one" if fixed else f"{rows}.largest"
+        inputs = [f"{rows}.codes", f"{name}.codes", scale, f"{name}.scales", f"{kind}.zero", "weight.zero"]
+        if fixed:
+            output, bias = self._with_summand(name, bias)
+            yield _node("MatMulIntegerToFloat", [*inputs, *bias], output, domain=DOMAIN)
+        elif bias:  # the row's scale would multiply the operator's own bias, so the bias is added later
+            yield _node("MatMulIntegerToFloat", inputs, f"{name}.product", domain=DOMAIN)
+            yield _node("Add", [f"{name}.product", *bias], name)
+        else:
+            yield _node("MatMulIntegerToFloat", inputs, name, domain=DOMAIN)
+
+    def _with_summand(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
+        """If only the addition of one constant reads a product: the output of that addition, and a bias for both."""
+        match self.readers.get(name):
+            case [add] if add.op_type == "Add" and add.input[1] in self.weights:
+                constants = [numpy_helper.to_array(self.weights[each]) for each in (*bias, add.input[1])]
+                summand = np.sum(np.broadcast_arrays(*constants), axis=0, dtype=np.float32)
+                self.tensors[f"{name}.bias"] = np.broadcast_to(summand, self.tensors[f"{name}.scales"].shape)
+                return add.output[0], [f"{name}.bias"]
+        return name, bias
+
+    def _lookup(self, node: NodeProto) -> Iterator[NodeProto]:
+        """table (n, d)[ids] as int8 rows times one scale per row."""
+        (table, ids), [name] = node.input, node.output
+        integers, scales = codes(numpy_helper.to_array(self.weights[table]), WORD_LEVELS, axis=1)
+        stored, factors = f"{name}.codes", f"{name}.scales"
+        self.tensors |= {stored: integers, factors: scales}  # (n, d), (n, 1)
+        yield _node("Gather", [stored, ids], f"{name}.integers")
+        yield _node("Cast", [f"{name}.integers"], f"{name}.floats", to=1)
+        yield _node("Gather", [factors, ids], f"{name}.factors")
+        yield _node("Mul", [f"{name}.floats", f"{name}.factors"], name)
+
+
+def _node(operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(operator, inputs, [output], name=output, **attributes)

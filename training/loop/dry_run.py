@@ -1,0 +1,71 @@
+"""--dry-run: two steps of a recipe, of which nothing is kept."""
+
+import math
+import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.trainer_utils import SaveStrategy
+
+from training.data.corpus import Corpus
+from training.loop.arguments import training_arguments
+from training.loop.callbacks import Progress
+from training.loop.processes import console
+from training.loop.trainer import ObjectiveTrainer
+from training.methods.contrastive import Contrastive
+from training.methods.objective import Objective
+from training.model.views import View
+from training.recipes.keys import Recipe
+
+__all__ = ["dry_run"]
+
+
+def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective, steps: int = 2) -> None:
+    """Print one decoded example of each view, the loss of two steps, memory and speed; keep nothing."""
+    views = objective.views(corpus.rows[: recipe.batch_size])
+    for name, view in views.items():
+        _show(objective, f"view {name}", view["input_ids"], view["attention_mask"])
+    for name, ids, mask in _drawn(objective, views):
+        _show(objective, f"drawn {name}", ids, mask)
+    with tempfile.TemporaryDirectory() as folder:
+        update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1}
+        short = recipe.model_copy(update=update)
+        arguments = training_arguments(short, Path(folder), chooser=None)
+        arguments.save_strategy = SaveStrategy.NO
+        trainer = ObjectiveTrainer(objective, corpus, arguments)
+        trainer.add_callback(Progress())
+        result = trainer.train()
+        seconds = result.metrics["train_runtime"] / steps
+    total = recipe.max_steps or math.ceil(recipe.epochs * (len(corpus) // recipe.batch_size))
+    console.print(f"memory: {_peak_memory():.2f} GB")
+    console.print(
+        f"speed: {recipe.batch_size / seconds:.0f} sentences a second; "
+        f"{total} steps would take {total * seconds / 60:.0f} minutes"
+    )
+
+
+def _show(objective: Objective, what: str, ids: Tensor, mask: Tensor) -> None:
+    """The first row of token ids (n, L), decoded."""
+    text = objective.encoder.tokenizer.decode(ids[0, : int(mask[0].sum())])
+    console.print(f"{what}: {tuple(ids.shape)} tokens, such as: {text}", markup=False)
+
+
+def _drawn(objective: Objective, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, token ids (n, L) and attention mask of what a step draws in addition: masked words, edits."""
+    if not isinstance(objective, Contrastive):
+        return
+    for name, view in objective.draw(views).items():
+        if "masked_ids" in view:
+            yield f"{name}, masked", view["masked_ids"], view["attention_mask"]
+        if "edited_ids" in view:
+            yield f"{name}, edited", view["edited_ids"], view["edited_mask"]
+
+
+def _peak_memory() -> float:
+    """Gigabytes, of the GPU if there is one, otherwise of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

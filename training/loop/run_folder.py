@@ -1,0 +1,208 @@
+"""A run folder: everything that one training run writes.
+
+recipe.toml        the resolved recipe
+data.json          the files of text: names, counts, digests
+log.jsonl          one line per logged step: loss, its parts, rate, dev scores
+tensorboard/       the same for TensorBoard
+checkpoint-N/      weights, optimiser, schedule and random states after step N
+model/             the chosen encoder, written when training is finished
+run.json           provenance: parent, recipe, data, commit, seeds, versions, scores
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from training.data.corpus import Corpus
+from training.errors import RunError
+from training.recipes.files import to_toml
+from training.recipes.keys import Recipe
+
+__all__ = ["Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of one run folder, and the operations on them."""
+
+    path: Path
+
+    @classmethod
+    def fresh(cls, path: Path) -> Self:
+        """A run folder that does not exist yet. Raises RunError if something is in its place."""
+        run = cls(path)
+        if run.recipe_file.is_file():
+            raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not an empty folder; choose another --out")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run folder. Raises RunError if there is none."""
+        run = cls(path)
+        if any(path.glob("seed-*/recipe.toml")):
+            raise RunError(f"{path} holds one run per seed; continue them with the command that started them")
+        if not run.recipe_file.is_file():
+            raise RunError(
+                f"{path} is not a run folder (no recipe.toml); start one: python -m training.fit RECIPE --out {path}"
+            )
+        return run
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def data_file(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation so far, those used in training only among them."""
+        return self.path / "best.safetensors"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def provenance_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def finished(self) -> bool:
+        return self.provenance_file.is_file()
+
+    def provenance(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
+        return provenance
+
+    def start(self, recipe: Recipe, corpus: Corpus) -> None:
+        """Make the folder with the recipe and the list of text files; or compare the files with the existing list.
+
+        Raises RunError if the text has changed: a resumed run would be neither the old one nor a new one.
+        """
+        sources = _sources(corpus)
+        if self.data_file.is_file():
+            before = json.loads(self.data_file.read_text(encoding="utf-8"))
+            if before != sources:
+                changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
+                raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
+        self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
+        _write_json(self.data_file, sources)
+
+    def rewind(self, processes: int = 1) -> Path | None:
+        """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.
+
+        A checkpoint is complete if its trainer_state.json, which is written last, is complete. Raises RunError if
+        another number of processes saved it: each process continues from its own random state.
+        """
+        newest, step = None, 0
+        for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
+            if newest is None and _is_json(folder / "trainer_state.json"):
+                newest, step = folder, _step(folder)
+            elif newest is None:
+                shutil.rmtree(folder)
+        if self.log_file.is_file():
+            lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
+            _write(self.log_file, "".join(line + "\n" for line in lines))
+        if newest is None:
+            self.best.unlink(missing_ok=True)
+        saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
+        if saved != processes:
+            raise RunError(
+                f"{newest} was saved by {saved} processes and this would continue with {processes}; "
+                f"start it with torchrun --nproc_per_node {saved}"
+            )
+        return newest
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to the log."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def finish(self, save: Callable[[Path], None], recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
+        """Let `save` write the model folder, then write the provenance: a run with run.json is finished."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        save(self.model)
+        provenance = {
+            "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
+            "recipe": recipe.model_dump(mode="json", exclude_none=True),
+            "data": _sources(corpus),
+            "commit": _commit(),
+            "seeds": [recipe.seed],
+            "rows": len(corpus),
+            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
+            **figures,
+        }
+        self.write_provenance(provenance)
+
+    def write_provenance(self, provenance: dict[str, Any]) -> None:
+        """Write the last file of a run, which marks it as finished."""
+        _write_json(self.provenance_file, provenance)
+
+
+def _sources(corpus: Corpus) -> list[dict[str, Any]]:
+    return [source.model_dump(mode="json") for source in corpus.sources]
+
+
+def _write_json(path: Path, content: object) -> None:
+    _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write all of the text, or nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_logged(line: str, step: int) -> bool:
+    """Whether a line of the log was written at or before `step`; the last line may be incomplete."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError):
+        return False
+
+
+def _commit() -> str | None:
+    """The commit of Cloze's own working tree; None if it does not run from one."""
+    try:
+        result = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()

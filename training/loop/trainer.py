@@ -1,0 +1,131 @@
+"""transformers' Trainer around an objective: named loss parts in the log, and dev data as evaluation."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import ProgressCallback, Trainer, TrainingArguments
+
+from training.data.corpus import Corpus
+from training.data.sampler import LengthGroupedSampler, NeighbourSampler
+from training.errors import RunError
+from training.loop.arguments import DEV
+from training.loop.gradient_cache import Chunked, backward_in_chunks
+from training.methods.objective import Objective
+from training.methods.parts.gather import average_gradients
+from training.model.pooling import Embed
+from training.model.pretrained import quiet
+
+__all__ = ["ObjectiveTrainer", "Score"]
+
+Score = Callable[[Embed], dict[str, float]]
+"""What embeds texts -> dev figures by name."""
+
+
+class ObjectiveTrainer(Trainer):
+    """Trains `objective`; an evaluation scores its encoder on the dev data.
+
+    The best weights are kept in the file `best`, separate from the checkpoints, which also hold the optimiser's state.
+    """
+
+    objective: Objective
+
+    def __init__(
+        self,
+        objective: Objective,
+        corpus: Corpus,
+        arguments: TrainingArguments,
+        score: Score | None = None,
+        best: Path | None = None,
+    ) -> None:
+        super().__init__(
+            model=objective,
+            args=arguments,
+            train_dataset=corpus,
+            eval_dataset=None if score is None else (),  # evaluation needs one, but `evaluate` does not read it
+            data_collator=objective.views,
+        )
+        self.remove_callback(ProgressCallback)
+        self.objective = objective
+        self.corpus = corpus
+        self.score = score
+        self.best = best
+        self._parts: list[dict[str, Tensor]] = []
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        recipe = self.objective.recipe
+        if recipe.neighbours > 1:
+            return NeighbourSampler(len(self.corpus), recipe.neighbours, recipe.seed)
+        if not recipe.group_by_length:
+            return super()._get_train_sampler(train_dataset)
+        lengths = [sum(map(len, row)) for row in self.corpus.rows]  # characters are precise enough
+        return LengthGroupedSampler(lengths, recipe.batch_size, recipe.seed)
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        return int(self.objective.recipe.batch_size)  # of all processes; the Trainer would multiply it by their number
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+        outputs: dict[str, Tensor] = model(**inputs)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
+        """Forward and backward pass of one batch, with GradCache if the recipe sets `mini_batch_size`."""
+        size = getattr(self.objective.recipe, "mini_batch_size", None)
+        if size is None or not isinstance(self.objective, Chunked):
+            return super().training_step(model, inputs, *arguments, **keywords)
+        model.train()
+        # DistributedDataParallel expects one pass, so it is bypassed and its gradients are averaged here
+        views: dict[str, Any] = self._prepare_inputs(inputs)
+        outputs = backward_in_chunks(self.objective, views, size, self.accelerator.autocast)
+        average_gradients(self.objective)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._parts:
+            parts, self._parts = self._parts, []
+            for name in parts[0]:
+                logs[name] = torch.stack([part[name] for part in parts]).mean().item()
+            if not math.isfinite(logs["loss"] + logs.get("grad_norm", 0.0)):
+                raise RunError(
+                    f"the loss is {logs['loss']} at step {self.state.global_step}, the gradient's norm "
+                    f"{logs.get('grad_norm')}; lower learning_rate, or use precision = 'fp32'"
+                )
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        with quiet():  # it would warn of checkpoints less than a second apart
+            super()._save_checkpoint(*arguments, **keywords)
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        assert self.score is not None, "evaluation without dev data is switched off in the arguments. This is a bug."
+        scores = [self.score(self.objective.encoder.embed) if self.is_world_process_zero() else {}]
+        broadcast_object_list(scores)  # so that all processes agree which checkpoint is best
+        metrics = {f"{DEV}{name}": score for name, score in scores[0].items()}
+        self.log(dict(metrics))
+        if self.best and self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
+            partial = self.best.with_suffix(".partial")
+            save_model(self.objective, str(partial))
+            partial.replace(self.best)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def load_best(self) -> None:
+        """Load the best weights if dev data chose some; otherwise those of the last step stay."""
+        if self.best and self.best.is_file():
+            load_model(self.objective, self.best)
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        """Whether they are better than all before; the Trainer records it after the evaluation."""
+        former, chooser = self.state.best_metric, self.args.metric_for_best_model
+        assert chooser is not None, "the arguments name the figure that chooses a checkpoint. This is a bug."
+        return former is None or metrics[chooser] > former

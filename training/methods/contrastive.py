@@ -1,0 +1,133 @@
+"""The base of the contrastive methods: passes over views first, then a loss over the whole batch.
+
+The two halves are separate because they scale differently. A pass works row by row and may run in chunks whose
+activations are thrown away (GradCache). `loss` sees the vectors of all rows, and of all processes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from training.errors import RecipeError
+from training.methods.losses import info_nce
+from training.methods.objective import Objective
+from training.methods.parts.gather import gather
+from training.model.encoder import SentenceEncoder
+from training.model.heads import HeadKind
+from training.model.views import Pass, View, encode_trimmed
+from training.recipes.keys import Positive, Recipe
+
+__all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
+
+VIEWS = ("first", "second", "negative")  # a text, its positive, its hard negative
+
+
+class ContrastiveRecipe(Recipe):
+    """The keys of every contrastive method."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
+    dimensions: tuple[Positive, ...] = Field(
+        (),
+        description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
+    )
+    mini_batch_size: Positive | None = Field(
+        None, description="GradCache: encode this many rows at a time, twice, which saves memory; unset: all at once"
+    )
+
+    @model_validator(mode="after")
+    def _distinct_dimensions(self) -> Self:
+        if len(set(self.dimensions)) < len(self.dimensions):
+            raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
+        return self
+
+
+class PairsRecipe(ContrastiveRecipe):
+    """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
+
+    negative_weight: float = Field(
+        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+    )
+    kept_head: HeadKind | None = Field(
+        None,
+        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
+        "head; unset: a tanh in training only",
+    )
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Self:
+        if self.negative_weight and len(self.columns) != 3:
+            raise ValueError(
+                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
+                "a third column: name three columns, or write negative_weight = 0.0"
+            )
+        return self
+
+
+class Contrastive(Objective):
+    """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
+
+    rowwise: ClassVar[bool] = True  # False if the rows of a pass depend on each other (BatchNorm): no chunks then
+    head: nn.Module  # between vectors and loss
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__(encoder, recipe)
+        if recipe.mini_batch_size and not self.rowwise:
+            raise RecipeError(
+                f"mini_batch_size is {recipe.mini_batch_size}, and method {recipe.method!r} has BatchNorm, which sees "
+                "all rows at once; remove mini_batch_size"
+            )
+        if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
+            raise RecipeError(
+                f"dimensions has {max(recipe.dimensions)}; the encoder's vectors have {encoder.dimension}: lower it"
+            )
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        """The views with what a step draws at random before its passes (masked words, dropout rates)."""
+        return views
+
+    @abstractmethod
+    def encode(self, name: str, view: View) -> Tensor:
+        """The vectors of a view: (n, ...), row i from row i of the view alone."""
+
+    def passes(self) -> dict[str, Pass]:
+        """The passes over every view, by the argument of `loss` that takes their results."""
+        return {"vectors": self.encode}
+
+    @abstractmethod
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        """The results of each pass by view, all n rows of each -> what `forward` returns. Heads are applied here."""
+
+    def forward(self, **views: View) -> dict[str, Tensor]:
+        views = self.draw(views)
+        results = {
+            argument: {name: encode_trimmed(partial(run, name), view) for name, view in views.items()}
+            for argument, run in self.passes().items()
+        }
+        return self.loss(views=views, **results)
+
+    def contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
+        """InfoNCE of vectors (n, d) after the head, over the rows of all processes."""
+        first, second = self.joined(first), self.joined(second)
+        if negative is None:
+            return info_nce(first, second, self.recipe.temperature)
+        return info_nce(first, second, self.recipe.temperature, self.joined(negative), self.recipe.negative_weight)
+
+    def joined(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, ..., d) after the head, of all processes, in fp32 because the gather's gradient is a sum."""
+        return gather(self.head(vectors).float())
+
+    def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
+        """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).
+
+        A vector is cut by zeros: the cosine is that of the shorter vector, and the head still sees its own width.
+        """
+        if not self.recipe.dimensions:
+            return loss(*vectors)
+        places = torch.arange(self.encoder.dimension, device=vectors[0].device)
+        cuts = [places < size for size in self.recipe.dimensions]
+        return torch.stack([loss(*(vector * cut for vector in vectors)) for cut in cuts]).mean()

@@ -1,0 +1,19 @@
+"""Losses: tensors in, scalar out. No model, no data, no optimiser.
+
+n is the number of rows and d the dimension. Each docstring names the paper's equation.
+"""
+
+from training.methods.losses.distillation import cosine_distance, similarity_divergence
+from training.methods.losses.edit_detection import edit_detection
+from training.methods.losses.info_nce import cosine_matrix, info_nce
+from training.methods.losses.self_guided import SELF_GUIDED, parameter_drift
+
+__all__ = [
+    "SELF_GUIDED",
+    "cosine_distance",
+    "cosine_matrix",
+    "edit_detection",
+    "info_nce",
+    "parameter_drift",
+    "similarity_divergence",
+]

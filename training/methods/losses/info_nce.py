@@ -1,0 +1,40 @@
+"""InfoNCE: each row against all other rows of the batch."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["cosine_matrix", "info_nce"]
+
+
+def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
+    """Cosines of every row of `left` (n, d) with every row of `right` (m, d): (n, m)."""
+    with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 needs more
+        wide = torch.promote_types(left.dtype, torch.float32)
+        return _unit(left.to(wide)) @ _unit(right.to(wide)).T
+
+
+def info_nce(
+    anchors: Tensor,
+    positives: Tensor,
+    temperature: float,
+    negatives: Tensor | None = None,
+    negative_weight: float = 0.0,
+) -> Tensor:
+    """-log of the softmax of row i's own positive among all positives and hard negatives, averaged; all (n, d).
+
+    SimCSE equations 1 and 5 (arXiv:2104.08821), PromptBERT equation 4 (arXiv:2201.04337): one direction only.
+    `negative_weight` is added to the logit of a row's own hard negative: the paper's alpha is its exponential.
+    """
+    logits = cosine_matrix(anchors, positives) / temperature  # (n, n)
+    own = torch.arange(len(logits), device=logits.device)
+    if negatives is not None:
+        hard = cosine_matrix(anchors, negatives) / temperature  # (n, n)
+        weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)
+        logits = torch.cat([logits, hard + weights], dim=1)
+    return F.cross_entropy(logits, own)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows (n, d) of length 1. A row of zeros stays zero and has no gradient, which would be unbounded."""
+    return F.normalize(rows.masked_fill((rows == 0).all(dim=-1, keepdim=True), 0.0), dim=-1)

@@ -1,0 +1,117 @@
+"""Masked language modelling (arXiv:1810.04805 section 3.1, without next sentences): guess the hidden words.
+
+Gives an encoder the masked-word head that prompt methods, template search and DiffCSE's generator need, or trains both
+from scratch. PromptBERT A.2 compares a tied head with an untied one.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+from transformers import AutoModel
+
+from training.data.corpus import Row
+from training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
+from training.errors import EncoderError
+from training.methods.objective import Objective
+from training.methods.parts.gather import gather
+from training.model.encoder import SentenceEncoder
+from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.views import View, trimmed, view
+from training.recipes.keys import Positive, Recipe
+
+__all__ = ["MLM", "MLMRecipe"]
+
+
+class MLMRecipe(Recipe):
+    """The keys of `method = "mlm"`."""
+
+    method: Literal["mlm"]
+    from_scratch: bool = Field(
+        False, description="initialise all weights; encoder gives only configuration and tokenizer"
+    )
+    head: Literal["fresh", "kept"] = Field(
+        "fresh", description="initialise a new masked-word head, or continue with the encoder's"
+    )
+    tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
+    whole_words: bool = Field(False, description="mask all tokens of a word, or none")
+    accumulation_steps: Positive = Field(
+        1, description="process each batch in this many parts, one after the other: less memory, more time"
+    )
+
+    @model_validator(mode="after")
+    def _consistent_keys(self) -> Self:
+        if self.from_scratch and self.head == "kept":
+            raise ValueError("from_scratch initialises all weights and head = 'kept' keeps old ones; choose one")
+        if self.batch_size % self.accumulation_steps:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "
+                "that is a multiple of it"
+            )
+        if self.head == "kept" and not self.tied:
+            raise ValueError("tied = false needs head = 'fresh'; a kept head is tied or not already")
+        return self
+
+
+class MLM(Objective):
+    """Cross entropy of the chosen tokens; only they pass through the head."""
+
+    Recipe = MLMRecipe
+    continuing: Tensor | None  # (vocabulary)
+
+    def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
+        if encoder.tokenizer.mask_token_id is None:
+            raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; choose another encoder")
+        if recipe.from_scratch:
+            fresh = AutoModel.from_config(encoder.backbone.config)
+            encoder = SentenceEncoder(fresh, encoder.tokenizer, encoder.config)
+        super().__init__(encoder, recipe)
+        config = encoder.backbone.config
+        self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
+        encoder.head = encoder.continuous = None  # they were trained with the old weights
+        self.text_pooling = encoder.make_pooling("[X]", recipe.max_tokens, mode="cls")
+        continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
+        self.register_buffer("continuing", continuing, persistent=False)
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        return {"texts": view(self.text_pooling, [text for (text,) in rows])}
+
+    def forward(self, texts: View) -> dict[str, Tensor]:
+        tokenizer = self.encoder.tokenizer
+        ids = texts["input_ids"]
+        masked, chosen = mask_tokens(
+            ids,
+            maskable_tokens(ids, tokenizer),
+            self.recipe.masked_share,
+            tokenizer.mask_token_id,
+            self.encoder.vocabulary,
+            self.continuing,
+        )
+        hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
+        scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
+        guesses = _total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
+        loss = _total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
+        return {"loss": loss, "accuracy": _total(scores.detach().argmax(-1) == answers) / guesses}
+
+    def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
+        """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""
+        hidden, answers = [], []
+        for _, part in trimmed(view):
+            chosen = part["answers"] >= 0
+            hidden.append(self.encoder.hidden(part["input_ids"], part["attention_mask"])[chosen])
+            answers.append(part["answers"][chosen])
+        return torch.cat(hidden), torch.cat(answers)
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        save_masked_lm(self.encoder.backbone, self.head, folder)
+
+
+def _total(numbers: Tensor) -> Tensor:
+    """The sum over all processes, a scalar."""
+    return gather(numbers.sum().view(1)).sum()

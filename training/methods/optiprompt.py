@@ -1,0 +1,55 @@
+"""OptiPrompt (arXiv:2104.05240) as in PromptBERT's section 4.2: only the template learns, the backbone is frozen.
+
+Each word of the template is a vector that begins as the word's own embedding. A sentence and itself under another
+dropout mask are positives, as in SimCSE. The vectors are served; the head is used in training only.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from training.data.corpus import Row
+from training.methods.contrastive import Contrastive, ContrastiveRecipe
+from training.methods.parts.loss_head import transform
+from training.model.continuous_template import ContinuousTemplate
+from training.model.encoder import SentenceEncoder
+from training.model.views import View, view
+
+__all__ = ["OptiPrompt", "OptiPromptRecipe"]
+
+
+class OptiPromptRecipe(ContrastiveRecipe):
+    """The keys of `method = "optiprompt"`."""
+
+    method: Literal["optiprompt"]
+    pooling: Literal["mask"] = Field("mask", description="how the vector is read: OptiPrompt reads it at the mask")
+
+
+class OptiPrompt(Contrastive):
+    """Trains one vector per word of the template, and the head, which begins as the masked-word head's transform.
+
+    The paper's code finds the words by token id, which overwrites such words in the text and misses the opening
+    quote. Here they are found by position.
+    """
+
+    Recipe = OptiPromptRecipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: OptiPromptRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = transform(encoder, recipe.encoder)
+        encoder.requires_grad_(False)
+        if encoder.continuous is None:
+            encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
+        encoder.continuous.requires_grad_(True)
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        texts = [text for (text,) in rows]
+        return {name: view(self.pooling, texts) for name in ("first", "second")}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder.vectors(view, self.pooling)  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        return {"loss": self.nested(self.contrast, vectors["first"], vectors["second"])}

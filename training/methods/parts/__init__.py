@@ -1,0 +1,1 @@
+"""Parts that training methods are built from: generators, discriminators, dropout, text edits, gathering."""

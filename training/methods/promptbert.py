@@ -1,0 +1,111 @@
+"""PromptBERT (arXiv:2201.04337 section 4.3): [MASK] vectors of sentences in templates.
+
+Three modes put one sentence into two templates, as in the rows of the paper's Table 8: the `same` template twice, where
+dropout tells the views apart; `different` templates; and `denoised`: different templates, each minus the vector of the
+template alone. `supervised` takes pairs, with or without a hard negative, in one template, denoised.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from encoding.errors import TemplateError
+from encoding.template import Template
+from training.data.corpus import Row
+from training.methods.contrastive import VIEWS, Contrastive, PairsRecipe
+from training.methods.parts.loss_head import loss_head
+from training.model.encoder import SentenceEncoder
+from training.model.views import View, view
+
+__all__ = ["PromptBERT", "PromptBERTRecipe"]
+
+TWO_TEMPLATES = ("different", "denoised")
+
+
+class PromptBERTRecipe(PairsRecipe):
+    """The keys of `method = "promptbert"`."""
+
+    method: Literal["promptbert"]
+    pooling: Literal["mask"] = Field("mask", description="how the vector is read: PromptBERT reads it at the mask")
+    mode: Literal["same", "different", "denoised", "supervised"] = Field(
+        "denoised", description="the views: same, different or denoised of one column; supervised of two or three"
+    )
+    second_template: str | None = Field(
+        None, description="the second view's template, in the modes different and denoised"
+    )
+
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        if self.mode not in TWO_TEMPLATES:
+            if self.second_template is not None:
+                raise ValueError(
+                    f"mode {self.mode!r} has one template; remove second_template or write mode = 'different'"
+                )
+            return self
+        if self.second_template in (None, self.template):
+            raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
+        try:
+            Template.parse(str(self.second_template), "mask")
+        except TemplateError as error:
+            raise ValueError(f"second_template: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _supervision(self) -> Self:
+        columns = len(self.columns) or 1
+        if self.mode == "supervised":
+            if columns == 1:
+                raise ValueError("mode 'supervised' needs pairs; name two columns, or three with a hard negative")
+        elif columns > 1:
+            raise ValueError(
+                f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
+                "mode = 'supervised'"
+            )
+        elif self.kept_head is not None:
+            raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
+        return self
+
+
+class PromptBERT(Contrastive):
+    """Equation 4, or with hard negatives SimCSE's equation 5, of vectors that are denoised before the tanh head.
+
+    Without supervision, denoising and the projection head are used in training only. With supervision both are served.
+    """
+
+    Recipe = PromptBERTRecipe
+    columns = (1, 2, 3)
+
+    def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = loss_head(encoder, recipe)
+        self.denoised = recipe.mode in ("denoised", "supervised")
+        self.poolings = dict.fromkeys(VIEWS[: max(2, len(recipe.columns))], self.pooling)
+        if recipe.second_template:
+            self.poolings["second"] = encoder.make_pooling(recipe.second_template, recipe.max_tokens)
+        if recipe.mode == "supervised":
+            encoder.reconfigure(encoder.config.model_copy(update={"denoising": True}))
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        columns = list(zip(*rows, strict=True))
+        if self.recipe.mode == "same":
+            return dict.fromkeys(self.poolings, view(self.pooling, columns[0]))  # only dropout tells them apart
+        if len(columns) == 1:
+            columns *= 2
+        named = zip(self.poolings.items(), columns, strict=True)
+        return {name: view(pooling, texts) for (name, pooling), texts in named}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder.read(**view, pooling=self.poolings[name])  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.poolings]
+        return {"loss": self.nested(self.contrast, *finished)}
+
+    def _bias(self, name: str, view: View) -> Tensor | None:
+        """The vectors of the template alone for the view's texts, (n, d); texts of one length share a dropout mask."""
+        if not self.denoised:
+            return None
+        pooling = self.poolings[name]
+        return self.encoder.template_bias(pooling.lengths(view["attention_mask"]), pooling)

@@ -1,0 +1,146 @@
+"""SimCSE (arXiv:2104.08821) and S-SimCSE (arXiv:2111.11750): positives from another dropout mask, or from pairs.
+
+One column is unsupervised; two are pairs; a third is a hard negative of the first. An optional second loss guesses
+masked words, so that the encoder forgets less of its language.
+
+S-SimCSE draws the dropout rates anew for each pass. The paper gives neither the distribution's parameters, nor whether
+attention probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
+probabilities count, and a row is scaled by its own 1 / (1 - rate).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from training.data.corpus import Row
+from training.methods.contrastive import VIEWS, Contrastive, PairsRecipe
+from training.methods.parts.loss_head import loss_head
+from training.methods.parts.masked_word_loss import MaskedWordLoss
+from training.methods.parts.sampled_dropout import FORMS, Distribution, Dropouts, draw_rates, well_formed
+from training.model.encoder import SentenceEncoder
+from training.model.views import Pass, View, view
+from training.recipes.keys import Recipe
+
+__all__ = ["SSimCSE", "SSimCSERecipe", "SimCSE", "SimCSERecipe"]
+
+
+class _MaskedWordsRecipe(PairsRecipe):
+    """The keys that SimCSE and S-SimCSE share."""
+
+    mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a second, masked-word loss; 0: none")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.15, description="share of the tokens that the masked-word loss guesses"
+    )
+
+
+class SimCSERecipe(_MaskedWordsRecipe):
+    """The keys of `method = "simcse"`."""
+
+    method: Literal["simcse"]
+
+
+class SSimCSERecipe(_MaskedWordsRecipe):
+    """The keys of `method = "ssimcse"`."""
+
+    method: Literal["ssimcse"]
+    scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
+        "pass", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
+    )
+    distribution: Distribution = Field(
+        "uniform", description="what rates are drawn from: fixed, uniform, beta, truncnormal or choice"
+    )
+    rates: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
+        (0.0, 0.2), description="the distribution's numbers; uniform: lowest and highest rate"
+    )
+    attention_dropout: bool = Field(
+        True, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
+    )
+
+    @model_validator(mode="after")
+    def _rates(self) -> Self:
+        if not well_formed(self.distribution, self.rates):
+            raise ValueError(
+                f"rates is {list(self.rates)}; distribution {self.distribution!r} takes {FORMS[self.distribution]}"
+            )
+        return self
+
+
+class SimCSE(Contrastive):
+    """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
+
+    Recipe: ClassVar[type[Recipe]] = SimCSERecipe
+    columns = (1, 2, 3)
+
+    def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = loss_head(encoder, recipe)
+        self.masked_word_loss = MaskedWordLoss(encoder, recipe) if recipe.mlm_weight else None
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        columns = [view(self.pooling, texts) for texts in zip(*rows, strict=True)]
+        if len(columns) == 1:
+            columns *= 2  # only dropout tells them apart
+        return dict(zip(VIEWS, columns, strict=False))
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        if self.masked_word_loss is None:
+            return views
+        return {name: self.masked_word_loss.draw(view) for name, view in views.items()}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder.vectors(view, self.pooling)  # (n, d)
+
+    def passes(self) -> dict[str, Pass]:
+        if self.masked_word_loss is None:
+            return super().passes()
+        return super().passes() | {"masked_words": self.guess}
+
+    def guess(self, name: str, view: View) -> Tensor:
+        """The masked-word loss of each row, (n)."""
+        assert self.masked_word_loss is not None, "only `passes` of an objective with this loss leads here"
+        losses: Tensor = self.masked_word_loss(view)
+        return losses
+
+    def loss(
+        self,
+        vectors: Mapping[str, Tensor],
+        views: Mapping[str, View],
+        masked_words: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        contrast = self.nested(self.contrast, *vectors.values())
+        if self.masked_word_loss is None or masked_words is None:
+            return {"loss": contrast}
+        guessing = self.masked_word_loss.mean(masked_words, views)
+        loss = contrast + self.recipe.mlm_weight * guessing
+        return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
+
+
+class SSimCSE(SimCSE):
+    """Section 3: `pass` and `op` are the paper's "w/o sd", `sentence` (section 3.2) and `sentence-op` its "w/ sd"."""
+
+    Recipe = SSimCSERecipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: SSimCSERecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.dropouts = Dropouts.install(encoder.backbone, recipe.attention_dropout)
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        return {name: view | {"rates": self._rates(view)} for name, view in super().draw(views).items()}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        with self.dropouts.at(view["rates"]):
+            return super().encode(name, view)
+
+    def guess(self, name: str, view: View) -> Tensor:
+        with self.dropouts.at(view["rates"]):
+            return super().guess(name, view)
+
+    def _rates(self, view: View) -> Tensor:
+        """A rate for each row and operation of a pass, (n, operations)."""
+        scope, ids = self.recipe.scope, view["input_ids"]
+        rows = len(ids) if scope.startswith("sentence") else 1
+        operations = len(self.dropouts) if scope.endswith("op") else 1
+        rates = draw_rates(self.recipe.distribution, self.recipe.rates, (rows, operations))
+        return rates.to(ids.device).expand(len(ids), len(self.dropouts))

@@ -1,0 +1,54 @@
+"""Run a bundle's graph: the vectors of the service without the service."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
+from encoding.text import TextEncoder
+from training.model.pooling import token_batches
+
+__all__ = ["GraphEncoder", "provider", "session"]
+
+
+class GraphEncoder:
+    """A graph and its text encoder."""
+
+    def __init__(self, graph: Path, text_encoder: TextEncoder) -> None:
+        self.session = session(graph)
+        self.text_encoder = text_encoder
+
+    @classmethod
+    def of(cls, bundle: Bundle, precision: Precision) -> Self:
+        """Raises BundleError if the bundle has no graph of that precision."""
+        return cls(bundle.graph(precision), bundle.text_encoder)
+
+    def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32, in the texts' order."""
+        sequences = [tokens.ids for tokens in self.text_encoder.encode(texts)]
+        dimension = self.session.get_outputs()[0].shape[1]
+        vectors = np.empty((len(texts), dimension), dtype=np.float32)
+        for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
+            batch = self.text_encoder.pad([sequences[row] for row in rows])
+            vectors[rows] = self.session.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
+        return vectors
+
+
+def provider() -> str:
+    """The execution provider that is used here: CUDA if there is one, otherwise the CPU."""
+    available = onnxruntime.get_available_providers()
+    return next(name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available)
+
+
+def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
+    """Open a graph, given as a path or as bytes, with `provider`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    source = graph if isinstance(graph, bytes) else str(graph)
+    return onnxruntime.InferenceSession(
+        source, options, providers=list(dict.fromkeys([provider(), "CPUExecutionProvider"]))
+    )

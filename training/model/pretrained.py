@@ -1,0 +1,46 @@
+"""What every load of a pretrained model needs: silence, a device, and the difference between a path and a hub name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub.utils import logging as hub_logging
+from torch import nn
+from transformers import PreTrainedModel
+
+__all__ = ["fastest_device", "looks_local", "quiet", "word_embeddings"]
+
+
+def fastest_device() -> torch.device:
+    """The GPU if there is one, otherwise the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def looks_local(source: str) -> bool:
+    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
+    path = Path(source)
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+def word_embeddings(model: PreTrainedModel) -> nn.Embedding:
+    """The static embeddings of the vocabulary, (vocabulary, d)."""
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding), "transformers looks words up in an Embedding. This is a bug."
+    return embeddings
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the progress bars, load reports and retries of transformers; Cloze checks what matters itself."""
+    levels = [(logging, logging.get_verbosity()) for logging in (transformers.logging, hub_logging)]
+    for logging, _ in levels:
+        logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logging, level in levels:
+            logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Recipes: their keys, the TOML files that come with Cloze, and how both are read."""

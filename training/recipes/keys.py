@@ -1,0 +1,105 @@
+"""A recipe: everything that decides a training run, in a small TOML file, checked before anything is loaded.
+
+The keys that all methods share are here; a method adds its own in a subclass beside its objective. A table
+`[presets.NAME]` has keys that `--preset NAME` puts in place of those at the top: one recipe serves several backbones.
+`--key-name value` on the command line replaces a key of either. The run folder keeps the resolved recipe.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from encoding.errors import TemplateError
+from encoding.template import PoolingMode, Template
+
+__all__ = ["LARGEST_SEED", "Positive", "Recipe"]
+
+LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each of several processes adds to it
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Recipe(BaseModel):
+    """The keys of every method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    method: str = Field(description="the training method")
+    encoder: str = Field(description="parent encoder: a local folder or a hub name")
+    corpus: tuple[str, ...] = Field(
+        min_length=1, description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl; also .gz"
+    )
+    columns: tuple[str, ...] = Field((), description="columns of a csv, tsv or jsonl corpus to read")
+    sentences: Positive | None = Field(
+        None, description="train on a random sample of this many sentences; unset: on all"
+    )
+    min_words: Positive = Field(1, description="leave out sentences with fewer words")
+    max_words: Positive | None = Field(None, description="leave out sentences with more words")
+    template: str = Field("[X]", description='words around the text, such as: This sentence of "[X]" means [MASK].')
+    pooling: PoolingMode = Field("cls", description="how the vector is read: mask, cls or mean")
+    final_period: bool = Field(False, description="give a text without closing punctuation a period")
+    max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
+    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
+    group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
+    neighbours: Positive = Field(1, description="draw this many consecutive texts of the corpus together")
+    epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
+    max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, then decayed linearly")
+    end_learning_rate: Annotated[float, Field(ge=0)] = Field(0.0, description="the rate at the end of the decay")
+    warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0, description="steps of linear warm-up; below 1: a share of all steps"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
+    adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="arithmetic of the forward pass: fp32; tf32, on a GPU; or bf16; weights stay fp32"
+    )
+    compile: bool = Field(
+        False, description="compile the encoder with torch.compile: the first steps take minutes, later ones are faster"
+    )
+    dev: str | None = Field(
+        None,
+        description="scored pairs that choose the best checkpoint: sts-dev.csv, or columns sentence1, sentence2, score",
+    )
+    dev_retrieval: tuple[str, ...] = Field(
+        (),
+        description="folders of collections to search, in BEIR's layout; the best checkpoint has the highest mean of "
+        "their nDCG@10 and of the dev pairs' correlation",
+    )
+    eval_steps: Positive = Field(
+        125, description="steps between evaluations on the dev data; the best weights are kept"
+    )
+    save_steps: Positive | None = Field(
+        None, description="steps between checkpoints, from which --resume continues; unset: eval_steps"
+    )
+    patience: Positive | None = Field(
+        None, description="stop after this many evaluations in a row without a better dev score; unset: never"
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        0, description="processes that tokenise while a step runs; 0: each batch is tokenised before its step"
+    )
+    log_steps: Positive = Field(10, description="steps between logged losses")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
+        42, description="seed of the order, the dropout and new weights"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            Template.parse(self.template, self.pooling)
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
+        if self.group_by_length and self.neighbours > 1:
+            raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
+        if self.max_words is not None and self.max_words < self.min_words:
+            raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
+        if self.end_learning_rate >= self.learning_rate:
+            raise ValueError(
+                f"end_learning_rate is {self.end_learning_rate} and learning_rate {self.learning_rate}; "
+                "the end has to be lower"
+            )
+        if self.patience is not None and self.dev is None and not self.dev_retrieval:
+            raise ValueError(f"patience is {self.patience} and counts dev scores; write dev, or remove patience")
+        return self

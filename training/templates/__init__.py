@@ -1,0 +1,1 @@
+"""Search for the template that suits an encoder best."""
