@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(overview(name))
         return 0
     if any(word == "--resume" or word.startswith("--resume=") for word in words):
-        return fit_command.resume(OBJECTIVES, words, name)
+        return fit_command.resume(OBJECTIVES, words)
     if words[0] in ("-h", "--help"):
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")

@@ -19,10 +19,9 @@ METHODS = {"mlm": MLM}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = program("training.pretrain")
     if any(word == "--resume" or word.startswith("--resume=") for word in words):
-        return fit_command.resume(METHODS, words, name)
-    return fit_command.train(METHODS, "mlm", words, name)
+        return fit_command.resume(METHODS, words)
+    return fit_command.train(METHODS, "mlm", words, program("training.pretrain"))
 
 
 if __name__ == "__main__":

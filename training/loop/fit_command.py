@@ -71,7 +71,7 @@ def train(methods: Methods, source: str, words: Sequence[str], program: str) -> 
     return code
 
 
-def resume(methods: Methods, words: Sequence[str], program: str) -> int:
+def resume(methods: Methods, words: Sequence[str]) -> int:
     """Continue the run that `--resume` names; return the exit code. Raises ClozeError."""
     path = _word_after("--resume", words)
     if path is None or len(words) > (1 if words[0].startswith("--resume=") else 2):

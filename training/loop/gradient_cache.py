@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from training.model.encoder import SentenceEncoder
 from training.model.views import Pass, View, trimmed
 
 __all__ = ["Chunked", "backward_in_chunks"]
@@ -21,8 +20,6 @@ __all__ = ["Chunked", "backward_in_chunks"]
 @runtime_checkable
 class Chunked(Protocol):
     """An objective whose passes work row by row, and whose loss sees all rows: `training.methods.contrastive`."""
-
-    encoder: SentenceEncoder
 
     def draw(self, views: dict[str, View]) -> dict[str, View]: ...
 
@@ -62,7 +59,7 @@ def backward_in_chunks(
     ]
     states, results = [], []
     for chunk in chunks:
-        states.append(_RandomState(objective.encoder.device))
+        states.append(_RandomState(chunk.view["input_ids"].device))
         with autocast(), torch.no_grad():
             results.append(chunk.run(chunk.name, chunk.view))
     leaves = {argument: {name: _leaf(chunks, results, argument, name) for name in views} for argument in passes}

@@ -79,8 +79,9 @@ class ObjectiveTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
         """Forward and backward pass of one batch, with GradCache if the recipe sets `mini_batch_size`."""
         size = getattr(self.objective.recipe, "mini_batch_size", None)
-        if size is None or not isinstance(self.objective, Chunked):
+        if size is None:
             return super().training_step(model, inputs, *arguments, **keywords)
+        assert isinstance(self.objective, Chunked), "only recipes of contrastive methods have this key. This is a bug."
         model.train()
         # DistributedDataParallel expects one pass, so it is bypassed and its gradients are averaged here
         views: dict[str, Any] = self._prepare_inputs(inputs)
