@@ -228,7 +228,7 @@ def config(*words: str, **settings: str) -> dict[str, dict[str, object]]:
 
 
 def test_every_setting_of_the_service_reaches_the_container(engine: None) -> None:
-    own = {"bundle", "host", "port"}  # compose says these itself, through a mount and a published port
+    own = {"bundle", "hostname", "port"}  # compose says these itself, through a mount and a published port
     names = [*(variable(name) for name in Settings.model_fields if name not in own), "FORWARDED_ALLOW_IPS"]
     settings = dict.fromkeys(names, "given")
     environment = config(**settings)["service"]["environment"]

@@ -23,7 +23,7 @@ def nginx(edge: Edge, service: Service) -> Nginx:
 
 
 def test_the_limit_on_a_body_is_the_services() -> None:
-    assert int(shipped()["CLOZE_PAYLOAD_LIMIT"]) == Settings.model_fields["max_body_bytes"].default == LIMIT
+    assert int(shipped()["CLOZE_PAYLOAD_LIMIT"]) == Settings.model_fields["payload_limit"].default == LIMIT
 
 
 # What passes
