@@ -88,15 +88,13 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    metrics.watch(
-        requests=lambda: traffic.in_flight,
-        requests_limit=settings.max_concurrent_requests,
-        tokens=lambda: admission.tokens_in_flight,
-        tokens_limit=settings.max_tokens_in_flight,
-        ready=lambda: health.ready,
-        cache_bytes=lambda: cache.size,
-        cache_texts=lambda: len(cache),
-    )
+    metrics.ready.set_function(lambda: float(health.ready))
+    metrics.in_flight.set_function(lambda: traffic.in_flight)
+    metrics.in_flight_limit.set(settings.max_concurrent_requests)
+    metrics.tokens_in_flight.set_function(lambda: admission.tokens_in_flight)
+    metrics.tokens_limit.set(settings.max_tokens_in_flight)
+    metrics.cache_bytes.set_function(lambda: cache.size)
+    metrics.cache_texts.set_function(lambda: len(cache))
     return app
 
 

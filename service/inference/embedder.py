@@ -214,7 +214,7 @@ class Embedder:
             metrics.queue_seconds.observe(started - item.since)
         metrics.batch_texts.observe(len(items))
         metrics.batch_tokens.observe(padded)
-        metrics.padding.inc(padded - tokens)
+        metrics.padding_tokens.inc(padded - tokens)
         metrics.inference_seconds.observe(ran)
         return [_Row(vector, started, ran) for vector in vectors]
 
