@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
     executors = Executors(share_threads(settings.threads))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
-    models = Models.load(settings, metrics, executors, lambda b: Model.load(b, settings, executors, admission, cache))
+    models = Models(settings, metrics, executors, lambda bundle: Model(bundle, settings, executors, admission, cache))
     health = Health(lambda: models, lambda: executors.busy_for, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",

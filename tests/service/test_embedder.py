@@ -41,7 +41,7 @@ def cold(settings: Settings, executors: Executors) -> Callable[..., Model]:
 
     def make(**changes: object) -> Model:
         changed = settings.model_copy(update=changes)
-        return Model.load(
+        return Model(
             Bundle.load(settings.bundle),
             changed,
             executors,

@@ -242,7 +242,7 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     exchange: Callable[[Path], object], folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its template would be the one's, its graph the other's."""
-    load = Model.load
+    load = Model
 
     def exchanged(bundle: Bundle, *arguments: Any) -> Model:
         exchange(bundle.path)
@@ -251,7 +251,7 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     with served(create_app(settings)) as url:
         write_bundle(folder / "tiny", seed=5)
         with monkeypatch.context() as patch:
-            patch.setattr(Model, "load", exchanged)
+            patch.setattr("service.app.Model", exchanged)
             status, body = reload(url)
         assert (status, body["error_type"]) == (409, "ReloadFailed")
         assert "tiny changed while it was loaded" in body["error"]
