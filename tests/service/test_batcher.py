@@ -374,7 +374,6 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.drain()
     assert not batcher._requests
-    assert not batcher._untouched
     assert not batcher._queue._by_tag
 
 
@@ -671,7 +670,6 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
     await batcher.drain()
     assert not batcher._requests
-    assert not batcher._untouched
     assert not batcher._same
     assert not batcher._running
     assert len(batcher._queue) == 0
