@@ -153,26 +153,15 @@ def _inputs(value: Any) -> Any:
         raise PydanticCustomError(
             "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
         )
-    if _are_texts(value) or _are_ids(value) or _are_lists_of_ids(value):
+    if any(fits(value) for fits in ITEMS.values()):
         return value
-    wanted = _shape_of(value[0])
-    index = next(index for index, item in enumerate(value) if _shape_of(item) != wanted or wanted == "other")
+    wanted = next((wanted for wanted, fits in ITEMS.items() if fits(value[:1])), "a text")
+    index = next(index for index, item in enumerate(value) if not ITEMS[wanted]([item]))
     raise PydanticCustomError(
         "inputs",
         "item {index} should be {wanted}, not {kind}",
-        {"index": index, "wanted": WANTED[wanted], "kind": _kind(value[index])},
+        {"index": index, "wanted": wanted, "kind": _kind(value[index])},
     )
-
-
-WANTED: Final = {"text": "a text", "id": "a token id, as the first is", "ids": "a list of token ids", "other": "a text"}
-
-
-def _shape_of(item: Any) -> str:
-    if isinstance(item, str):
-        return "text"
-    if _are_ids([item]):
-        return "id"
-    return "ids" if isinstance(item, list) and _are_ids(item) else "other"
 
 
 def _are_texts(items: list[Any]) -> bool:
@@ -187,6 +176,11 @@ def _are_lists_of_ids(items: list[Any]) -> bool:
     return set(map(type, items)) <= {list} and _are_ids(list(chain.from_iterable(items)))
 
 
+ITEMS: Final = {
+    "a text": _are_texts,
+    "a token id, as the first is": _are_ids,
+    "a list of token ids": _are_lists_of_ids,
+}
 KINDS: Final = {
     str: "a text",
     bool: "a truth value",

@@ -49,6 +49,7 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self.served: dict[str, Model] = {}
         self.served = self._load()
+        self.default = settings.model or self.names[0]
         for model in self:
             with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
                 model.warm_up()
@@ -59,10 +60,6 @@ class Models:
     @property
     def names(self) -> list[str]:
         return list(self.served)
-
-    @property
-    def default(self) -> str:
-        return self._settings.model or self.names[0]
 
     def start(self) -> None:
         """Begin to take requests; needs a running loop."""
@@ -106,6 +103,7 @@ class Models:
     def _swap(self, served: dict[str, Model]) -> Reloaded:
         """Serve these models from now on; the others finish the requests that have begun."""
         former, self.served = self.served, served
+        self.default = self._settings.model or self.names[0]
         found = Reloaded(
             added=[name for name in served if name not in former],
             changed=[name for name in served if name in former and former[name] is not served[name]],
