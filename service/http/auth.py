@@ -10,8 +10,9 @@ needs: nothing, an API key or an admin key.
 import hashlib
 import hmac
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Self
 
@@ -26,12 +27,11 @@ VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True)
 class Keys:
-    """Digests of the keys, each with its client's name. Two keys may share a name while one replaces the other."""
+    """The clients' names, by the digests of their keys. Two keys may share a name while one replaces the other."""
 
-    names: tuple[str, ...] = ()
-    digests: tuple[bytes, ...] = ()
+    def __init__(self, clients: Mapping[bytes, str] | None = None) -> None:
+        self.clients = clients or {}
 
     @classmethod
     def load(cls, setting: str) -> Self:
@@ -40,22 +40,20 @@ class Keys:
         The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
         without a name is named by its position, `key-1`. Raises BadSettings, which never contains a key.
         """
-        names: list[str] = []
-        digests: list[bytes] = []
+        clients: dict[bytes, str] = {}
         for place, name, key in _read_setting(setting):
             _check(place, name, key)
             digest = _digest(key)
-            if digest in digests:
+            if digest in clients:
                 raise BadSettings(f"{place} is the same as another key; remove it, or give the client its own")
-            names.append(name or f"key-{len(names) + 1}")
-            digests.append(digest)
-        return cls(tuple(names), tuple(digests))
+            clients[digest] = name or f"key-{len(clients) + 1}"
+        return cls(clients)
 
     def __bool__(self) -> bool:
-        return bool(self.digests)
+        return bool(self.clients)
 
     def __repr__(self) -> str:
-        return f"Keys({', '.join(self.names)})"
+        return f"Keys({', '.join(self.clients.values())})"
 
     def client(self, header: str | None) -> str:
         """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
@@ -65,7 +63,7 @@ class Keys:
         if header is None:
             raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
         sent, found = _digest(_credentials(header)), None
-        for name, digest in zip(self.names, self.digests, strict=True):
+        for digest, name in self.clients.items():
             if hmac.compare_digest(sent, digest):
                 found = name
         if found is None:
@@ -73,18 +71,17 @@ class Keys:
         return found
 
 
+@dataclass(frozen=True)
 class Authentication:
     """Which paths need which key.
 
-    Paths in `public` need none when they are read (GET, HEAD); an entry that ends in `*` stands for every path with
-    that beginning. Without API keys the service is open; paths under /admin/ always need an admin key.
+    Paths that match a pattern in `public` need none when they are read (GET, HEAD); `*` matches any text. Without API
+    keys the service is open; paths under /admin/ always need an admin key.
     """
 
-    def __init__(self, keys: Keys, admin: Keys, public: Sequence[str]) -> None:
-        self.keys = keys
-        self.admin = admin
-        self._public = frozenset(path for path in public if not path.endswith("*"))
-        self._public_under = tuple(path.removesuffix("*") for path in public if path.endswith("*"))
+    keys: Keys
+    admin: Keys
+    public: Sequence[str]
 
     def client(self, scope: Scope) -> str | None:
         """Return the name of the request's key; None where the request needs no key. Raises Unauthorized."""
@@ -96,13 +93,10 @@ class Authentication:
             if not self.admin:
                 raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS")
             return self.admin.client(header)
-        if self.keys and not self._is_public(scope):
+        read = scope["method"] in ("GET", "HEAD")
+        if self.keys and not (read and any(fnmatchcase(scope["path"], pattern) for pattern in self.public)):
             return self.keys.client(header)
         return None
-
-    def _is_public(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return scope["method"] in ("GET", "HEAD") and (path in self._public or path.startswith(self._public_under))
 
 
 def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
