@@ -15,7 +15,7 @@ from starlette.types import Scope
 from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import answer, respond
-from service.http import admin, compare, embed, openai, pages, status, tokens
+from service.http import compare, embed, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware, Traffic
 from service.http.request import Services
@@ -103,7 +103,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     for router in (openai.router, embed.router, compare.router, tokens.router, status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
-    app.include_router(admin.router, dependencies=[Security(BEARER)])
+    app.include_router(status.admin, dependencies=[Security(BEARER)])
     if settings.ui:
         app.include_router(pages.router)
         app.mount("/docs", pages.DOCS_FILES)

@@ -1,23 +1,26 @@
-"""What operators ask: GET /health and its parts, /info, /metrics."""
+"""What operators ask: GET /health and its parts, /info, /metrics, and POST /admin/reload."""
 
 from typing import Final
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import documented
+from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
 from service.http.request import Context, Services, resolve_model
 from service.http.schemas import Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
 from service.inference.embedder import MAX_TEXT_CHARACTERS
 from service.inference.model import Model
+from service.inference.models import Reloaded
 
 DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 probes = APIRouter(tags=["status"], default_response_class=Response)  # these need no key
 router = APIRouter(tags=["status"], responses=documented(401, 404))
+admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an admin key; without one it is closed
 
 
 @probes.head("/health", include_in_schema=False)
@@ -56,6 +59,15 @@ async def info(context: Context) -> Info:
 @probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(context: Context) -> Response:
     return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@admin.post("/admin/reload", summary="Read the folder of bundles again")
+async def reload(context: Context) -> Reloaded:
+    """Load new and changed bundles beside the served ones, check them, warm them up and swap: all of them or none."""
+    try:
+        return await context.services.models.reload()
+    except ClozeError as error:
+        raise ReloadFailed(f"nothing has changed: {error}") from error
 
 
 def _describe(model: Model, services: Services) -> Info:
