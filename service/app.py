@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Scope
 
 from encoding.errors import ClozeError
 from service import VERSION
@@ -69,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = Services(settings, models, executors, admission, metrics, traffic, health, tracing)
     for error in (ClozeError, RequestValidationError, HTTPException):
-        app.add_exception_handler(error, _handle)
+        app.add_exception_handler(error, _respond)
     _include_routers(app, settings, keys=bool(authentication.keys))
     app.add_middleware(
         RequestMiddleware,
@@ -111,20 +110,16 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 
 
-async def _handle(request: Request, error: Exception) -> Response:
-    return _respond(request.scope, error)
-
-
-def _respond(scope: Scope, error: Exception) -> Response:
+async def _respond(request: Request, error: Exception) -> Response:
     """Answer an error in the shape of the router that serves the path, and record its type."""
     record = current_request.get()
     assert record is not None, "errors are answered inside RequestMiddleware. This is a bug."
     record.error_type = answer(error).error_type
     return respond(
         error,
-        openai=scope["path"].startswith(f"{openai.router.prefix}/"),
-        where=f"{scope['method']} {record.path[:200]}",
-        docs=bool(scope["app"].openapi_url),
+        openai=request.scope["path"].startswith(f"{openai.router.prefix}/"),
+        where=f"{request.method} {record.path[:200]}",
+        docs=bool(request.app.openapi_url),
     )
 
 

@@ -62,7 +62,8 @@ class Keys:
         """
         if header is None:
             raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
-        sent, found = _digest(_credentials(header)), None
+        scheme, _, key = header.strip().partition(" ")
+        sent, found = _digest(key.strip() if scheme.lower() == "bearer" else header.strip()), None
         for digest, name in self.clients.items():
             if hmac.compare_digest(sent, digest):
                 found = name
@@ -133,11 +134,6 @@ def _check(place: str, name: str, key: str) -> None:
         raise BadSettings(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
     if len(key) < SHORTEST:
         raise BadSettings(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
-
-
-def _credentials(header: str) -> str:
-    scheme, _, key = header.strip().partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else header.strip()
 
 
 def _digest(key: str) -> bytes:

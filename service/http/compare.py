@@ -61,7 +61,9 @@ async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:
         raise EmptyInput("texts is an empty list; send at least one text")
     model = resolve_model(context, body.model)
-    found = await embed([body.query, *body.texts], context, model, body, _field_of_search)
+    found = await embed(
+        [body.query, *body.texts], context, model, body, lambda index: f"texts[{index - 1}]" if index else "query"
+    )
 
     def rank() -> bytes:
         scores = cosines(np.stack(found.rows))
@@ -72,10 +74,6 @@ async def search(body: SearchRequest, context: Context) -> Response:
         return orjson.dumps(ranked)
 
     return await respond(rank, context, model, found)
-
-
-def _field_of_search(index: int) -> str:
-    return f"texts[{index - 1}]" if index else "query"
 
 
 def _layout(inputs: Sentences | Pairs | Lists) -> Layout:

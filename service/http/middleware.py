@@ -8,14 +8,14 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
 from opentelemetry.trace import get_current_span
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -61,7 +61,7 @@ class RequestMiddleware:
     metrics: Metrics
     authentication: Authentication
     admission: Admission
-    respond: Callable[[Scope, Exception], Response]
+    respond: Callable[[Request, Exception], Awaitable[Response]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -209,7 +209,7 @@ class _Exchange:
         self.middleware.traffic.answered += 1
 
     async def _refuse(self, error: Exception) -> None:
-        response = self.middleware.respond(self.scope, error)
+        response = await self.middleware.respond(Request(self.scope), error)
         await response(self.scope, self.receive, self.send)
 
     def _report(self) -> None:

@@ -5,7 +5,7 @@ route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies 
 checked on the event loop, so each type here is checked in one pass and stops at its first error.
 """
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Final
@@ -130,19 +130,17 @@ def _check_headers(content_type: str | None, encoding: str) -> None:
 
 
 def _check_lists(body: Any, max_texts: int) -> None:
-    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop."""
-    for found in _lists(body):
-        ids = bool(found) and isinstance(found[0], int)
-        limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
-        if len(found) > limit:
-            raise too_many(len(found), things, limit)
+    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop.
 
-
-def _lists(body: Any) -> Iterator[list[Any]]:
-    """Yield the lists among the fields and among those of `inputs`; other lists are inside these."""
+    A list is a field of the body or of its `inputs`; other lists are inside these.
+    """
     for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
-        if isinstance(fields, dict):
-            yield from (value for value in fields.values() if isinstance(value, list))
+        for found in fields.values() if isinstance(fields, dict) else ():
+            if isinstance(found, list):
+                ids = bool(found) and isinstance(found[0], int)
+                limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
+                if len(found) > limit:
+                    raise too_many(len(found), things, limit)
 
 
 def _inputs(value: Any) -> Any:

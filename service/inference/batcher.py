@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -37,6 +37,11 @@ class _Request(Generic[Result]):
     def untouched(self) -> bool:
         """Whether all of it still waits."""
         return 0 < self.waiting == len(self.entries)
+
+    def deliver(self, places: list[int], result: Result) -> None:
+        self.results.update(dict.fromkeys(places, result))
+        if len(self.results) == self.size and not self.future.done():
+            self.future.set_result([self.results[place] for place in range(self.size)])
 
 
 @dataclass(eq=False, slots=True)
@@ -166,19 +171,15 @@ class Batcher(Generic[Item, Result]):
         return request
 
     def _withdraw(self, request: _Request[Result]) -> None:
-        """Take the rest of a request out of the queue."""
+        """Forget the entries of a request that have no result yet."""
         for entry in request.entries:
             self._queue.remove(entry)
-            self._forget(entry)
+            same = self._same.get(entry.key, {})
+            same.pop(entry, None)
+            if not same:
+                self._same.pop(entry.key, None)
         request.entries.clear()
         request.waiting = 0
-
-    def _forget(self, entry: _Entry[Item, Result]) -> None:
-        """Forget an entry that has its result or whose caller was cancelled."""
-        same = self._same.get(entry.key, {})
-        same.pop(entry, None)
-        if not same:
-            self._same.pop(entry.key, None)
 
     def _fail(self, request: _Request[Result], error: Exception) -> None:
         if not request.future.done():
@@ -217,15 +218,12 @@ class Batcher(Generic[Item, Result]):
         share = -(-self._queue.cost // (self.parallel - self._busy))  # of the queue, for each batch that may start now
         limit = min(self.max_cost, share + self.max_padding)
         taken = {entry.key: entry for entry in self._queue.take(limit, self.max_padding)}
-        for entry in self._all_like(taken):
-            self._queue.remove(entry)
-            entry.request.waiting -= 1
+        for key in taken:
+            for entry in self._same[key]:
+                self._queue.remove(entry)
+                entry.request.waiting -= 1
         self._running.update(taken)
         return list(taken.values())
-
-    def _all_like(self, keys: Iterable[Hashable]) -> list[_Entry[Item, Result]]:
-        """Return all entries with these keys that have no result yet."""
-        return [entry for key in keys for entry in self._same.get(key, ())]
 
     def _watch(self) -> None:
         """Expire requests now and when the next one is due, also while a batch runs."""
@@ -257,8 +255,8 @@ class Batcher(Generic[Item, Result]):
             return
         for entry, result in zip(batch, results, strict=True):
             self._running.discard(entry.key)
-            for each in self._all_like([entry.key]):
-                self._deliver(each, result)
+            for each in self._same.pop(entry.key, ()):
+                each.request.deliver(each.places, result)
 
     async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
         try:
@@ -276,7 +274,7 @@ class Batcher(Generic[Item, Result]):
         """Run both halves of a failed batch; an item that failed alone fails its requests."""
         if len(batch) == 1:
             self._running.discard(batch[0].key)
-            for entry in self._all_like([batch[0].key]):
+            for entry in list(self._same.get(batch[0].key, ())):
                 entry.request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
                 failed = Failed(entry.places[0])
                 failed.__cause__ = error
@@ -286,10 +284,3 @@ class Batcher(Generic[Item, Result]):
         middle = len(batch) // 2
         await self._attempt(batch[:middle])
         await self._attempt(batch[middle:])
-
-    def _deliver(self, entry: _Entry[Item, Result], result: Result) -> None:
-        self._forget(entry)
-        request = entry.request
-        request.results.update(dict.fromkeys(entry.places, result))
-        if len(request.results) == request.size and not request.future.done():
-            request.future.set_result([request.results[place] for place in range(request.size)])
