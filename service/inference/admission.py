@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from service.errors import Overloaded, Unavailable
@@ -49,14 +50,14 @@ class _Rate:
         return math.exp((self._at - now) / MEMORY)
 
 
+@dataclass
 class _InFlight:
     """An amount in flight, in all and by client; a client with nothing in flight is forgotten."""
 
-    def __init__(self, limit: int, unit: str) -> None:
-        self.limit = limit
-        self.unit = unit
-        self.total = 0
-        self.clients: Counter[str] = Counter()
+    limit: int
+    unit: str
+    total: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
 
     def change(self, amount: int, client: str) -> None:
         self.total += amount

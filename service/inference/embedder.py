@@ -98,6 +98,9 @@ class Embedder:
     def start(self, metrics: ModelMetrics) -> None:
         """Begin to take requests; needs a running loop."""
         self._metrics = metrics
+        metrics.queue_age_seconds.set_function(lambda: self.batcher.age)
+        metrics.queue_texts.set_function(lambda: self.batcher.waiting_items)
+        metrics.queue_tokens.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
 
     async def stop(self) -> int:

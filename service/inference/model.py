@@ -77,7 +77,6 @@ class Model:
         spec, session = self.bundle.spec, self.session
         self._metrics = metrics.serve(
             self.name,
-            self.embedder.batcher,
             self.load_seconds,
             provider=session.provider,
             precision=session.precision,

@@ -4,8 +4,7 @@ The service counts; docker/monitoring/rules.yml derives rates and shares from th
 have a fixed window, and would miss what happens between two scrapes.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,8 +15,6 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from service.errors import ERROR_TYPES, STATUSES
 from service.monitoring.drift import DriftSample
@@ -45,20 +42,14 @@ SECONDS: Final = tuple(0.0005 * 2**power for power in range(18))  # 0.5 ms to 66
 TEXTS: Final = tuple(float(2**power) for power in range(13))  # 1 to 4096
 TOKENS: Final = tuple(float(2**power) for power in range(4, 18))  # 16 to 131 072
 
+SPACE: Final = {
+    "texts": "Distinct texts in the sample of recent traffic that the next three describe.",
+    "mean_cosine": "Mean cosine of all pairs in the sample. Near 1, all texts look alike.",
+    "mean_norm": "Mean length of the vectors in the sample, before normalisation.",
+    "truncated_ratio": "Share of the texts in the sample that were truncated.",
+}
+
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nothing here reads
-
-
-class Queue(Protocol):
-    """What waits for a batch; a Batcher."""
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def waiting_items(self) -> int: ...
-
-    @property
-    def age(self) -> float: ...
 
 
 class ModelMetrics(NamedTuple):
@@ -94,42 +85,47 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._define_requests()
         self._define_service()
-        self._info = self._make(Gauge, "model_info", "Always 1. The labels describe the model.", "model", *FACTS)
+        self.info = self._make(Gauge, "model_info", "Always 1. The labels describe the model.", "model", *FACTS)
         self._per_model: dict[str, Any] = {}
         for name, hint in get_type_hints(ModelMetrics, include_extras=True).items():
             if get_origin(hint) is Annotated:
                 kind, meaning, *buckets = get_args(hint)
                 options = {"buckets": buckets[0]} if buckets else {}
                 self._per_model[name] = self._make(kind, name, meaning, "model", **options)
-        self._drift = _Drift()
-        self.registry.register(self._drift)
+        self._space = [self._make(Gauge, f"space_{name}", meaning, "model") for name, meaning in SPACE.items()]
+        self._samples: dict[str, DriftSample] = {}
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format. The drift samples are measured now.
+
+        A sample without a shape yet has no series but the number of its texts: a zero would be wrong, and one NaN would
+        make a day's average NaN.
+        """
+        for model, sample in self._samples.items():
+            for gauge, value in zip(self._space, (len(sample), *(sample.shape() or ())), strict=False):
+                gauge.labels(model).set(value)
         return generate_latest(self.registry)
 
-    def serve(self, name: str, queue: Queue, load_seconds: float, **facts: str) -> ModelMetrics:
+    def serve(self, name: str, load_seconds: float, **facts: str) -> ModelMetrics:
         """Begin to count for a model that is about to serve; `facts` are the labels of `cloze_model_info`.
 
-        Where a model of that name was served before, the counters continue; the facts, the queue and the drift sample
-        are the new model's.
+        Where a model of that name was served before, the counters continue; the facts and the drift sample are the new
+        model's.
         """
-        self._info.remove_by_labels({"model": name})
-        self._info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
-        self._drift.by_model[name] = drift = DriftSample(int(facts["dimension"]))
+        for metric in (self.info, *self._space):
+            metric.remove_by_labels({"model": name})
+        self.info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
+        self._samples[name] = drift = DriftSample(int(facts["dimension"]))
         series = ModelMetrics(drift, **{metric: made.labels(name) for metric, made in self._per_model.items()})
         series.model_loaded.set(1)
         series.model_load_seconds.set(load_seconds)
-        series.queue_age_seconds.set_function(lambda: queue.age)
-        series.queue_texts.set_function(lambda: queue.waiting_items)
-        series.queue_tokens.set_function(lambda: queue.waiting)
         return series
 
     def forget(self, name: str) -> None:
         """Remove the series of a model that is no longer served; what it still answers is not counted."""
-        for metric in (self._info, *self._per_model.values()):
+        for metric in (self.info, *self._space, *self._per_model.values()):
             metric.remove_by_labels({"model": name})
-        self._drift.by_model.pop(name, None)
+        self._samples.pop(name, None)
 
     def _define_requests(self) -> None:
         self.requests = self._make(
@@ -174,33 +170,3 @@ class Metrics:
 
     def _make(self, kind: type[Made], name: str, meaning: str, *labels: str, **options: Any) -> Made:
         return kind(f"cloze_{name}", meaning, labels, registry=self.registry, **options)
-
-
-class _Drift(Collector):
-    """The drift samples of the served models, measured at each scrape.
-
-    A sample without a shape yet has no series: a zero would be wrong, and one NaN would make a day's average NaN.
-    `cloze_space_texts` exists from the start.
-    """
-
-    def __init__(self) -> None:
-        self.by_model: dict[str, DriftSample] = {}
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        return [
-            GaugeMetricFamily(name, meaning, labels=["model"])
-            for name, meaning in (
-                ("cloze_space_texts", "Distinct texts in the sample of recent traffic that the next three describe."),
-                ("cloze_space_mean_cosine", "Mean cosine of all pairs in the sample. Near 1, all texts look alike."),
-                ("cloze_space_mean_norm", "Mean length of the vectors in the sample, before normalisation."),
-                ("cloze_space_truncated_ratio", "Share of the texts in the sample that were truncated."),
-            )
-        ]
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        texts, *measures = families = self.describe()
-        for model, sample in self.by_model.items():
-            texts.add_metric([model], len(sample))
-            for family, value in zip(measures, sample.shape() or (), strict=False):
-                family.add_metric([model], value)
-        return families

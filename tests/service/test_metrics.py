@@ -22,16 +22,8 @@ FACTS = {
 }
 
 
-class Line:
-    """A queue with something in it."""
-
-    waiting = 30
-    waiting_items = 3
-    age = 0.25
-
-
 def begin(metrics: Metrics, name: str = "tiny", **changes: str) -> ModelMetrics:
-    return metrics.serve(name, Line(), 1.5, **{**FACTS, **changes})
+    return metrics.serve(name, 1.5, **{**FACTS, **changes})
 
 
 def count(measured: ModelMetrics, texts: int = 1) -> None:
@@ -162,7 +154,10 @@ def test_gauges_are_read_at_each_scrape() -> None:
 
 def test_a_models_queue_is_read_at_each_scrape() -> None:
     metrics = Metrics()
-    begin(metrics)
+    series = begin(metrics)
+    series.queue_age_seconds.set_function(lambda: 0.25)
+    series.queue_texts.set_function(lambda: 3)
+    series.queue_tokens.set_function(lambda: 30)
     found = samples(metrics)
     assert found["cloze_queue_age_seconds{model=tiny}"] == 0.25
     assert (found["cloze_queue_texts{model=tiny}"], found["cloze_queue_tokens{model=tiny}"]) == (3, 30)
