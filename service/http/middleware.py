@@ -109,12 +109,11 @@ class _Exchange:
             if not traffic.stopping:
                 raise
             traffic.given_up += 1  # the drain lasted too long
-            stopped = Unavailable("the service stopped before it could answer; send the request again")
             if self._status:  # uvicorn closes the connection of an incomplete response
                 traffic.cut_short += 1
                 self.request.error_type = "Unhealthy"
             else:
-                await self._refuse(stopped)
+                await self._refuse(Unavailable("the service stopped before it could answer; send the request again"))
         self._report()
 
     async def _admit(self) -> None:

@@ -77,9 +77,12 @@ class Models:
         bundle cannot be served; then nothing changes.
         """
         async with self._reloading:
-            started = perf_counter()
+            started, loop = perf_counter(), asyncio.get_running_loop()
             try:
-                served = await self._prepare()
+                served = await loop.run_in_executor(self._executors.workers, self._load)
+                for model in served.values():
+                    if model not in self:
+                        await loop.run_in_executor(self._executors.graphs, model.warm_up)
             except Exception as error:
                 self._metrics.reloads.labels("failed").inc()
                 bug = not isinstance(error, ClozeError)
@@ -90,15 +93,6 @@ class Models:
             self._metrics.reloads.labels(outcome).inc()
             logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
             return found
-
-    async def _prepare(self) -> dict[str, Model]:
-        """Return the models of the folder's bundles, ready to serve."""
-        loop = asyncio.get_running_loop()
-        served = await loop.run_in_executor(self._executors.workers, self._load)
-        for model in served.values():
-            if model not in self:
-                await loop.run_in_executor(self._executors.graphs, model.warm_up)
-        return served
 
     def _swap(self, served: dict[str, Model]) -> Reloaded:
         """Serve these models from now on; the others finish the requests that have begun."""

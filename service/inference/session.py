@@ -130,9 +130,8 @@ class Session:
         return vectors
 
     def _infer(self, batch: Batch) -> NDArray[np.float32]:
-        forward = self._bound if self.provider == "cuda" else self._plain
         try:
-            vectors = forward(batch)
+            vectors = self._forward(batch)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise BackendFailed("the model failed on this input; the service's log says more") from error
         if vectors.shape != (len(batch.input_ids), self.dimension):
@@ -141,19 +140,9 @@ class Session:
             raise BackendFailed(f"the model gave a vector that is not finite ({self.precision} on {self.provider})")
         return vectors
 
-    def _plain(self, batch: Batch) -> NDArray[np.float32]:
+    def _forward(self, batch: Batch) -> NDArray[np.float32]:
         (vectors,) = self._session.run([OUTPUT], batch._asdict())
         return vectors.copy()  # type: ignore[no-any-return]  # otherwise they stay in the arena and fragment it
-
-    def _bound(self, batch: Batch) -> NDArray[np.float32]:
-        """Run with io binding: only (texts, dimension) comes back from the device."""
-        binding = self._session.io_binding()
-        for name, array in batch._asdict().items():
-            binding.bind_cpu_input(name, array)
-        binding.bind_output(OUTPUT, "cuda")
-        self._session.run_with_iobinding(binding)
-        (vectors,) = binding.copy_outputs_to_cpu()
-        return vectors  # type: ignore[no-any-return]
 
 
 def fastest(
