@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     metrics.in_flight_limit.set(settings.max_concurrent_requests)
     metrics.tokens_in_flight.set_function(lambda: admission.tokens_in_flight)
     metrics.tokens_limit.set(settings.max_tokens_in_flight)
-    metrics.cache_bytes.set_function(lambda: cache.size)
+    metrics.cache_bytes.set_function(lambda: cache.currsize)
     metrics.cache_texts.set_function(lambda: len(cache))
     return app
 

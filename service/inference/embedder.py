@@ -140,13 +140,13 @@ class Embedder:
         started = perf_counter()
         tokens, keys = await self._tokenize(inputs, truncate, direction)
         now = perf_counter()
-        vectors = [self.cache.get(key) if self.cache.limit else None for key in keys]
+        vectors = [self.cache.get(key) if self.cache.maxsize else None for key in keys]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
         rows = await self._compute(items, missing, client)
         for position, row in zip(missing, rows, strict=True):
             vectors[position] = row.vector
-            if self.cache.limit:
+            if self.cache.maxsize:
                 self.cache.add(keys[position], row.vector)
         found = cast(list[NDArray[np.float32]], vectors)
         cut, total = [each.cut for each in tokens], sum(len(each.ids) for each in tokens)

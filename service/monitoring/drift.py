@@ -50,10 +50,16 @@ class DriftSample:
         count = len(ids)
         for row in self._random.sample(range(count), min(count, PER_REQUEST)):
             key = hash(tuple(ids[row]))
-            if key not in self._keys:
-                place = self._place(key)
-                self._vectors[place] = vectors[row]
-                self._cut[place] = cut[row] > 0
+            if key in self._keys:
+                continue
+            if len(self) < self.capacity:
+                place = len(self)
+                self._keys.append(key)
+            else:
+                place = self._random.randrange(self.capacity)
+                self._keys[place] = key
+            self._vectors[place] = vectors[row]
+            self._cut[place] = cut[row] > 0
 
     def shape(self) -> Shape | None:
         """Return the statistics, None until there are two vectors.
@@ -70,12 +76,3 @@ class DriftSample:
         total = (vectors[pointed] / norms[pointed, None]).sum(axis=0)
         cosine = (float(total @ total) - count) / (count * (count - 1))
         return Shape(cosine, float(norms.mean()), float(self._cut[: len(self)].mean()))
-
-    def _place(self, key: int) -> int:
-        """Return the index for a new text: the next free one, or a random one, whose text is forgotten."""
-        if len(self) < self.capacity:
-            self._keys.append(key)
-            return len(self) - 1
-        place = self._random.randrange(self.capacity)
-        self._keys[place] = key
-        return place

@@ -138,7 +138,7 @@ def test_gauges_are_read_at_each_scrape() -> None:
     metrics.in_flight_limit.set(10)
     metrics.tokens_in_flight.set_function(lambda: 7)
     metrics.tokens_limit.set(100)
-    metrics.cache_bytes.set_function(lambda: cache.size)
+    metrics.cache_bytes.set_function(lambda: cache.currsize)
     metrics.cache_texts.set_function(lambda: len(cache))
     found = samples(metrics)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (0, 1)
@@ -148,7 +148,7 @@ def test_gauges_are_read_at_each_scrape() -> None:
     ready, at_work = True, 2
     cache.add(b"key", np.zeros(4, dtype=np.float32))
     found = samples(metrics)
-    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (cache.size, 1)
+    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (cache.currsize, 1)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (1, 2)
 
 
