@@ -2,9 +2,6 @@
 
 `Keys` holds digests only, so that neither a repr nor a traceback can show a key. `Authentication` decides what a path
 needs: nothing, an API key or an admin key.
-
-    authentication = Authentication(Keys.load(api_keys), Keys.load(admin_keys), public=("/", "/health*"))
-    client = authentication.client(scope)  # before the application; raises Unauthorized
 """
 
 import hashlib

@@ -83,7 +83,7 @@ async def embed(
             error.subject = field(error.position)
         raise error from error.__cause__
     record.tokens = found.tokens
-    if services.tracing.enabled:
+    if services.tracing.provider is not None:
         timing = found.timing._asdict()
         services.tracing.stages(begun, timing, model=model.name, texts=len(inputs), tokens=found.tokens)
     return found

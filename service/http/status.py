@@ -87,7 +87,7 @@ async def info(context: Context) -> Info:
             final_period=spec.final_period,
             denoising=spec.denoising,
         ),
-        models=models.names,
+        models=list(models.served),
         default_model=models.default,
     )
 

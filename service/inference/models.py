@@ -49,17 +49,13 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self.served: dict[str, Model] = {}
         self.served = self._load()
-        self.default = settings.model or self.names[0]
+        self.default = settings.model or next(iter(self.served))
         for model in self:
             with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
                 model.warm_up()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self.served.values())
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.served)
 
     def start(self) -> None:
         """Begin to take requests; needs a running loop."""
@@ -89,7 +85,7 @@ class Models:
                 logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
                 raise
             found = self._swap(served)
-            outcome = "unchanged" if found.unchanged == self.names and not found.removed else "swapped"
+            outcome = "unchanged" if found.unchanged == list(self.served) and not found.removed else "swapped"
             self._metrics.reloads.labels(outcome).inc()
             logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
             return found
@@ -97,7 +93,7 @@ class Models:
     def _swap(self, served: dict[str, Model]) -> Reloaded:
         """Serve these models from now on; the others finish the requests that have begun."""
         former, self.served = self.served, served
-        self.default = self._settings.model or self.names[0]
+        self.default = self._settings.model or next(iter(served))
         found = Reloaded(
             added=[name for name in served if name not in former],
             changed=[name for name in served if name in former and former[name] is not served[name]],
