@@ -7,7 +7,7 @@ needs: nothing, an API key or an admin key.
 import hashlib
 import hmac
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,11 +24,8 @@ VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class Keys:
+class Keys(dict[bytes, str]):
     """The clients' names, by the digests of their keys. Two keys may share a name while one replaces the other."""
-
-    def __init__(self, clients: Mapping[bytes, str] | None = None) -> None:
-        self.clients = clients or {}
 
     @classmethod
     def load(cls, setting: str) -> Self:
@@ -37,20 +34,17 @@ class Keys:
         The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
         without a name is named by its position, `key-1`. Raises BadSettings, which never contains a key.
         """
-        clients: dict[bytes, str] = {}
+        keys = cls()
         for place, name, key in _read_setting(setting):
             _check(place, name, key)
             digest = _digest(key)
-            if digest in clients:
+            if digest in keys:
                 raise BadSettings(f"{place} is the same as another key; remove it, or give the client its own")
-            clients[digest] = name or f"key-{len(clients) + 1}"
-        return cls(clients)
-
-    def __bool__(self) -> bool:
-        return bool(self.clients)
+            keys[digest] = name or f"key-{len(keys) + 1}"
+        return keys
 
     def __repr__(self) -> str:
-        return f"Keys({', '.join(self.clients.values())})"
+        return f"Keys({', '.join(self.values())})"
 
     def client(self, header: str | None) -> str:
         """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
@@ -61,7 +55,7 @@ class Keys:
             raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
         scheme, _, key = header.strip().partition(" ")
         sent, found = _digest(key.strip() if scheme.lower() == "bearer" else header.strip()), None
-        for digest, name in self.clients.items():
+        for digest, name in self.items():
             if hmac.compare_digest(sent, digest):
                 found = name
         if found is None:

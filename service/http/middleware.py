@@ -118,7 +118,7 @@ class _Exchange:
 
     async def _admit(self) -> None:
         middleware = self.middleware
-        if middleware.authentication.keys.clients or self.scope["path"].startswith(ADMIN):
+        if middleware.authentication.keys or self.scope["path"].startswith(ADMIN):
             self.request.client = middleware.authentication.client(self.scope) or self.request.client
         _rewrite(self.scope, self.request)
         if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):

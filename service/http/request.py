@@ -149,7 +149,9 @@ def _inputs(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise PydanticCustomError(
-            "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
+            "inputs",
+            "should be a text or a list of texts (or of token ids), not {kind}",
+            {"kind": KINDS.get(type(value), "that")},
         )
     if any(fits(value) for fits in ITEMS.values()):
         return value
@@ -158,7 +160,7 @@ def _inputs(value: Any) -> Any:
     raise PydanticCustomError(
         "inputs",
         "item {index} should be {wanted}, not {kind}",
-        {"index": index, "wanted": wanted, "kind": _kind(value[index])},
+        {"index": index, "wanted": wanted, "kind": KINDS.get(type(value[index]), "that")},
     )
 
 
@@ -188,10 +190,6 @@ KINDS: Final = {
     type(None): "null",
     list: "a list",
 }
-
-
-def _kind(value: Any) -> str:
-    return KINDS.get(type(value), "that")
 
 
 def _texts(value: Any) -> Any:
