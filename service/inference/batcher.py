@@ -90,7 +90,6 @@ class Batcher(Generic[Item, Result]):
         self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # queued and running, by key
         self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
         self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
-        self._answered = 0
         self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
         self._wake = asyncio.Event()
         self._busy = 0  # batches that run
@@ -133,12 +132,9 @@ class Batcher(Generic[Item, Result]):
         finally:
             self._withdraw(request)
             del self._requests[request]
-            if request.future.done() and not request.future.cancelled():
-                self._answered += 1
 
-    async def drain(self) -> int:
-        """Finish all requests, also those that arrive meanwhile, and stop. Return how many were answered."""
-        before = self._answered
+    async def drain(self) -> None:
+        """Finish all requests, also those that arrive meanwhile, and stop."""
         while self._requests:
             await asyncio.wait([request.future for request in self._requests])
         if self._expiry is not None:
@@ -147,7 +143,6 @@ class Batcher(Generic[Item, Result]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return self._answered - before
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
         request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))

@@ -103,10 +103,10 @@ class Embedder:
         metrics.queue_tokens.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
 
-    async def stop(self) -> int:
-        """Finish every request that has begun, and return how many; the caller lets no other request begin."""
+    async def stop(self) -> None:
+        """Finish every request that has begun; the caller lets no other request begin."""
         await self._idle.wait()
-        return await self.batcher.drain()
+        await self.batcher.drain()
 
     async def embed(self, inputs: Inputs, *, truncate: bool, direction: Direction, client: str) -> Embeddings:
         """Return one vector per text, or per list of the text's own token ids.

@@ -103,8 +103,8 @@ class Model:
 
     async def stop(self) -> None:
         """Finish every request that has begun; the caller lets no other request begin."""
-        answered = await self.embedder.stop()
-        logger.debug("model %s drained requests=%d", self.name, answered)
+        await self.embedder.stop()
+        logger.debug("model %s drained", self.name)
 
     @property
     def failing_for(self) -> float:
