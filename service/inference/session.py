@@ -217,9 +217,6 @@ def _register_arena() -> None:
 def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between
