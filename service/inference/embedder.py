@@ -140,7 +140,7 @@ class Embedder:
         started = perf_counter()
         tokens, keys = await self._tokenize(inputs, truncate, direction)
         now = perf_counter()
-        vectors = [self.cache.get(key) if self.cache.maxsize else None for key in keys]
+        vectors = [self.cache.get(key) for key in keys]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
         rows = await self._compute(items, missing, client)
