@@ -10,12 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Scope
 
 from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import answer, respond
-from service.http import admin, compare, embed, openai, pages, status, tokens
+from service.http import compare, embed, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware, Traffic
 from service.http.request import Services
@@ -54,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     executors = Executors(share_threads(settings.threads))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
-    models = Models.load(settings, metrics, executors, lambda b: Model.load(b, settings, executors, admission, cache))
+    models = Models(settings, metrics, executors, lambda bundle: Model(bundle, settings, executors, admission, cache))
     health = Health(lambda: models, lambda: executors.busy_for, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",
@@ -69,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = Services(settings, models, executors, admission, metrics, traffic, health, tracing)
     for error in (ClozeError, RequestValidationError, HTTPException):
-        app.add_exception_handler(error, _handle)
+        app.add_exception_handler(error, _respond)
     _include_routers(app, settings, keys=bool(authentication.keys))
     app.add_middleware(
         RequestMiddleware,
@@ -88,15 +87,13 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    metrics.watch(
-        requests=lambda: traffic.in_flight,
-        requests_limit=settings.max_concurrent_requests,
-        tokens=lambda: admission.tokens_in_flight,
-        tokens_limit=settings.max_tokens_in_flight,
-        ready=lambda: health.ready,
-        cache_bytes=lambda: cache.size,
-        cache_texts=lambda: len(cache),
-    )
+    metrics.ready.set_function(lambda: float(health.ready))
+    metrics.in_flight.set_function(lambda: traffic.in_flight)
+    metrics.in_flight_limit.set(settings.max_concurrent_requests)
+    metrics.tokens_in_flight.set_function(lambda: admission.tokens_in_flight)
+    metrics.tokens_limit.set(settings.max_tokens_in_flight)
+    metrics.cache_bytes.set_function(lambda: cache.currsize)
+    metrics.cache_texts.set_function(lambda: len(cache))
     return app
 
 
@@ -105,7 +102,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     for router in (openai.router, embed.router, compare.router, tokens.router, status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
-    app.include_router(admin.router, dependencies=[Security(BEARER)])
+    app.include_router(status.admin, dependencies=[Security(BEARER)])
     if settings.ui:
         app.include_router(pages.router)
         app.mount("/docs", pages.DOCS_FILES)
@@ -113,20 +110,16 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 
 
-async def _handle(request: Request, error: Exception) -> Response:
-    return _respond(request.scope, error)
-
-
-def _respond(scope: Scope, error: Exception) -> Response:
+async def _respond(request: Request, error: Exception) -> Response:
     """Answer an error in the shape of the router that serves the path, and record its type."""
     record = current_request.get()
     assert record is not None, "errors are answered inside RequestMiddleware. This is a bug."
     record.error_type = answer(error).error_type
     return respond(
         error,
-        openai=scope["path"].startswith(f"{openai.router.prefix}/"),
-        where=f"{scope['method']} {record.path[:200]}",
-        docs=bool(scope["app"].openapi_url),
+        openai=request.scope["path"].startswith(f"{openai.router.prefix}/"),
+        where=f"{request.method} {record.path[:200]}",
+        docs=bool(request.app.openapi_url),
     )
 
 

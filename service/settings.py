@@ -22,26 +22,24 @@ PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 ProviderChoice = Literal["auto", "cuda", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-RENAMED: Final = {  # settings of 0.1, and what to write instead
-    "host": "hostname",
-    "max_inputs": "max_client_batch_size",
-    "max_requests": "max_concurrent_requests",
-    "max_body_bytes": "payload_limit",
-    "truncate": "auto_truncate",
-    "cors_origins": "cors_allow_origin",
-    "api_key_file": "api_keys, with @ before the file",
-    "admin_key_file": "admin_keys, with @ before the file",
-    "playground": "ui",
-    "docs": "ui",
-    "fault_seconds": "stall_seconds",
-    "tokenizer_threads": "threads",
-    "threads_per_batch": "threads",
-}
-REMOVED: Final = {
-    "max_text_characters": "the limit is fixed at 1,000,000 characters",
-    **dict.fromkeys(
-        ("max_header_bytes", "header_seconds", "send_seconds"), "a proxy applies this limit: docker/edge has one"
-    ),
+FORMER: Final = {  # settings of 0.1, and what became of them; {name} stands for the option or the variable
+    "host": "is now {hostname}",
+    "max_inputs": "is now {max_client_batch_size}",
+    "max_requests": "is now {max_concurrent_requests}",
+    "max_body_bytes": "is now {payload_limit}",
+    "truncate": "is now {auto_truncate}",
+    "cors_origins": "is now {cors_allow_origin}",
+    "api_key_file": "is now {api_keys}, with @ before the file",
+    "admin_key_file": "is now {admin_keys}, with @ before the file",
+    "playground": "is now {ui}",
+    "docs": "is now {ui}",
+    "fault_seconds": "is now {stall_seconds}",
+    "tokenizer_threads": "is now {threads}",
+    "threads_per_batch": "is now {threads}",
+    "max_text_characters": "has been removed: the limit is fixed at 1,000,000 characters",
+    "max_header_bytes": "has been removed: a proxy applies this limit: docker/edge has one",
+    "header_seconds": "has been removed: a proxy applies this limit: docker/edge has one",
+    "send_seconds": "has been removed: a proxy applies this limit: docker/edge has one",
 }
 
 
@@ -199,11 +197,8 @@ def _former(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _advice(name: str, form: Callable[[str], str]) -> str | None:
-    if name in RENAMED:
-        new, _, more = RENAMED[name].partition(",")
-        return f"is now {form(new)}{f',{more}' if more else ''}"
-    return f"has been removed: {REMOVED[name]}" if name in REMOVED else None
+def _advice(name: str, form: Callable[[str], str]) -> str:
+    return re.sub(r"{(\w+)}", lambda found: form(found[1]), FORMER.get(name, ""))
 
 
 def _refuse_unknown(environ: Mapping[str, str], known: Sequence[str]) -> None:

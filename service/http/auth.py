@@ -2,9 +2,6 @@
 
 `Keys` holds digests only, so that neither a repr nor a traceback can show a key. `Authentication` decides what a path
 needs: nothing, an API key or an admin key.
-
-    authentication = Authentication(Keys.load(api_keys), Keys.load(admin_keys), public=("/", "/health*"))
-    client = authentication.client(scope)  # before the application; raises Unauthorized
 """
 
 import hashlib
@@ -12,6 +9,7 @@ import hmac
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Self
 
@@ -26,12 +24,8 @@ VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Digests of the keys, each with its client's name. Two keys may share a name while one replaces the other."""
-
-    names: tuple[str, ...] = ()
-    digests: tuple[bytes, ...] = ()
+class Keys(dict[bytes, str]):
+    """The clients' names, by the digests of their keys. Two keys may share a name while one replaces the other."""
 
     @classmethod
     def load(cls, setting: str) -> Self:
@@ -40,22 +34,17 @@ class Keys:
         The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
         without a name is named by its position, `key-1`. Raises BadSettings, which never contains a key.
         """
-        names: list[str] = []
-        digests: list[bytes] = []
+        keys = cls()
         for place, name, key in _read_setting(setting):
             _check(place, name, key)
             digest = _digest(key)
-            if digest in digests:
+            if digest in keys:
                 raise BadSettings(f"{place} is the same as another key; remove it, or give the client its own")
-            names.append(name or f"key-{len(names) + 1}")
-            digests.append(digest)
-        return cls(tuple(names), tuple(digests))
-
-    def __bool__(self) -> bool:
-        return bool(self.digests)
+            keys[digest] = name or f"key-{len(keys) + 1}"
+        return keys
 
     def __repr__(self) -> str:
-        return f"Keys({', '.join(self.names)})"
+        return f"Keys({', '.join(self.values())})"
 
     def client(self, header: str | None) -> str:
         """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
@@ -64,8 +53,9 @@ class Keys:
         """
         if header is None:
             raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
-        sent, found = _digest(_credentials(header)), None
-        for name, digest in zip(self.names, self.digests, strict=True):
+        scheme, _, key = header.strip().partition(" ")
+        sent, found = _digest(key.strip() if scheme.lower() == "bearer" else header.strip()), None
+        for digest, name in self.items():
             if hmac.compare_digest(sent, digest):
                 found = name
         if found is None:
@@ -73,18 +63,17 @@ class Keys:
         return found
 
 
+@dataclass(frozen=True)
 class Authentication:
     """Which paths need which key.
 
-    Paths in `public` need none when they are read (GET, HEAD); an entry that ends in `*` stands for every path with
-    that beginning. Without API keys the service is open; paths under /admin/ always need an admin key.
+    Paths that match a pattern in `public` need none when they are read (GET, HEAD); `*` matches any text. Without API
+    keys the service is open; paths under /admin/ always need an admin key.
     """
 
-    def __init__(self, keys: Keys, admin: Keys, public: Sequence[str]) -> None:
-        self.keys = keys
-        self.admin = admin
-        self._public = frozenset(path for path in public if not path.endswith("*"))
-        self._public_under = tuple(path.removesuffix("*") for path in public if path.endswith("*"))
+    keys: Keys
+    admin: Keys
+    public: Sequence[str]
 
     def client(self, scope: Scope) -> str | None:
         """Return the name of the request's key; None where the request needs no key. Raises Unauthorized."""
@@ -96,13 +85,10 @@ class Authentication:
             if not self.admin:
                 raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS")
             return self.admin.client(header)
-        if self.keys and not self._is_public(scope):
+        read = scope["method"] in ("GET", "HEAD")
+        if self.keys and not (read and any(fnmatchcase(scope["path"], pattern) for pattern in self.public)):
             return self.keys.client(header)
         return None
-
-    def _is_public(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return scope["method"] in ("GET", "HEAD") and (path in self._public or path.startswith(self._public_under))
 
 
 def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
@@ -139,11 +125,6 @@ def _check(place: str, name: str, key: str) -> None:
         raise BadSettings(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
     if len(key) < SHORTEST:
         raise BadSettings(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
-
-
-def _credentials(header: str) -> str:
-    scheme, _, key = header.strip().partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else header.strip()
 
 
 def _digest(key: str) -> bytes:

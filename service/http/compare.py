@@ -8,7 +8,7 @@ import orjson
 from fastapi import APIRouter, Body, Request, Response
 
 from service.errors import EmptyInput, ValidationFailed, documented
-from service.http.embed import AS_BYTES, JSON, embed, embed_texts, report, write
+from service.http.embed import AS_BYTES, embed, embed_texts, respond
 from service.http.request import Context, JSONRoute, resolve_model
 from service.http.schemas import (
     AnyRequest,
@@ -43,9 +43,8 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or Options()
     layout = _layout(body.inputs)
     model = resolve_model(context, body.model, options.model)
-    found = await embed(layout.texts, context, model, options.truncate, options.truncation_direction, layout.field)
-    content = await write(lambda: to_json(layout.compare(np.stack(found.rows))), context, found)
-    return Response(content, media_type=JSON, headers=report(found, context, model))
+    found = await embed(layout.texts, context, model, options, layout.field)
+    return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
 
 
 @router.post("/", response_model=Rows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the body")
@@ -62,8 +61,9 @@ async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:
         raise EmptyInput("texts is an empty list; send at least one text")
     model = resolve_model(context, body.model)
-    texts = [body.query, *body.texts]
-    found = await embed(texts, context, model, body.truncate, body.truncation_direction, _field_of_search)
+    found = await embed(
+        [body.query, *body.texts], context, model, body, lambda index: f"texts[{index - 1}]" if index else "query"
+    )
 
     def rank() -> bytes:
         scores = cosines(np.stack(found.rows))
@@ -73,11 +73,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
             ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
         return orjson.dumps(ranked)
 
-    return Response(await write(rank, context, found), media_type=JSON, headers=report(found, context, model))
-
-
-def _field_of_search(index: int) -> str:
-    return f"texts[{index - 1}]" if index else "query"
+    return await respond(rank, context, model, found)
 
 
 def _layout(inputs: Sentences | Pairs | Lists) -> Layout:

@@ -13,10 +13,10 @@ from encoding.errors import TextError
 from encoding.text import Direction
 from service.errors import ValidationFailed, documented
 from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, resolve_model
-from service.http.schemas import LEFT, EmbedRequest, Rows
+from service.http.schemas import LEFT, EmbedRequest, Options, Rows
 from service.inference.embedder import Embeddings, Inputs
 from service.inference.model import Model
-from service.inference.vectors import Vectors, finish, to_bytes, to_json
+from service.inference.vectors import Raw, finish, to_bytes, to_json
 
 T = TypeVar("T")
 
@@ -41,18 +41,14 @@ async def embed_texts(body: EmbedRequest, request: Request, context: Context) ->
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body.truncate, body.truncation_direction)
-    format = body.encoding_format or "float"
+    found = await embed(inputs, context, model, body)
+    in_format = to_bytes if _prefers_bytes(request.headers.get("accept", "")) else to_json
 
-    def vectors() -> Vectors:
-        return finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+    def write() -> bytes | Raw:
+        vectors = finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+        return in_format(vectors, body.encoding_format or "float")
 
-    if not _prefers_bytes(request.headers.get("accept", "")):
-        content = await write(lambda: to_json(vectors(), format), context, found)
-        return Response(content, media_type=JSON, headers=report(found, context, model))
-    raw = await write(lambda: to_bytes(vectors(), format), context, found)
-    headers = {"x-embedding-type": raw.dtype, "x-embedding-shape": "{},{}".format(*raw.shape)}
-    return Response(raw.content, media_type=BYTES, headers=report(found, context, model) | headers)
+    return await respond(write, context, model, found)
 
 
 def check_dimensions(dimensions: int | None, model: Model) -> None:
@@ -66,8 +62,7 @@ async def embed(
     inputs: Inputs,
     context: RequestContext,
     model: Model,
-    truncate: bool | None = None,
-    truncation_direction: str = "right",
+    options: Options,
     field: Callable[[int], str] | None = None,
 ) -> Embeddings:
     """Embed for the client of this request, and record how much it was.
@@ -76,8 +71,8 @@ async def embed(
     """
     services, record = context.services, context.record
     record.texts = len(inputs)
-    truncate = services.settings.auto_truncate if truncate is None else truncate
-    direction: Direction = "left" if truncation_direction in LEFT else "right"
+    truncate = services.settings.auto_truncate if options.truncate is None else options.truncate
+    direction: Direction = "left" if options.truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
         found = await model.embedder.embed(inputs, truncate=truncate, direction=direction, client=record.client)
@@ -88,10 +83,22 @@ async def embed(
             error.subject = field(error.position)
         raise error from error.__cause__
     record.tokens = found.tokens
-    if services.tracing.enabled:
+    if services.tracing.provider is not None:
         timing = found.timing._asdict()
         services.tracing.stages(begun, timing, model=model.name, texts=len(inputs), tokens=found.tokens)
     return found
+
+
+async def respond(
+    task: Callable[[], bytes | Raw], context: RequestContext, model: Model, found: Embeddings
+) -> Response:
+    """Answer with JSON or with raw rows, whichever `task` writes."""
+    content = await write(task, context, found)
+    headers = report(found, context, model)
+    if not isinstance(content, Raw):
+        return Response(content, media_type=JSON, headers=headers)
+    headers |= {"x-embedding-type": content.dtype, "x-embedding-shape": "{},{}".format(*content.shape)}
+    return Response(content.content, media_type=BYTES, headers=headers)
 
 
 async def write(task: Callable[[], T], context: RequestContext, found: Embeddings) -> T:

@@ -8,14 +8,14 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
 from opentelemetry.trace import get_current_span
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,27 +51,17 @@ class Traffic:
     stopping: bool = False
 
 
+@dataclass
 class RequestMiddleware:
     """Only POSTs are admitted by count and have a deadline: a full service still answers probes and admin requests."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        settings: Settings,
-        traffic: Traffic,
-        metrics: Metrics,
-        authentication: Authentication,
-        admission: Admission,
-        respond: Callable[[Scope, Exception], Response],
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.traffic = traffic
-        self.metrics = metrics
-        self.authentication = authentication
-        self.admission = admission
-        self.respond = respond
+    app: ASGIApp
+    settings: Settings
+    traffic: Traffic
+    metrics: Metrics
+    authentication: Authentication
+    admission: Admission
+    respond: Callable[[Request, Exception], Awaitable[Response]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,23 +78,19 @@ class RequestMiddleware:
             current_request.reset(token)
 
 
+@dataclass
 class _Exchange:
     """One request and its response."""
 
-    def __init__(
-        self, middleware: RequestMiddleware, request: RequestRecord, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        self.middleware = middleware
-        self.request = request
-        self.scope = scope
-        self._receive = receive
-        self._send = send
-        declared = Headers(scope=scope).get("content-length", "")
-        self._declared = int(declared) if declared.isdecimal() else 0  # bytes of the body
-        self._received = 0
-        self._body_read = asyncio.Event()
-        self._status = 0  # 0 until the response has begun
-        self._gone = False
+    middleware: RequestMiddleware
+    request: RequestRecord
+    scope: Scope
+    _receive: Receive
+    _send: Send
+    _received: int = 0  # bytes of the body
+    _body_read: asyncio.Event = field(default_factory=asyncio.Event)
+    _status: int = 0  # 0 until the response has begun
+    _gone: bool = False
 
     async def serve(self) -> None:
         get_current_span().set_attribute("cloze.request_id", self.request.id)  # does nothing without a span
@@ -123,17 +109,16 @@ class _Exchange:
             if not traffic.stopping:
                 raise
             traffic.given_up += 1  # the drain lasted too long
-            stopped = Unavailable("the service stopped before it could answer; send the request again")
             if self._status:  # uvicorn closes the connection of an incomplete response
                 traffic.cut_short += 1
                 self.request.error_type = "Unhealthy"
             else:
-                await self._refuse(stopped)
+                await self._refuse(Unavailable("the service stopped before it could answer; send the request again"))
         self._report()
 
     async def _admit(self) -> None:
         middleware = self.middleware
-        if middleware.authentication.keys.digests or self.scope["path"].startswith(ADMIN):
+        if middleware.authentication.keys or self.scope["path"].startswith(ADMIN):
             self.request.client = middleware.authentication.client(self.scope) or self.request.client
         _rewrite(self.scope, self.request)
         if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
@@ -178,14 +163,10 @@ class _Exchange:
 
     async def receive(self) -> Message:
         """Receive a part of the body within its limits of time and size."""
-        seconds, limit = self.middleware.settings.body_seconds, self.middleware.settings.payload_limit
-        if self._declared > DISCARD * limit:
-            raise self._too_large()
+        seconds = self.middleware.settings.body_seconds
         try:
             async with self._timeout(seconds):
-                message = await self._receive()
-                while self._discards(message):
-                    message = await self._receive()
+                message = await self._receive_within_limit()
         except TimeoutError:
             raise RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit") from None
         if message["type"] == "http.request" and not message.get("more_body"):
@@ -198,21 +179,20 @@ class _Exchange:
             None if math.isinf(seconds) else max(0.0, self.request.started + seconds - perf_counter())
         )
 
-    def _discards(self, message: Message) -> bool:
-        """Whether a part is of a body that is too large and still to be read. Raises BodyTooLarge at the end of it."""
+    async def _receive_within_limit(self) -> Message:
+        """Discard a body that is too large, up to DISCARD times the limit, and raise BodyTooLarge at the end of it."""
         limit = self.middleware.settings.payload_limit
-        self._received += len(message.get("body", b""))
-        size = max(self._declared, self._received)
-        if size <= limit or message["type"] != "http.request":
-            return False
-        if message.get("more_body") and size <= DISCARD * limit:
-            return True
-        raise self._too_large()
-
-    def _too_large(self) -> BodyTooLarge:
-        limit = self.middleware.settings.payload_limit
-        found = self._declared or f"more than {limit}"
-        return BodyTooLarge(f"the body has {found} bytes; at most {limit} are allowed: send fewer texts at a time")
+        length = Headers(scope=self.scope).get("content-length", "")
+        declared = int(length) if length.isdecimal() else 0
+        while max(declared, self._received) <= DISCARD * limit:
+            message = await self._receive()
+            self._received += len(message.get("body", b""))
+            if message["type"] != "http.request" or max(declared, self._received) <= limit:
+                return message
+            if not message.get("more_body"):
+                break
+        found = declared or f"more than {limit}"
+        raise BodyTooLarge(f"the body has {found} bytes; at most {limit} are allowed: send fewer texts at a time")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -228,7 +208,7 @@ class _Exchange:
         self.middleware.traffic.answered += 1
 
     async def _refuse(self, error: Exception) -> None:
-        response = self.middleware.respond(self.scope, error)
+        response = await self.middleware.respond(Request(self.scope), error)
         await response(self.scope, self.receive, self.send)
 
     def _report(self) -> None:

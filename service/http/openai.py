@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import documented
-from service.http.embed import JSON, check_dimensions, embed, report, write
+from service.http.embed import check_dimensions, embed, respond
 from service.http.request import Context, Inputs, JSONRoute, as_list, resolve_model
 from service.http.schemas import Options
 from service.inference.model import Model
@@ -79,7 +79,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body.truncate, body.truncation_direction)
+    found = await embed(inputs, context, model, body)
 
     def as_json() -> bytes:
         """Write the parts in OpenAI's order, the rows one by one."""
@@ -91,8 +91,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
         usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
         return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model.name), usage)
 
-    content = await write(as_json, context, found)
-    return Response(content, media_type=JSON, headers=report(found, context, model))
+    return await respond(as_json, context, model, found)
 
 
 @router.get("/models", responses=documented(401, openai=True), summary="What is served")

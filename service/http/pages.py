@@ -28,7 +28,6 @@ HEADERS: Final = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
 }
 
 router = APIRouter(include_in_schema=False)
@@ -71,18 +70,12 @@ async def docs(request: Request) -> HTMLResponse:
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-async def page(request: Request) -> Response:
-    return _answer(request, ASSETS["index.html"])
-
-
 @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
-async def asset(name: str, request: Request) -> Response:
+async def page(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
     if name not in ASSETS:
         raise HTTPException(404, f"the playground has no file {name!r}")
-    return _answer(request, ASSETS[name])
-
-
-def _answer(request: Request, asset: Asset) -> Response:
+    asset = ASSETS[name]
     headers = {**HEADERS, "etag": asset.etag}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
     if asset.etag in known or "*" in known:

@@ -5,7 +5,7 @@ route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies 
 checked on the event loop, so each type here is checked in one pass and stops at its first error.
 """
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Final
@@ -130,19 +130,17 @@ def _check_headers(content_type: str | None, encoding: str) -> None:
 
 
 def _check_lists(body: Any, max_texts: int) -> None:
-    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop."""
-    for found in _lists(body):
-        ids = bool(found) and isinstance(found[0], int)
-        limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
-        if len(found) > limit:
-            raise too_many(len(found), things, limit)
+    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop.
 
-
-def _lists(body: Any) -> Iterator[list[Any]]:
-    """Yield the lists among the fields and among those of `inputs`; other lists are inside these."""
+    A list is a field of the body or of its `inputs`; other lists are inside these.
+    """
     for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
-        if isinstance(fields, dict):
-            yield from (value for value in fields.values() if isinstance(value, list))
+        for found in fields.values() if isinstance(fields, dict) else ():
+            if isinstance(found, list):
+                ids = bool(found) and isinstance(found[0], int)
+                limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
+                if len(found) > limit:
+                    raise too_many(len(found), things, limit)
 
 
 def _inputs(value: Any) -> Any:
@@ -151,28 +149,19 @@ def _inputs(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise PydanticCustomError(
-            "inputs", "should be a text or a list of texts (or of token ids), not {kind}", {"kind": _kind(value)}
+            "inputs",
+            "should be a text or a list of texts (or of token ids), not {kind}",
+            {"kind": KINDS.get(type(value), "that")},
         )
-    if _are_texts(value) or _are_ids(value) or _are_lists_of_ids(value):
+    if any(fits(value) for fits in ITEMS.values()):
         return value
-    wanted = _shape_of(value[0])
-    index = next(index for index, item in enumerate(value) if _shape_of(item) != wanted or wanted == "other")
+    wanted = next((wanted for wanted, fits in ITEMS.items() if fits(value[:1])), "a text")
+    index = next(index for index, item in enumerate(value) if not ITEMS[wanted]([item]))
     raise PydanticCustomError(
         "inputs",
         "item {index} should be {wanted}, not {kind}",
-        {"index": index, "wanted": WANTED[wanted], "kind": _kind(value[index])},
+        {"index": index, "wanted": wanted, "kind": KINDS.get(type(value[index]), "that")},
     )
-
-
-WANTED: Final = {"text": "a text", "id": "a token id, as the first is", "ids": "a list of token ids", "other": "a text"}
-
-
-def _shape_of(item: Any) -> str:
-    if isinstance(item, str):
-        return "text"
-    if _are_ids([item]):
-        return "id"
-    return "ids" if isinstance(item, list) and _are_ids(item) else "other"
 
 
 def _are_texts(items: list[Any]) -> bool:
@@ -187,6 +176,11 @@ def _are_lists_of_ids(items: list[Any]) -> bool:
     return set(map(type, items)) <= {list} and _are_ids(list(chain.from_iterable(items)))
 
 
+ITEMS: Final = {
+    "a text": _are_texts,
+    "a token id, as the first is": _are_ids,
+    "a list of token ids": _are_lists_of_ids,
+}
 KINDS: Final = {
     str: "a text",
     bool: "a truth value",
@@ -196,10 +190,6 @@ KINDS: Final = {
     type(None): "null",
     list: "a list",
 }
-
-
-def _kind(value: Any) -> str:
-    return KINDS.get(type(value), "that")
 
 
 def _texts(value: Any) -> Any:

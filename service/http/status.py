@@ -1,23 +1,25 @@
-"""What operators ask: GET /health and its parts, /info, /metrics."""
+"""What operators ask: GET /health and its parts, /info, /metrics, and POST /admin/reload."""
 
 from typing import Final
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import documented
+from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
-from service.http.request import Context, Services, resolve_model
+from service.http.request import Context, resolve_model
 from service.http.schemas import Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
 from service.inference.embedder import MAX_TEXT_CHARACTERS
-from service.inference.model import Model
+from service.inference.models import Reloaded
 
 DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 probes = APIRouter(tags=["status"], default_response_class=Response)  # these need no key
 router = APIRouter(tags=["status"], responses=documented(401, 404))
+admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an admin key; without one it is closed
 
 
 @probes.head("/health", include_in_schema=False)
@@ -36,29 +38,17 @@ async def ready(context: Context) -> Response:
 
 @probes.head("/health/live", include_in_schema=False)
 @probes.get("/health/live", summary="Whether the process answers")
-async def live() -> Response:
-    return Response()
-
-
 @probes.head("/health/startup", include_in_schema=False)
 @probes.get("/health/startup", summary="Whether every model is loaded and warmed up")
-async def startup() -> Response:
-    """Return an empty answer; before that, the port is closed."""
+async def live() -> Response:
+    """Return an empty answer; until every model is loaded and warmed up, the port is closed."""
     return Response()
 
 
 @router.get("/info", summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
     """Under /models/NAME, describe that model."""
-    return _describe(resolve_model(context), context.services)
-
-
-@probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
-async def metrics(context: Context) -> Response:
-    return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _describe(model: Model, services: Services) -> Info:
+    model, services = resolve_model(context), context.services
     settings, models, threads = services.settings, services.models, services.executors.threads
     spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
     return Info(
@@ -97,6 +87,20 @@ def _describe(model: Model, services: Services) -> Info:
             final_period=spec.final_period,
             denoising=spec.denoising,
         ),
-        models=models.names,
+        models=list(models.served),
         default_model=models.default,
     )
+
+
+@probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+async def metrics(context: Context) -> Response:
+    return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@admin.post("/admin/reload", summary="Read the folder of bundles again")
+async def reload(context: Context) -> Reloaded:
+    """Load new and changed bundles beside the served ones, check them, warm them up and swap: all of them or none."""
+    try:
+        return await context.services.models.reload()
+    except ClozeError as error:
+        raise ReloadFailed(f"nothing has changed: {error}") from error

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from service.errors import Overloaded, Unavailable
@@ -31,34 +32,32 @@ class _Rate:
 
     def add(self, tokens: int, now: float) -> None:
         """Count tokens that were finished at `now`, in seconds of work."""
-        decay, weight = self._since(now)
-        gap = now - self._at
-        self._tokens = self._tokens * decay + (tokens * weight / gap if gap else tokens)
-        self._seconds = self._seconds * decay + weight
+        memory = self._memory(now)
+        self._tokens = self._tokens * memory + tokens
+        self._seconds = self._seconds * memory + now - self._at
         self._at = now
 
     def seconds(self, tokens: int, now: float) -> float:
         """Return how long so many tokens take; 0.0 while nothing is known."""
-        if not self._tokens:
-            return 0.0
-        decay, weight = self._since(now)
-        known = self._tokens * decay
-        return tokens * (self._seconds * decay + weight) / known if known else math.inf
+        memory = self._memory(now)
+        known = self._tokens * memory
+        if not known:
+            return math.inf if self._tokens else 0.0
+        return tokens * (self._seconds * memory + now - self._at) / known
 
-    def _since(self, now: float) -> tuple[float, float]:
-        """Return the weight of the past, at most 1, and the weight of the time since the last call, in seconds."""
-        decay = math.exp((self._at - now) / MEMORY)
-        return decay, MEMORY * (1 - decay)
+    def _memory(self, now: float) -> float:
+        """Return the weight of what was counted at the last call, at most 1."""
+        return math.exp((self._at - now) / MEMORY)
 
 
+@dataclass
 class _InFlight:
     """An amount in flight, in all and by client; a client with nothing in flight is forgotten."""
 
-    def __init__(self, limit: int, unit: str) -> None:
-        self.limit = limit
-        self.unit = unit
-        self.total = 0
-        self.clients: Counter[str] = Counter()
+    limit: int
+    unit: str
+    total: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
 
     def change(self, amount: int, client: str) -> None:
         self.total += amount
@@ -121,16 +120,13 @@ class Admission:
         most = share(used.limit, known=known)
         if not used.total or used.total + amount <= most:
             return
-        seconds = self._retry_after()
+        rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
+        seconds = max(1, math.ceil(min(LONGEST, rest)))
         raise Overloaded(
             f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}"
             f"{' for a client that has some in flight' if known else ''}; send it again in {seconds} s",
             retry_after=seconds,
         )
-
-    def _retry_after(self) -> int:
-        """Return the whole seconds until the tokens in flight are finished at the recent rate; at least 1."""
-        return max(1, math.ceil(min(LONGEST, self._rate.seconds(self._tokens.total, self._work()))))
 
     def _work(self) -> float:
         """Return the seconds up to now in which tokens were in flight."""

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -33,6 +33,16 @@ class _Request(Generic[Result]):
     results: dict[int, Result] = field(default_factory=dict)
     context: Context = field(default_factory=copy_context)  # the caller's, for what is logged of its items
 
+    @property
+    def untouched(self) -> bool:
+        """Whether all of it still waits."""
+        return 0 < self.waiting == len(self.entries)
+
+    def deliver(self, places: list[int], result: Result) -> None:
+        self.results.update(dict.fromkeys(places, result))
+        if len(self.results) == self.size and not self.future.done():
+            self.future.set_result([self.results[place] for place in range(self.size)])
+
 
 @dataclass(eq=False, slots=True)
 class _Entry(Waiting, Generic[Item, Result]):
@@ -52,6 +62,7 @@ class Failed(Exception):
         self.place = place
 
 
+@dataclass(eq=False)
 class Batcher(Generic[Item, Result]):
     """Runs items in batches whose padded cost, longest × count, is at most `max_cost`, `max_padding` of it padding.
 
@@ -65,37 +76,22 @@ class Batcher(Generic[Item, Result]):
     of any of them; a duplicate of a running item waits for its result.
     """
 
-    def __init__(
-        self,
-        run: Callable[[list[Item]], Awaitable[Sequence[Result]]],
-        cost: Callable[[Item], int],
-        max_cost: int,
-        max_padding: int,
-        max_age: float,
-        *,
-        key: Callable[[Item], Hashable] = lambda item: object(),  # by default no two are equal
-        parallel: int = 1,  # batches that run at once
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._run = run
-        self._cost = cost
-        self._key = key
-        self.max_cost = max_cost
-        self.max_padding = max_padding
-        self.max_age = max_age
-        self._clock = clock
+    run: Callable[[list[Item]], Awaitable[Sequence[Result]]]
+    cost: Callable[[Item], int]
+    max_cost: int
+    max_padding: int
+    max_age: float
+    key: Callable[[Item], Hashable] = lambda item: object()  # by default no two are equal
+    parallel: int = 1  # batches that run at once
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
         self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # queued and running, by key
         self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
         self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
-        self._untouched: OrderedDict[_Request[Result], None] = OrderedDict()  # of these, those no batch has touched
-        self._answered = 0
         self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._drained = False
-        self._parallel = parallel
         self._busy = 0  # batches that run
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -111,13 +107,13 @@ class Batcher(Generic[Item, Result]):
     @property
     def age(self) -> float:
         """Return how many seconds the oldest waiting item has waited; 0.0 where nothing waits."""
-        return next((self._clock() - request.since for request in self._requests if request.waiting), 0.0)
+        return next((self.clock() - request.since for request in self._requests if request.waiting), 0.0)
 
     def start(self) -> None:
         """Start to take batches; needs a running loop."""
         self._tasks = [
             asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # of no request
-            for number in range(self._parallel)
+            for number in range(self.parallel)
         ]
 
     async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
@@ -126,7 +122,7 @@ class Batcher(Generic[Item, Result]):
         Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
         for one of them alone, and Unavailable after `drain`.
         """
-        if self._drained:
+        if not self._tasks:
             raise Unavailable("the batcher has stopped; send the request again")
         if not items:
             return []
@@ -134,70 +130,51 @@ class Batcher(Generic[Item, Result]):
         try:
             return await request.future
         finally:
-            self._leave(request)
+            self._withdraw(request)
+            del self._requests[request]
 
-    async def drain(self) -> int:
-        """Finish all requests, also those that arrive meanwhile, and stop. Return how many were answered."""
-        before = self._answered
+    async def drain(self) -> None:
+        """Finish all requests, also those that arrive meanwhile, and stop."""
         while self._requests:
-            await self._idle.wait()
-        self._drained = True
+            await asyncio.wait([request.future for request in self._requests])
         if self._expiry is not None:
             self._expiry.cancel()
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        return self._answered - before
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
-        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self._clock(), len(items))
+        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))
         entries: dict[Hashable, _Entry[Item, Result]] = {}
         for place, item in enumerate(items):
-            key = self._key(item)
+            key = self.key(item)
             if key in entries:
                 entries[key].places.append(place)
             else:
-                entries[key] = _Entry(self._cost(item), client, request, key, item, [place])
+                entries[key] = _Entry(self.cost(item), client, request, key, item, [place])
         request.entries = list(entries.values())
-        self._requests[request] = self._untouched[request] = None
+        self._requests[request] = None
         for entry in request.entries:
             self._same.setdefault(entry.key, {})[entry] = None
-            if entry.key in self._running:
-                self._untouched.pop(request, None)
-            else:
+            if entry.key not in self._running:
                 self._queue.add(entry)
                 request.waiting += 1
         if self._expiry is None:
             self._watch()
-        self._idle.clear()
         self._wake.set()
         return request
 
-    def _leave(self, request: _Request[Result]) -> None:
-        """Forget a request whose caller has its answer or was cancelled."""
-        self._withdraw(request)
-        if request.future.done() and not request.future.cancelled():
-            self._answered += 1
-        del self._requests[request]
-        if not self._requests:
-            self._idle.set()
-
     def _withdraw(self, request: _Request[Result]) -> None:
-        """Take the rest of a request out of the queue."""
-        self._untouched.pop(request, None)
+        """Forget the entries of a request that have no result yet."""
         for entry in request.entries:
             self._queue.remove(entry)
-            self._forget(entry)
+            same = self._same.get(entry.key, {})
+            same.pop(entry, None)
+            if not same:
+                self._same.pop(entry.key, None)
         request.entries.clear()
         request.waiting = 0
-
-    def _forget(self, entry: _Entry[Item, Result]) -> None:
-        """Forget an entry that has its result or whose caller was cancelled."""
-        same = self._same.get(entry.key, {})
-        same.pop(entry, None)
-        if not same:
-            self._same.pop(entry.key, None)
 
     def _fail(self, request: _Request[Result], error: Exception) -> None:
         if not request.future.done():
@@ -233,37 +210,33 @@ class Batcher(Generic[Item, Result]):
     def _take(self) -> list[_Entry[Item, Result]]:
         """Take the next batch, one entry of each key; empty where nothing waits. Requests that are too old fail."""
         self._expire()
-        share = -(-self._queue.cost // (self._parallel - self._busy))  # of the queue, for each batch that may start now
+        share = -(-self._queue.cost // (self.parallel - self._busy))  # of the queue, for each batch that may start now
         limit = min(self.max_cost, share + self.max_padding)
         taken = {entry.key: entry for entry in self._queue.take(limit, self.max_padding)}
-        for entry in self._all_like(taken):
-            self._queue.remove(entry)
-            entry.request.waiting -= 1
-            self._untouched.pop(entry.request, None)
+        for key in taken:
+            for entry in self._same[key]:
+                self._queue.remove(entry)
+                entry.request.waiting -= 1
         self._running.update(taken)
         return list(taken.values())
-
-    def _all_like(self, keys: Iterable[Hashable]) -> list[_Entry[Item, Result]]:
-        """Return all entries with these keys that have no result yet."""
-        return [entry for key in keys for entry in self._same.get(key, ())]
 
     def _watch(self) -> None:
         """Expire requests now and when the next one is due, also while a batch runs."""
         self._expire()
         self._expiry = None
-        if self._untouched:
-            due = next(iter(self._untouched)).since + self.max_age
-            self._expiry = asyncio.get_running_loop().call_later(due - self._clock(), self._watch)
+        if request := next((request for request in self._requests if request.untouched), None):
+            due = request.since + self.max_age
+            self._expiry = asyncio.get_running_loop().call_later(due - self.clock(), self._watch)
 
     def _expire(self) -> None:
-        now = self._clock()
-        while self._untouched:
-            request = next(iter(self._untouched))
-            waited = now - request.since
+        """Fail the requests of which no batch has taken anything in time."""
+        for request in self._requests:
+            waited = self.clock() - request.since
             if waited <= self.max_age:
                 break
-            message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
-            self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
+            if request.untouched:
+                message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
+                self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
 
     async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
         self._running -= {entry.key for entry in batch} - self._same.keys()
@@ -277,12 +250,12 @@ class Batcher(Generic[Item, Result]):
             return
         for entry, result in zip(batch, results, strict=True):
             self._running.discard(entry.key)
-            for each in self._all_like([entry.key]):
-                self._deliver(each, result)
+            for each in self._same.pop(entry.key, ()):
+                each.request.deliver(each.places, result)
 
     async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
         try:
-            results = await self._run([entry.item for entry in batch])
+            results = await self.run([entry.item for entry in batch])
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -296,7 +269,7 @@ class Batcher(Generic[Item, Result]):
         """Run both halves of a failed batch; an item that failed alone fails its requests."""
         if len(batch) == 1:
             self._running.discard(batch[0].key)
-            for entry in self._all_like([batch[0].key]):
+            for entry in list(self._same.get(batch[0].key, ())):
                 entry.request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
                 failed = Failed(entry.places[0])
                 failed.__cause__ = error
@@ -306,10 +279,3 @@ class Batcher(Generic[Item, Result]):
         middle = len(batch) // 2
         await self._attempt(batch[:middle])
         await self._attempt(batch[middle:])
-
-    def _deliver(self, entry: _Entry[Item, Result], result: Result) -> None:
-        self._forget(entry)
-        request = entry.request
-        request.results.update(dict.fromkeys(entry.places, result))
-        if len(request.results) == request.size and not request.future.done():
-            request.future.set_result([request.results[place] for place in range(request.size)])

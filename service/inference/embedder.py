@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from time import perf_counter
@@ -64,29 +65,22 @@ class Embeddings(NamedTuple):
     timing: Timing
 
 
+@dataclass(eq=False)
 class Embedder:
     """Embeds texts with one graph. `start` begins to take requests, `stop` finishes those that were accepted."""
 
-    def __init__(
-        self,
-        text_encoder: TextEncoder,
-        session: Session,
-        graph: str,
-        settings: Settings,
-        executors: Executors,
-        admission: Admission,
-        cache: Cache,
-    ) -> None:
-        """`graph` is the sha256 of the graph's file, in hex."""
-        self._text_encoder = text_encoder
-        self._session = session
-        self._graph = graph
-        self._max_texts = settings.max_client_batch_size
-        self._executors = executors
-        self._admission = admission
-        self._cache = cache
+    text_encoder: TextEncoder
+    session: Session
+    graph: str  # sha256 of its file, in hex
+    settings: Settings
+    executors: Executors
+    admission: Admission
+    cache: Cache
+
+    def __post_init__(self) -> None:
+        session, settings = self.session, self.settings
         self._metrics: ModelMetrics
-        self.parallel = executors.threads.batches if session.provider == "cpu" else 1  # batches that run at once
+        self.parallel = self.executors.threads.batches if session.provider == "cpu" else 1  # batches that run at once
         self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
         self.batcher: Batcher[_Item, _Row] = Batcher(
             self._run,
@@ -104,12 +98,15 @@ class Embedder:
     def start(self, metrics: ModelMetrics) -> None:
         """Begin to take requests; needs a running loop."""
         self._metrics = metrics
+        metrics.queue_age_seconds.set_function(lambda: self.batcher.age)
+        metrics.queue_texts.set_function(lambda: self.batcher.waiting_items)
+        metrics.queue_tokens.set_function(lambda: self.batcher.waiting)
         self.batcher.start()
 
-    async def stop(self) -> int:
-        """Finish every request that has begun, and return how many; the caller lets no other request begin."""
+    async def stop(self) -> None:
+        """Finish every request that has begun; the caller lets no other request begin."""
         await self._idle.wait()
-        return await self.batcher.drain()
+        await self.batcher.drain()
 
     async def embed(self, inputs: Inputs, *, truncate: bool, direction: Direction, client: str) -> Embeddings:
         """Return one vector per text, or per list of the text's own token ids.
@@ -129,8 +126,9 @@ class Embedder:
 
     def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
         """Raise ValidationFailed for too many texts, and TextTooLong for one that would occupy a thread for seconds."""
-        if len(inputs) > self._max_texts:
-            raise too_many(len(inputs), "texts", self._max_texts)
+        limit = self.settings.max_client_batch_size
+        if len(inputs) > limit:
+            raise too_many(len(inputs), "texts", limit)
         for position, each in enumerate(inputs):
             if len(each) > MAX_TEXT_CHARACTERS:
                 unit = "characters" if isinstance(each, str) else "token ids"
@@ -142,14 +140,14 @@ class Embedder:
         started = perf_counter()
         tokens, keys = await self._tokenize(inputs, truncate, direction)
         now = perf_counter()
-        vectors = [self._cache.get(key) if self._cache.limit else None for key in keys]
+        vectors = [self.cache.get(key) for key in keys]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
         rows = await self._compute(items, missing, client)
         for position, row in zip(missing, rows, strict=True):
             vectors[position] = row.vector
-            if self._cache.limit:
-                self._cache.add(keys[position], row.vector)
+            if self.cache.maxsize:
+                self.cache.add(keys[position], row.vector)
         found = cast(list[NDArray[np.float32]], vectors)
         cut, total = [each.cut for each in tokens], sum(len(each.ids) for each in tokens)
         metrics = self._metrics
@@ -173,26 +171,26 @@ class Embedder:
             if sum(len(each) + EACH for each in part) <= SMALL:  # a thread would take longer
                 encoded = encode()
             else:
-                encoded = await asyncio.get_running_loop().run_in_executor(self._executors.workers, encode)
+                encoded = await asyncio.get_running_loop().run_in_executor(self.executors.workers, encode)
             tokens += [each for each, _ in encoded]
             keys += [key for _, key in encoded]
         return tokens, keys
 
     def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
-        encoder = self._text_encoder
+        encoder = self.text_encoder
         if isinstance(inputs[0], str):
             found = encoder.encode(cast(Sequence[str], inputs), truncate=truncate, direction=direction, first=first)
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return [(tokens, _key(self._graph, tokens.ids)) for tokens in found]
+        return [(tokens, _key(self.graph, tokens.ids)) for tokens in found]
 
     async def _compute(self, items: list[_Item], positions: list[int], client: str) -> list[_Row]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
         if not items:
             return []
         try:
-            with self._admission.tokens(sum(len(item.ids) for item in items), client):
+            with self.admission.tokens(sum(len(item.ids) for item in items), client):
                 return await self.batcher.submit(items, client)
         except Failed as failed:
             error = failed.__cause__
@@ -204,7 +202,7 @@ class Embedder:
         metrics, sequences = self._metrics, [item.ids for item in items]
         try:
             vectors, started, ran = await asyncio.get_running_loop().run_in_executor(
-                self._executors.graphs, self._forward, sequences
+                self.executors.graphs, self._forward, sequences
             )
         except Exception:
             metrics.inference_failures.inc()
@@ -214,14 +212,14 @@ class Embedder:
             metrics.queue_seconds.observe(started - item.since)
         metrics.batch_texts.observe(len(items))
         metrics.batch_tokens.observe(padded)
-        metrics.padding.inc(padded - tokens)
+        metrics.padding_tokens.inc(padded - tokens)
         metrics.inference_seconds.observe(ran)
         return [_Row(vector, started, ran) for vector in vectors]
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.float32], float, float]:
         """Return the vectors of one batch, when it began, and the seconds it ran."""
         started = perf_counter()  # in the thread: other batches may have come first
-        vectors = self._session.run(self._text_encoder.pad(sequences))
+        vectors = self.session.run(self.text_encoder.pad(sequences))
         return vectors, started, perf_counter() - started
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import Self
 
 from encoding.bundle import GRAPHS, Bundle
 from service import VERSION
@@ -26,36 +25,28 @@ class Model:
     def __init__(
         self,
         bundle: Bundle,
-        session: Session,
         settings: Settings,
         executors: Executors,
         admission: Admission,
         cache: Cache,
     ) -> None:
-        self.name = bundle.name
-        self.bundle = bundle
-        self.session = session
-        self.graph = bundle.spec.files[GRAPHS[session.precision]]  # sha256
-        self.load_seconds = 0.0  # warm-up included
-        self._executors = executors
-        self.embedder = Embedder(bundle.text_encoder, session, self.graph, settings, executors, admission, cache)
-        self._metrics: ModelMetrics
-        self._probe: asyncio.Task[BackendFailed | None] | None = None
-
-    @classmethod
-    def load(cls, bundle: Bundle, settings: Settings, executors: Executors, admission: Admission, cache: Cache) -> Self:
         """Load the bundle's graph. Raises BundleError or SessionError."""
         started = perf_counter()
-        session = Session.load(
+        self.name = bundle.name
+        self.bundle = bundle
+        self.session = Session.load(
             bundle,
             precision=settings.precision,
             provider=settings.provider,
             threads=executors.threads.per_batch,
         )
-        session.running = executors.running
-        model = cls(bundle, session, settings, executors, admission, cache)
-        model.load_seconds = perf_counter() - started
-        return model
+        self.session.running = executors.running
+        self.graph = bundle.spec.files[GRAPHS[self.session.precision]]  # sha256
+        self._executors = executors
+        self.embedder = Embedder(bundle.text_encoder, self.session, self.graph, settings, executors, admission, cache)
+        self.load_seconds = perf_counter() - started  # `warm_up` adds its own
+        self._metrics: ModelMetrics
+        self._probe: asyncio.Task[BackendFailed | None] | None = None
 
     def warm_up(self) -> None:
         """Run as many of the largest batch as run at once, so that memory is taken once, then the smallest batch.
@@ -86,7 +77,6 @@ class Model:
         spec, session = self.bundle.spec, self.session
         self._metrics = metrics.serve(
             self.name,
-            self.embedder.batcher,
             self.load_seconds,
             provider=session.provider,
             precision=session.precision,
@@ -113,8 +103,8 @@ class Model:
 
     async def stop(self) -> None:
         """Finish every request that has begun; the caller lets no other request begin."""
-        answered = await self.embedder.stop()
-        logger.debug("model %s drained requests=%d", self.name, answered)
+        await self.embedder.stop()
+        logger.debug("model %s drained", self.name)
 
     @property
     def failing_for(self) -> float:

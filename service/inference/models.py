@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Self
 
 from pydantic import BaseModel
 
@@ -37,37 +36,26 @@ class Models:
     def __init__(
         self, settings: Settings, metrics: Metrics, executors: Executors, load_model: Callable[[Bundle], Model]
     ) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._executors = executors
-        self._load_model = load_model
-        self.served: dict[str, Model] = {}
-        self.default = ""
-        self._reloading = asyncio.Lock()
-        self._leaving: set[asyncio.Task[None]] = set()
-
-    @classmethod
-    def load(
-        cls, settings: Settings, metrics: Metrics, executors: Executors, load_model: Callable[[Bundle], Model]
-    ) -> Self:
         """Load every bundle, check it and warm it up.
 
         Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
         graph that hangs ends the process.
         """
-        models = cls(settings, metrics, executors, load_model)
-        models._take(models._load())
-        for model in models:
+        self._settings = settings
+        self._metrics = metrics
+        self._executors = executors
+        self._load_model = load_model
+        self._reloading = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.served: dict[str, Model] = {}
+        self.served = self._load()
+        self.default = settings.model or next(iter(self.served))
+        for model in self:
             with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
                 model.warm_up()
-        return models
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self.served.values())
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.served)
 
     def start(self) -> None:
         """Begin to take requests; needs a running loop."""
@@ -85,51 +73,47 @@ class Models:
         bundle cannot be served; then nothing changes.
         """
         async with self._reloading:
-            started = perf_counter()
+            started, loop = perf_counter(), asyncio.get_running_loop()
             try:
-                served = await self._prepare()
+                served = await loop.run_in_executor(self._executors.workers, self._load)
+                for model in served.values():
+                    if model not in self:
+                        await loop.run_in_executor(self._executors.graphs, model.warm_up)
             except Exception as error:
                 self._metrics.reloads.labels("failed").inc()
                 bug = not isinstance(error, ClozeError)
                 logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
                 raise
             found = self._swap(served)
-            outcome = "unchanged" if found.unchanged == self.names and not found.removed else "swapped"
+            outcome = "unchanged" if found.unchanged == list(self.served) and not found.removed else "swapped"
             self._metrics.reloads.labels(outcome).inc()
             logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
             return found
 
-    async def _prepare(self) -> dict[str, Model]:
-        """Return the models of the folder's bundles, ready to serve."""
-        loop = asyncio.get_running_loop()
-        served = await loop.run_in_executor(self._executors.workers, self._load)
-        _default(self._settings, served)
-        for model in served.values():
-            if model not in self:
-                await loop.run_in_executor(self._executors.graphs, model.warm_up)
-        return served
-
     def _swap(self, served: dict[str, Model]) -> Reloaded:
         """Serve these models from now on; the others finish the requests that have begun."""
-        former = self.served
-        self._take(served)
-        for model in served.values():
-            if model not in former.values():
-                model.start(self._metrics)
-        for model in former.values():
-            if model not in served.values():
-                self._dismiss(model)
-        return Reloaded(
+        former, self.served = self.served, served
+        self.default = self._settings.model or next(iter(served))
+        found = Reloaded(
             added=[name for name in served if name not in former],
             changed=[name for name in served if name in former and former[name] is not served[name]],
             removed=[name for name in former if name not in served],
             unchanged=[name for name in served if former.get(name) is served[name]],
             default=self.default,
         )
+        for name in found.removed:
+            self._metrics.forget(name)
+        for name in found.added + found.changed:
+            served[name].start(self._metrics)
+        for name in found.removed + found.changed:
+            leaving = asyncio.create_task(former[name].stop())
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        return found
 
     def _load(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
-        served = {}
+        served: dict[str, Model] = {}
         for folder in _folders(self._settings.bundle):
             bundle = Bundle.load(folder)
             known = self.served.get(bundle.name)
@@ -138,18 +122,8 @@ class Models:
                 if not bundle.unchanged():  # its graph may be of another bundle
                     raise BundleError(f"{folder} changed while it was loaded; reload when the copy is complete")
             served[bundle.name] = known
+        _check_default(self._settings, list(served))
         return served
-
-    def _take(self, served: dict[str, Model]) -> None:
-        self.default = _default(self._settings, served)
-        for gone in self.served.keys() - served.keys():
-            self._metrics.forget(gone)
-        self.served = served
-
-    def _dismiss(self, model: Model) -> None:
-        task = asyncio.create_task(model.stop())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
 
 def _folders(path: Path) -> list[Path]:
@@ -168,12 +142,9 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _default(settings: Settings, served: dict[str, Model]) -> str:
-    names = ", ".join(served)
-    if settings.model:
-        if settings.model not in served:
-            raise BadSettings(f"model is {settings.model!r}, but {settings.bundle} has {names}")
-        return settings.model
-    if len(served) > 1:
-        raise BadSettings(f"{settings.bundle} has several models and no default; set model to one of {names}")
-    return next(iter(served))
+def _check_default(settings: Settings, names: list[str]) -> None:
+    listed = ", ".join(names)
+    if settings.model and settings.model not in names:
+        raise BadSettings(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
+    if not settings.model and len(names) > 1:
+        raise BadSettings(f"{settings.bundle} has several models and no default; set model to one of {listed}")

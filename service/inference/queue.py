@@ -125,14 +125,11 @@ class FairQueue(Generic[Entry]):
         above = queue.bisect_key_left((seed,))  # index of the next larger cost
         below = above - 1  # index of the last entry of the next smaller cost
         while True:
-            larger = queue[above].cost if above < len(queue) and batch.room(queue[above].cost) else None
-            smaller = queue[below].cost if below >= 0 and batch.room(queue[below].cost) else None
-            if larger is not None and (smaller is None or larger - seed <= seed - smaller):
-                start, stop = above, queue.bisect_key_left((larger + 1,))
-                above = stop
-            elif smaller is not None:
-                start, stop = queue.bisect_key_left((smaller,)), below + 1
-                below = start - 1
-            else:
+            indices = [index for index in (above, below) if 0 <= index < len(queue) and batch.room(queue[index].cost)]
+            if not indices:
                 return
-            batch.add(list(queue[start : min(stop, start + batch.room(queue[start].cost))]))
+            nearest = min(indices, key=lambda index: abs(queue[index].cost - seed))
+            cost = queue[nearest].cost
+            start, stop = queue.bisect_key_left((cost,)), queue.bisect_key_left((cost + 1,))
+            above, below = (stop, below) if nearest == above else (above, start - 1)
+            batch.add(list(queue[start : min(stop, start + batch.room(cost))]))

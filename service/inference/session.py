@@ -4,25 +4,27 @@ Several threads may run it at once. A session knows since when it fails.
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import get_ident
-from time import monotonic
-from typing import Final, Literal, Self
+from time import monotonic, perf_counter
+from typing import Final, Literal
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
-from encoding.text import Batch
+from encoding.text import Batch, TextEncoder
 from service.errors import BackendFailed, SessionError
-from service.inference.race import fastest
 from service.inference.threads import available_cpus
 from service.settings import PrecisionChoice, ProviderChoice
 
 Provider = Literal["cuda", "cpu"]
 SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
+SHAPES: Final = ((1, 16), (8, 32))  # texts and tokens of the batches that `fastest` times
+ROUNDS: Final = 5  # the best round counts; the first warms up
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Session:
         precision: PrecisionChoice = "auto",
         provider: ProviderChoice = "auto",
         threads: int = 0,
-    ) -> Self:
+    ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
         Raises SessionError where the provider is not available or the graph breaks the contract, BundleError where the
@@ -128,9 +130,8 @@ class Session:
         return vectors
 
     def _infer(self, batch: Batch) -> NDArray[np.float32]:
-        forward = self._bound if self.provider == "cuda" else self._plain
         try:
-            vectors = forward(batch)
+            vectors = self._forward(batch)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             raise BackendFailed("the model failed on this input; the service's log says more") from error
         if vectors.shape != (len(batch.input_ids), self.dimension):
@@ -139,19 +140,34 @@ class Session:
             raise BackendFailed(f"the model gave a vector that is not finite ({self.precision} on {self.provider})")
         return vectors
 
-    def _plain(self, batch: Batch) -> NDArray[np.float32]:
+    def _forward(self, batch: Batch) -> NDArray[np.float32]:
         (vectors,) = self._session.run([OUTPUT], batch._asdict())
         return vectors.copy()  # type: ignore[no-any-return]  # otherwise they stay in the arena and fragment it
 
-    def _bound(self, batch: Batch) -> NDArray[np.float32]:
-        """Run with io binding: only (texts, dimension) comes back from the device."""
-        binding = self._session.io_binding()
-        for name, array in batch._asdict().items():
-            binding.bind_cpu_input(name, array)
-        binding.bind_output(OUTPUT, "cuda")
-        self._session.run_with_iobinding(binding)
-        (vectors,) = binding.copy_outputs_to_cpu()
-        return vectors  # type: ignore[no-any-return]
+
+def fastest(
+    sessions: Sequence[Session], encoder: TextEncoder, name: str, clock: Callable[[], float] = perf_counter
+) -> Session:
+    """Return the session with the least geometric mean time over SHAPES, and log the relative speeds.
+
+    Vectors of two precisions are close but not the same: an operator of several machines should name one instead.
+    """
+
+    def seconds(session: Session, batch: Batch) -> float:
+        started = clock()
+        session.run(batch)
+        return max(clock() - started, 1e-9)
+
+    speeds = np.ones(len(sessions))  # relative to the first
+    for texts, length in SHAPES:
+        batch = encoder.pad([encoder.longest[:length]] * texts)
+        rounds = [[seconds(session, batch) for session in sessions] for _ in range(ROUNDS)]  # in turn: the same load
+        best = np.min(rounds, axis=0)
+        speeds *= (best[0] / best) ** (1 / len(SHAPES))
+    chosen = sessions[int(speeds.argmax())]
+    found = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
+    logger.info("model %s: relative speeds on this machine: %s; precision=auto takes %s", name, found, chosen.precision)
+    return chosen
 
 
 def _choices(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
@@ -201,9 +217,6 @@ def _register_arena() -> None:
 def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between

@@ -66,45 +66,28 @@ class Executors:
 
 def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """Count whole CPUs, at least one. A quota of 1.5 gives 1, since a second thread would only be throttled."""
-    quotas = [int(quota) for quota in _quotas(root, membership)]
-    return max(1, min([_affinity(), *quotas]))
-
-
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([affinity, *map(int, _quotas(root, membership))]))
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:
     """Yield every quota from the process's cgroup up to the root, in CPUs."""
+    for group in _groups(root, membership):
+        v2 = _read(group / "cpu.max").split()  # "max 100000" or "150000 100000"
+        v1 = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
+        for words in (v2, v1):
+            if len(words) == 2 and words[0] not in ("max", "-1"):
+                yield int(words[0]) / int(words[1])
+
+
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
+    """Yield the folders of the process's cgroups and of their parents. Inside a container only the root may exist."""
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folders = [root, root / "unified"]
-        elif "cpu" in controllers.split(","):
-            folders = [root / controllers, root / "cpu"]
-        else:
-            continue
-        for folder in folders:
-            for group in _up(folder, path):
-                yield from _quota(group)
-
-
-def _up(folder: Path, path: str) -> Iterator[Path]:
-    """Yield the group, its parents and the root. Inside a container only the root may exist."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield folder.joinpath(*parts[:depth])
-
-
-def _quota(group: Path) -> Iterator[float]:
-    match _read(group / "cpu.max").split():  # v2: "max 100000" or "150000 100000"
-        case [quota, period] if quota != "max":
-            yield int(quota) / int(period)
-    quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
-    if quota and period and int(quota) > 0:  # v1: -1 means no quota
-        yield int(quota) / int(period)
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        if not controllers or "cpu" in controllers.split(","):
+            for folder in (root / controllers, root / "cpu") if controllers else (root, root / "unified"):
+                yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
 
 
 def _read(path: Path) -> str:

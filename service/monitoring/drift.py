@@ -39,7 +39,6 @@ class DriftSample:
         self._vectors = np.zeros((capacity, dimension), dtype=np.float32)
         self._cut = np.zeros(capacity, dtype=bool)
         self._keys: list[int] = []  # of the texts, by place
-        self._known: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -51,10 +50,16 @@ class DriftSample:
         count = len(ids)
         for row in self._random.sample(range(count), min(count, PER_REQUEST)):
             key = hash(tuple(ids[row]))
-            if key not in self._known:
-                place = self._place(key)
-                self._vectors[place] = vectors[row]
-                self._cut[place] = cut[row] > 0
+            if key in self._keys:
+                continue
+            if len(self) < self.capacity:
+                place = len(self)
+                self._keys.append(key)
+            else:
+                place = self._random.randrange(self.capacity)
+                self._keys[place] = key
+            self._vectors[place] = vectors[row]
+            self._cut[place] = cut[row] > 0
 
     def shape(self) -> Shape | None:
         """Return the statistics, None until there are two vectors.
@@ -71,14 +76,3 @@ class DriftSample:
         total = (vectors[pointed] / norms[pointed, None]).sum(axis=0)
         cosine = (float(total @ total) - count) / (count * (count - 1))
         return Shape(cosine, float(norms.mean()), float(self._cut[: len(self)].mean()))
-
-    def _place(self, key: int) -> int:
-        """Return the index for a new text: the next free one, or a random one, whose text is forgotten."""
-        self._known.add(key)
-        if len(self) < self.capacity:
-            self._keys.append(key)
-            return len(self) - 1
-        place = self._random.randrange(self.capacity)
-        self._known.remove(self._keys[place])
-        self._keys[place] = key
-        return place

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import TIMEOUT_MAX, Timer
 from time import monotonic
 from typing import Final, Protocol
@@ -42,39 +43,34 @@ class Model(Protocol):
         """Raise Unavailable where it still fails."""
 
 
+@dataclass
 class Health:
     """`check` raises the reason why the service is not ready; `watch` ends a process that cannot recover."""
 
-    def __init__(
-        self,
-        models: Callable[[], Iterable[Model]],
-        busy_for: Callable[[], float],
-        stall_seconds: float,
-        end: Callable[[int], object] = os._exit,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self.stopping = False
-        self._models = models
-        self._busy_for = busy_for
-        self._stall = stall_seconds
-        self.end = end
-        self._clock = clock
-        self._looked = clock()
+    models: Callable[[], Iterable[Model]]
+    busy_for: Callable[[], float]
+    stall_seconds: float
+    end: Callable[[int], object] = os._exit
+    clock: Callable[[], float] = monotonic
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._looked = self.clock()
         self._awake_since = -math.inf
         self._probes: dict[str, asyncio.Task[None]] = {}  # by model, one each
 
     @property
     def ready(self) -> bool:
         """Return what is known without trying a model."""
-        return not self.stopping and not self._stalled and not any(model.failing_for for model in self._models())
+        return not self.stopping and not self._stalled and not any(model.failing_for for model in self.models())
 
     async def check(self, model: Model | None = None) -> None:
         """Raise Unavailable, with the reason, for all models or one. A model whose last batch failed is tried first."""
         if self.stopping:
             raise Unavailable("the service is stopping; send requests to another instance")
         if self._stalled:
-            raise Unavailable(f"a batch has run for {self._busy_for():.0f} s, the limit is {self._stall:g} s")
-        for each in [model] if model else self._models():
+            raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
+        for each in [model] if model else self.models():
             await each.check()
 
     async def watch(self) -> None:
@@ -85,15 +81,15 @@ class Health:
 
     def look(self) -> None:
         """End a process that cannot recover, and try failed models again. Time while frozen does not count."""
-        now = self._clock()
+        now = self.clock()
         if now - self._looked > FROZEN:
             self._awake_since = now
         self._looked, awake = now, now - self._awake_since
-        if min(self._busy_for(), awake) > HUNG_AFTER * self._stall:
-            logger.critical("a batch has hung for %.0f s: the process ends with status %d", self._busy_for(), HUNG)
+        if min(self.busy_for(), awake) > HUNG_AFTER * self.stall_seconds:
+            logger.critical("a batch has hung for %.0f s: the process ends with status %d", self.busy_for(), HUNG)
             self.end(HUNG)
-        for model in self._models():
-            if min(model.failing_for, awake) > LOST_AFTER * self._stall:
+        for model in self.models():
+            if min(model.failing_for, awake) > LOST_AFTER * self.stall_seconds:
                 logger.critical(
                     "model %s has failed for %.0f s: the process ends with status %d",
                     model.name,
@@ -101,39 +97,35 @@ class Health:
                     LOST,
                 )
                 self.end(LOST)
-            elif model.failing_for and not self._stalled:
-                self._try(model)
+            elif model.failing_for and not self._stalled and model.name not in self._probes:
+                self._probes[model.name] = asyncio.create_task(self._try(model))
 
     @property
     def _stalled(self) -> bool:
-        return self._busy_for() > self._stall
+        return self.busy_for() > self.stall_seconds
 
-    def _try(self, model: Model) -> None:
+    async def _try(self, model: Model) -> None:
         """Try a model in the background; the result is in its `failing_for`."""
-        if model.name not in self._probes:
-            probe = self._probes[model.name] = asyncio.create_task(_quietly(model))
-            probe.add_done_callback(lambda _: self._probes.pop(model.name))
-
-
-async def _quietly(model: Model) -> None:
-    try:
-        await model.check()
-    except Unavailable as error:
-        logger.warning("%s", error)
+        try:
+            await model.check()
+        except Unavailable as error:
+            logger.warning("%s", error)
+        finally:
+            del self._probes[model.name]
 
 
 @contextmanager
 def limited(seconds: float, task: str) -> Iterator[None]:
     """End the process where the block takes longer: at start no event loop can watch it."""
-    timer = Timer(min(seconds, TIMEOUT_MAX), _end_hung, (task, seconds))
+
+    def end() -> None:
+        logger.critical("%s has hung for %.0f s: the process ends with status %d", task, seconds, HUNG)
+        os._exit(HUNG)
+
+    timer = Timer(min(seconds, TIMEOUT_MAX), end)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _end_hung(task: str, seconds: float) -> None:
-    logger.critical("%s has hung for %.0f s: the process ends with status %d", task, seconds, HUNG)
-    os._exit(HUNG)

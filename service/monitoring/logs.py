@@ -80,10 +80,8 @@ class Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname} {record.name} {_escape(record.getMessage())}"
         line += "".join(f" {_escape(name)}={_value(value)}" for name, value in _fields(record).items())
-        return "\n  ".join([line, *map(_escape, self._trace(record))])
-
-    def _trace(self, record: logging.LogRecord) -> list[str]:
-        return [line for part in _parts(self, record) for line in part.splitlines()]
+        trace = [line for part in _parts(self, record) for line in part.splitlines()]
+        return "\n  ".join([line, *map(_escape, trace)])
 
 
 class JSON(logging.Formatter):

@@ -9,6 +9,7 @@ slow down requests.
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -24,19 +25,18 @@ QUIET: Final = re.compile(r"(/models/[^/]+)?/health(/\w+)?|/metrics")  # paths o
 FLUSH_SECONDS: Final = 2.0
 
 
+@dataclass(frozen=True)
 class Tracing:
     """Where spans go; without a provider, tracing is off."""
 
-    def __init__(self, provider: "TracerProvider | None" = None) -> None:
-        self._provider = provider
-        self.enabled = provider is not None
+    provider: "TracerProvider | None" = None
 
     @property
     def telemetry(self) -> TelemetryConfig:
         """Return FastAPI's configuration: spans of requests only. Metrics and logs are the service's own."""
-        if self._provider is None:
+        if self.provider is None:
             return OFF
-        on: TelemetryConfig = {"tracing": True, "tracer_provider": self._provider, "operation_spans": False}
+        on: TelemetryConfig = {"tracing": True, "tracer_provider": self.provider, "operation_spans": False}
         return {**OFF, **on, "exclude": lambda scope: QUIET.fullmatch(scope["path"]) is not None}
 
     def stages(self, begun: int, seconds: Mapping[str, float], *, model: str, **counts: int) -> None:
@@ -44,9 +44,9 @@ class Tracing:
 
         They are made at the end, when it is known how long each stage took.
         """
-        if self._provider is None:
+        if self.provider is None:
             return
-        tracer = self._provider.get_tracer("cloze")
+        tracer = self.provider.get_tracer("cloze")
         attributes: dict[str, str | int] = {"cloze.model": model}
         attributes |= {f"cloze.{name}": count for name, count in counts.items()}
         for name, lasted in seconds.items():
@@ -56,8 +56,8 @@ class Tracing:
 
     def close(self) -> None:
         """Send the remaining spans, and wait FLUSH_SECONDS at most: a lost collector does not delay the end."""
-        if self._provider is not None:
-            last = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        if self.provider is not None:
+            last = threading.Thread(target=self.provider.shutdown, name="last spans", daemon=True)
             last.start()
             last.join(FLUSH_SECONDS)
 

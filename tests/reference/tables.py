@@ -32,8 +32,7 @@ def settings_table() -> str:
 def metrics_table() -> str:
     rows = ["| Name | Type | Labels | Meaning |", "|---|---|---|---|"]
     metrics = Metrics()
-    made = {id(each): each for each in vars(metrics).values() if hasattr(each, "_labelnames")}
-    labels = {each._name: each._labelnames for each in made.values()}
+    labels = {each._name: each._labelnames for each in vars(metrics).values() if hasattr(each, "_labelnames")}
     for family in metrics.registry.collect():
         if family.name.startswith("cloze_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -196,7 +196,7 @@ def lost(self, batch):
     raise RuntimeError("the device is lost")
 
 def lose(number, frame):
-    Session._plain = lost
+    Session._forward = lost
 
 signal.signal(signal.SIGUSR1, lose)
 sys.exit(main(sys.argv[1:]))

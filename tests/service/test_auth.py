@@ -27,7 +27,7 @@ def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\ufeff# our clients\n\n  search\t {TWO}  \n{THREE}\n")
     keys = Keys.load(f" {ONE} ,@{file}")
-    assert keys.names == ("key-1", "search", "key-3")
+    assert tuple(keys.values()) == ("key-1", "search", "key-3")
     assert [keys.client(key) for key in (ONE, TWO, THREE)] == ["key-1", "search", "key-3"]
     assert keys
 
@@ -71,7 +71,7 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
     monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
     keys = Keys.load(f"{ONE},{TWO},{THREE}")
     assert keys.client(ONE) == "key-1"
-    assert compared == list(keys.digests)
+    assert compared == list(keys)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_the_least_recently_used_goes_first() -> None:
     cache.add(b"c", row(3))
     assert cache.get(b"b") is None
     assert np.array_equal(cache.get(b"a"), row(ord("a")))
-    assert (len(cache), cache.size) == (2, 2 * ENTRY)
+    assert (len(cache), cache.currsize) == (2, 2 * ENTRY)
 
 
 @pytest.mark.parametrize("limit", [0, ENTRY - 1])
@@ -31,7 +31,7 @@ def test_without_room_nothing_is_kept(limit: int) -> None:
     cache = Cache(limit)
     cache.add(b"a", row(1))
     assert cache.get(b"a") is None
-    assert (len(cache), cache.size) == (0, 0)
+    assert (len(cache), cache.currsize) == (0, 0)
 
 
 def test_a_copy_is_kept_not_the_batch() -> None:

@@ -41,7 +41,7 @@ def cold(settings: Settings, executors: Executors) -> Callable[..., Model]:
 
     def make(**changes: object) -> Model:
         changed = settings.model_copy(update=changes)
-        return Model.load(
+        return Model(
             Bundle.load(settings.bundle),
             changed,
             executors,
@@ -126,13 +126,13 @@ async def test_what_is_admitted_is_let_go(cold: Callable[..., Model]) -> None:
     with pytest.raises(BackendFailed):
         await embed(model, ["poison"])
     task = asyncio.create_task(embed(model, ["a"] * 5))
-    while not model.embedder._admission.tokens_in_flight:
+    while not model.embedder.admission.tokens_in_flight:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="the limit is 45"):
         await embed(model, ["a"] * 5)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert model.embedder._admission.tokens_in_flight == model.embedder.batcher.waiting == 0
+    assert model.embedder.admission.tokens_in_flight == model.embedder.batcher.waiting == 0
     await model.stop()
 
 
@@ -194,7 +194,7 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
     before = asyncio.create_task(embed(other, ["a"]))
     await until(begun.is_set)
     after = asyncio.create_task(model.embedder.embed(["a"], truncate=True, direction="right", client=""))
-    await until(lambda: model.embedder._admission.tokens_in_flight and not model.embedder.batcher.waiting)
+    await until(lambda: model.embedder.admission.tokens_in_flight and not model.embedder.batcher.waiting)
     now += 7
     free.set()
     assert (await after).timing == (0, 7, 0)

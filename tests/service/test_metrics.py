@@ -22,21 +22,19 @@ FACTS = {
 }
 
 
-class Line:
-    """A queue with something in it."""
-
-    waiting = 30
-    waiting_items = 3
-    age = 0.25
-
-
 def begin(metrics: Metrics, name: str = "tiny", **changes: str) -> ModelMetrics:
-    return metrics.serve(name, Line(), 1.5, **{**FACTS, **changes})
+    return metrics.serve(name, 1.5, **{**FACTS, **changes})
 
 
 def count(measured: ModelMetrics, texts: int = 1) -> None:
     """Count something in every series of a model."""
-    for counter in (measured.texts, measured.cache_hits, measured.tokens, measured.truncations, measured.padding):
+    for counter in (
+        measured.texts,
+        measured.cache_hits,
+        measured.tokens,
+        measured.truncations,
+        measured.padding_tokens,
+    ):
         counter.inc(texts)
     measured.inference_failures.inc()
     for histogram in (measured.tokenize_seconds, measured.queue_seconds, measured.inference_seconds):
@@ -135,15 +133,13 @@ def test_gauges_are_read_at_each_scrape() -> None:
     metrics = Metrics()
     ready, at_work = False, 1
     cache = Cache(10_000)
-    metrics.watch(
-        requests=lambda: at_work,
-        requests_limit=10,
-        tokens=lambda: 7,
-        tokens_limit=100,
-        ready=lambda: ready,
-        cache_bytes=lambda: cache.size,
-        cache_texts=lambda: len(cache),
-    )
+    metrics.ready.set_function(lambda: float(ready))
+    metrics.in_flight.set_function(lambda: at_work)
+    metrics.in_flight_limit.set(10)
+    metrics.tokens_in_flight.set_function(lambda: 7)
+    metrics.tokens_limit.set(100)
+    metrics.cache_bytes.set_function(lambda: cache.currsize)
+    metrics.cache_texts.set_function(lambda: len(cache))
     found = samples(metrics)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (0, 1)
     assert (found["cloze_requests_in_flight_limit"], found["cloze_tokens_in_flight_limit"]) == (10, 100)
@@ -152,13 +148,16 @@ def test_gauges_are_read_at_each_scrape() -> None:
     ready, at_work = True, 2
     cache.add(b"key", np.zeros(4, dtype=np.float32))
     found = samples(metrics)
-    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (cache.size, 1)
+    assert (found["cloze_cache_bytes"], found["cloze_cache_texts"]) == (cache.currsize, 1)
     assert (found["cloze_ready"], found["cloze_requests_in_flight"]) == (1, 2)
 
 
 def test_a_models_queue_is_read_at_each_scrape() -> None:
     metrics = Metrics()
-    begin(metrics)
+    series = begin(metrics)
+    series.queue_age_seconds.set_function(lambda: 0.25)
+    series.queue_texts.set_function(lambda: 3)
+    series.queue_tokens.set_function(lambda: 30)
     found = samples(metrics)
     assert found["cloze_queue_age_seconds{model=tiny}"] == 0.25
     assert (found["cloze_queue_texts{model=tiny}"], found["cloze_queue_tokens{model=tiny}"]) == (3, 30)

@@ -66,7 +66,7 @@ def reload(url: str) -> tuple[int, dict[str, Any]]:
 
 def test_each_answers_by_its_name(settings: Settings) -> None:
     app = create_app(settings)
-    assert services(app).models.names == ["other", "tiny"]
+    assert list(services(app).models.served) == ["other", "tiny"]
 
     def found(path: str | None, *body: str | None) -> Model:
         return resolve_model(RequestContext(services(app), RequestRecord("id", model=path)), *body)
@@ -79,14 +79,14 @@ def test_each_answers_by_its_name(settings: Settings) -> None:
 
 def test_one_alone_is_the_default(folder: Path, settings: Settings) -> None:
     models = services(create_app(settings.model_copy(update={"bundle": folder / "other", "model": ""}))).models
-    assert (models.names, models.default) == (["other"], "other")
+    assert (list(models.served), models.default) == (["other"], "other")
 
 
 def test_what_is_no_bundle_is_passed_over(folder: Path, settings: Settings) -> None:
     write_bundle(folder / ".hidden")
     (folder / "notes").mkdir()
     (folder / "README.md").write_text("two models")
-    assert services(create_app(settings)).models.names == ["other", "tiny"]
+    assert list(services(create_app(settings)).models.served) == ["other", "tiny"]
 
 
 def test_a_reload_of_what_is_the_same_does_nothing(settings: Settings) -> None:
@@ -242,7 +242,7 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     exchange: Callable[[Path], object], folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its template would be the one's, its graph the other's."""
-    load = Model.load
+    load = Model
 
     def exchanged(bundle: Bundle, *arguments: Any) -> Model:
         exchange(bundle.path)
@@ -251,7 +251,7 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     with served(create_app(settings)) as url:
         write_bundle(folder / "tiny", seed=5)
         with monkeypatch.context() as patch:
-            patch.setattr(Model, "load", exchanged)
+            patch.setattr("service.app.Model", exchanged)
             status, body = reload(url)
         assert (status, body["error_type"]) == (409, "ReloadFailed")
         assert "tiny changed while it was loaded" in body["error"]

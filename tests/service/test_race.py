@@ -8,8 +8,7 @@ import pytest
 
 from encoding.bundle import Bundle
 from encoding.text import Batch
-from service.inference.race import ROUNDS, SHAPES, fastest
-from service.inference.session import Session
+from service.inference.session import ROUNDS, SHAPES, Session, fastest
 
 
 class Clock:
@@ -57,7 +56,7 @@ def test_the_least_time_over_both_shapes_wins(
 ) -> None:
     clock = Clock()
     runners = [Runner("fp32", clock, *fp32), Runner("int8", clock, *int8)]
-    with caplog.at_level(logging.INFO, "service.inference.race"):
+    with caplog.at_level(logging.INFO, "service.inference.session"):
         chosen = fastest(runners, Bundle.load(bundle).text_encoder, "mini", clock)
     assert chosen.precision == winner
     assert [runner.runs for runner in runners] == [ROUNDS * len(SHAPES)] * 2

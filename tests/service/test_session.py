@@ -137,14 +137,6 @@ def test_a_silent_fall_back_from_cuda_is_noticed(cuda: Any, gives: Any, loaded: 
         Session.load(loaded, provider="cuda")
 
 
-def test_binding_gives_what_run_gives(loaded: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session.load(loaded, provider="cpu")
-    batch = loaded.text_encoder.batch(TEXTS)
-    bind = ort.IOBinding.bind_output
-    monkeypatch.setattr(ort.IOBinding, "bind_output", lambda self, name, device: bind(self, name, "cpu"))
-    assert np.array_equal(session._bound(batch), session.run(batch))
-
-
 def test_sessions_share_the_memory_of_their_batches(loaded: Bundle) -> None:
     """A second one takes less for a large batch than any tensor of it needs, and gives what the first gave."""
     first, second = (Session.load(loaded, provider="cpu") for _ in range(2))
