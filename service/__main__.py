@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 from typing import Final, NoReturn
 
 from pydantic import Field
 
-from encoding.errors import ClozeError
+from encoding.command import program, run
 from service.errors import BadSettings
 from service.monitoring.logs import configure
 from service.settings import Settings
@@ -29,6 +30,10 @@ class Command(Settings):
 
 def main(arguments: Sequence[str]) -> int:
     """Return 2 where the settings or a bundle cannot be used; one line on stderr says why."""
+    return run(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
@@ -42,11 +47,8 @@ def main(arguments: Sequence[str]) -> int:
             _check(settings)
         else:
             _serve(settings)
-    except ClozeError as error:
-        hint = " (`python -m service --help` lists the settings)" if isinstance(error, BadSettings) else ""
-        print(f"error: {error}{hint}", file=sys.stderr)
-        return 2
-    return 0
+    except BadSettings as error:
+        raise BadSettings(f"{error} (`{program('service')} --help` lists the settings)") from error
 
 
 def _serve(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from encoding.command import program
 from service.errors import BadSettings
 from service.monitoring.logs import LogFormat
 
@@ -50,7 +51,6 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
-        cli_prog_name="python -m service",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_show_env_vars=True,
@@ -142,7 +142,7 @@ class Settings(BaseSettings):
         """
         _refuse_unknown(environ, [variable(name) for name in Settings.model_fields])
         try:
-            return cls(_cli_parse_args=list(arguments))
+            return cls(_cli_parse_args=list(arguments), _cli_prog_name=program("service"))
         except ValidationError as error:
             raise BadSettings("; ".join(map(_explain, error.errors()))) from None  # the error holds every value
         except SettingsError as error:
@@ -172,7 +172,7 @@ def _explain(detail: ErrorDetails) -> str:
     name = str(detail["loc"][0])
     if detail["type"] == "missing":
         meaning = str(Settings.model_fields[name].description)
-        return f"{name} is not set; write {flag(name)} or set {variable(name)}. {meaning}"
+        return f"{name} is not set; write {flag(name)} or set {variable(name)}: {meaning.rstrip('.')}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     if words := _words(Settings.model_fields[name]):
         message = f"should be one of {', '.join(words)}"
