@@ -40,7 +40,7 @@ def engine() -> Iterator[None]:
 
 
 def _take_down() -> None:
-    """Twice: a mount or a control group may be busy for a moment. What stays is the machine's matter, so it is told."""
+    """Try twice, since a mount or a control group may be busy for a moment; report what remains."""
     for _ in range(2):
         down = subprocess.run([ENGINE, "down"], capture_output=True, text=True, timeout=300)
         if not down.returncode:

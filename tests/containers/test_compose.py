@@ -190,7 +190,7 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 
 
 def test_killed_under_load_it_is_started_again(stack: Stack, bundle: Path) -> None:
-    """What was at work is lost, and its clients know; the restart policy brings the service back."""
+    """Requests in flight are lost, and their clients know; the restart policy brings the service back."""
     texts = TEXTS[:4]
     address, restarts = stack.up(), stack.restarts()
     clients = Clients(address, library(bundle, texts), texts)

@@ -139,7 +139,7 @@ def statuses(url: str, route: str = "/embed") -> dict[int, int]:
 
 
 def quiet(url: str) -> bool:
-    """Whether nothing is at work but this question."""
+    """Whether this request is the only one in flight."""
     found = metrics(url)
     waiting = sum(count for name, count in found.items() if name.startswith("cloze_queue_texts"))
     return found["cloze_requests_in_flight"] == 1 and found["cloze_tokens_in_flight"] == waiting == 0

@@ -353,7 +353,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def told(log: pytest.LogCaptureFixture, path: str) -> dict[str, Any]:
+def line_of(log: pytest.LogCaptureFixture, path: str) -> dict[str, Any]:
     """The one line about this path."""
     [record] = [record for record in log.records if record.name == "service.http.middleware" and record.args[1] == path]
     return {"level": record.levelname, **record.fields}
@@ -368,7 +368,7 @@ async def test_each_post_is_one_line(client: MakeClient, log: pytest.LogCaptureF
         await http.post("/tokenize", json={"inputs": "a"})
         await http.get("/info")
     of_work = {"client": "key-1", "model": "tiny"}
-    found = {path: told(log, path) for path in ("/embed", "/v1/embeddings", "/similarity", "/tokenize", "/info")}
+    found = {path: line_of(log, path) for path in ("/embed", "/v1/embeddings", "/similarity", "/tokenize", "/info")}
     assert all(line.pop("ms") >= 0 for line in found.values())
     tokens = len(sequence("a")) + len(sequence("dogs run"))
     assert found == {
@@ -383,13 +383,13 @@ async def test_each_post_is_one_line(client: MakeClient, log: pytest.LogCaptureF
 async def test_a_refused_client_is_known_by_its_address(client: MakeClient, log: pytest.LogCaptureFixture) -> None:
     async with client() as http:
         await http.post("/embed", json={"inputs": "a"})
-    assert told(log, "/embed")["client"] == "127.0.0.1"
+    assert line_of(log, "/embed")["client"] == "127.0.0.1"
     log.clear()
     async with client(api_keys=KEY) as http:
         await http.post("/embed", json={"inputs": "a"})
         await http.get("/v1/models", headers={"authorization": f"Bearer {OTHER_KEY}"})
     for path in ("/embed", "/v1/models"):
-        line = told(log, path)
+        line = line_of(log, path)
         assert line.pop("ms") >= 0
         assert line == {"level": "INFO", "status": 401, "client": "127.0.0.1", "error_type": "Unauthorized"}
 

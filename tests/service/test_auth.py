@@ -98,8 +98,8 @@ def test_keys_that_cannot_be_used(keys: str, text: str | None, message: str, tmp
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadSettings, match=message) as caught:
         Keys.load(f"{keys},@{file}" if text is not None else keys)
-    told = "".join(traceback.format_exception(caught.value))
-    assert not any(key in told for key in (ONE, TWO, "tooshort"))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not any(key in shown for key in (ONE, TWO, "tooshort"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

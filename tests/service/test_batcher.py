@@ -1,4 +1,4 @@
-"""The batcher, driven with integers whose cost is themselves, and a `run` that waits until it is told."""
+"""The batcher, driven with integers whose cost is themselves, and a `run` that waits for `release`."""
 
 import asyncio
 import random
@@ -622,7 +622,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     dice, clock = random.Random(seed), Clock()
     max_cost = dice.choice([5, 20, 64])
     padded: list[int] = []
-    guilty: list[int] = []
+    failed_items: list[int] = []
     answers = 0
 
     async def run(batch: list[int]) -> list[int]:
@@ -646,7 +646,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
         try:
             assert await task == [2 * item for item in items]
         except Failed as failed:
-            guilty.append(items[failed.place])
+            failed_items.append(items[failed.place])
         except DeadlineExceeded:
             assert max_age < 100
         except asyncio.CancelledError:
@@ -666,7 +666,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     await asyncio.gather(*calls)
     assert answers == len(calls)
     assert max(padded) <= max_cost
-    assert all(item % 97 == 13 for item in guilty)
+    assert all(item % 97 == 13 for item in failed_items)
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
     await batcher.drain()
     assert not batcher._requests

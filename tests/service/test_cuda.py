@@ -1,4 +1,4 @@
-"""A real CUDA device, where there is one: its vectors are those of the formula and of the CPU, and it is told."""
+"""A real CUDA device: its vectors are those of the formula and of the CPU, and the log and /info name it."""
 
 import numpy as np
 import onnx

@@ -37,7 +37,7 @@ async def executors() -> AsyncIterator[Executors]:
 
 @pytest.fixture
 def cold(settings: Settings, executors: Executors) -> Callable[..., Model]:
-    """An model that is not at work."""
+    """A model that has not started."""
 
     def make(**changes: object) -> Model:
         changed = settings.model_copy(update=changes)

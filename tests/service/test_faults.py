@@ -383,7 +383,7 @@ BROKEN = {
 
 
 class Broken:
-    """Stands for ONNX Runtime's session, and does what it is told."""
+    """Stands for ONNX Runtime's session, and does what the test says."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
@@ -463,7 +463,7 @@ def free_port() -> int:
 
 
 def test_killed_under_load_and_started_again(bundle: Path) -> None:
-    """What was at work is lost, and the clients know; on the same port the same answers come again."""
+    """Requests in flight are lost, and the clients know; on the same port the same answers come again."""
     port = str(free_port())
     arguments = ["--bundle", str(bundle), "--threads", "1", "--port", port]
     server = Process(*arguments)

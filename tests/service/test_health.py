@@ -127,7 +127,7 @@ async def test_a_model_that_fails_for_too_long_is_the_end(world: World, caplog: 
 
 
 async def test_the_time_in_which_the_process_was_frozen_does_not_count(world: World) -> None:
-    """As by `docker pause`: what was at work before it goes on after it."""
+    """As by `docker pause`: batches that ran before it continue after it."""
 
     def watch(seconds: int) -> None:
         for _ in range(seconds):

@@ -72,10 +72,10 @@ def test_a_traceback_forges_no_line_in_text() -> None:
 
 def test_a_traceback_is_one_string_in_json() -> None:
     line = JSON().format(record("failed", exc_info=failed(), stack_info="Stack:\n  here"))
-    told = json.loads(line)["exception"]
+    trace = json.loads(line)["exception"]
     assert "\n" not in line
-    assert told.startswith("Traceback (most recent call last):\n")
-    assert told.endswith("Stack:\n  here")
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith("Stack:\n  here")
 
 
 @pytest.mark.parametrize("formatter", [Text(), JSON()])

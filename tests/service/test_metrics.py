@@ -218,7 +218,9 @@ def test_the_table_has_every_metric_with_its_type_labels_and_meaning() -> None:
     metrics = Metrics()
     begin(metrics).drift.observe(np.eye(2, dtype=np.float32), [[1], [2]], [0, 0])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in metrics_table().splitlines()[2:]]
-    told = {name.strip("`"): (kind, set(labels.replace("`", "").split(", ")), why) for name, kind, labels, why in rows}
+    listed = {
+        name.strip("`"): (kind, set(labels.replace("`", "").split(", ")), why) for name, kind, labels, why in rows
+    }
     found = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
         if family.name.startswith("cloze_"):
@@ -226,8 +228,8 @@ def test_the_table_has_every_metric_with_its_type_labels_and_meaning() -> None:
             labels = {label for sample in family.samples for label in sample.labels if label != "le"} or {""}
             found[name] = (family.type, labels, family.documentation)
     assert len(found) > 25
-    assert found == {name: row for name, row in told.items() if name.startswith("cloze_")}
-    assert "process_*" in told
+    assert found == {name: row for name, row in listed.items() if name.startswith("cloze_")}
+    assert "process_*" in listed
 
 
 def test_the_documented_metrics_are_the_code() -> None:

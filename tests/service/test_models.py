@@ -328,7 +328,7 @@ async def test_the_former_model_leaves_no_memory_behind(folder: Path, settings: 
 
 
 class Load:
-    """Clients that send until told to stop. Each answer is wholly of one model, and of none before one seen already."""
+    """Clients that send until `stop`. Each answer is of one model, never of an earlier one than a previous answer."""
 
     def __init__(self, url: str, allowed: dict[int, NDArray[np.float32]]) -> None:
         self.url = url

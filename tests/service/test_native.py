@@ -580,7 +580,7 @@ async def test_ten_thousand_texts_are_answered_in_order(both: httpx.AsyncClient)
         ("/embed", {"inputs": [[1], [1, "a"], ["a"]]}, "item 1"),
     ],
 )
-async def test_of_many_wrong_items_the_first_is_told(
+async def test_of_many_wrong_items_the_first_is_message(
     both: httpx.AsyncClient, path: str, body: dict[str, Any], field: str
 ) -> None:
     """An error for each of a million items would hold the event loop for a minute."""
@@ -610,7 +610,7 @@ async def test_unknown_paths_and_methods_answer_in_the_envelope(both: httpx.Asyn
 
 
 async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp, hold: Hold) -> None:
-    """Eight texts of four requests in one batch: it is halved three times, until the guilty one is alone."""
+    """Eight texts of four requests in one batch: it is halved three times, until the text that fails is alone."""
     app = make_app()
     async with open_client(app) as http:
         with hold():
@@ -660,15 +660,15 @@ async def test_nan_is_never_answered(both: httpx.AsyncClient, encoding_format: s
 async def test_a_text_that_cannot_be_embedded_is_named_as_it_was_sent(
     both: httpx.AsyncClient, path: str, body: dict[str, Any], field: str
 ) -> None:
-    async def told(bad: str, **options: Any) -> str:
+    async def message(bad: str, **options: Any) -> str:
         sent = json.loads(json.dumps(body).replace("BAD", bad)) | options
         error = (await both.post(path, json=sent)).json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)
 
     strict = {"parameters": {"truncate": False}, "truncate": False}
-    assert (await told("poison")).startswith(f"{field}: the model gave a vector that is not finite")
-    assert (await told("a " * 99, **strict)).startswith(f"{field} has 99 tokens; at most")
-    assert (await told("a" * 1_000_001)).startswith(f"{field} has 1000001 characters; at most")
+    assert (await message("poison")).startswith(f"{field}: the model gave a vector that is not finite")
+    assert (await message("a " * 99, **strict)).startswith(f"{field} has 99 tokens; at most")
+    assert (await message("a" * 1_000_001)).startswith(f"{field} has 1000001 characters; at most")
 
 
 async def test_what_is_beyond_the_limit_is_refused_whole(make_app: MakeApp, hold: Hold) -> None:

@@ -220,7 +220,7 @@ def test_a_delay_ends_by_itself(serve: Serve, bundle: Path) -> None:
 
 
 def test_sigterm_while_a_batch_hangs(serve: Serve, make_bundle: MakeBundle) -> None:
-    """The client is told, and the process ends all the same, with a status that says why."""
+    """The client gets an answer, and the process still ends, with a status that says why."""
     limits = ["--stall-seconds", "0.5", "--drain-seconds", "1"]
     process = serve("--bundle", str(make_bundle(model=hanging())), "--threads", "1", *limits)
     with connect(process.url) as stream:
@@ -334,11 +334,11 @@ def check(
 def test_a_start_that_cannot_be_is_one_line_and_status_2(
     place: Callable[[str], str], check: Callable[..., tuple[int, str, str]], arguments: list[str], words: str
 ) -> None:
-    status, printed, told = check(*map(place, arguments))
+    status, printed, errors = check(*map(place, arguments))
     assert (status, printed) == (2, "")
-    assert told.startswith("error: ")
-    assert words in told
-    assert len(told.splitlines()) == 1
+    assert errors.startswith("error: ")
+    assert words in errors
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,9 @@ async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collecto
     server = spans.pop("POST /models/{model}/embed")
     assert server.kind == Span.SPAN_KIND_SERVER
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
-    told = attributes(server)
-    assert told["http.route"] == "/models/{model}/embed"
-    assert told["http.response.status_code"] == 200
+    found = attributes(server)
+    assert found["http.route"] == "/models/{model}/embed"
+    assert found["http.response.status_code"] == 200
 
     assert list(spans) == ["tokenize", "queue", "inference"]
     assert {span.parent_span_id for span in spans.values()} == {server.span_id}

@@ -1,4 +1,4 @@
-"""The mean of runs: its weights, what it tells of them, and what it refuses."""
+"""The mean of runs: its weights, what it says about them, and what it refuses."""
 
 import json
 import shutil
@@ -26,8 +26,8 @@ def make_run(folder: Path, tiny: Path, seed: int, template: str = '"[X]" means [
             weight += 0.01 * torch.randn_like(weight)
     encoder.save(folder / "model")
     source = {"name": "a.txt", "sentences": 9, "sha256": f"{seed:064x}"}
-    told = {"parent": parent, "recipe": RECIPE, "data": [source], "commit": None, "seeds": [seed], "rows": seed}
-    (folder / "run.json").write_text(json.dumps(told | {"versions": {}}), encoding="utf-8")
+    provenance = {"parent": parent, "recipe": RECIPE, "data": [source], "commit": None, "seeds": [seed], "rows": seed}
+    (folder / "run.json").write_text(json.dumps(provenance | {"versions": {}}), encoding="utf-8")
     return folder
 
 

@@ -21,7 +21,7 @@ KINDS = ["replace", "insert", "delete"]
 
 
 class Speaker(nn.Module):
-    """A generator that says what it is told: everywhere the words of highest score, or the word it reads."""
+    """A generator with a fixed output: everywhere the words of highest score, or the word it reads."""
 
     def __init__(self, scores: Tensor | None = None, vocabulary: int = 0) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def _check_weights(objective: Objective) -> None:
     broken = [name for name, weight in objective.named_parameters() if not weight.isfinite().all()]
     if broken:
         raise RunError(
-            f"after training {len(broken)} weights are no finite numbers, {broken[0]} among them; "
+            f"after training {len(broken)} weights are not finite, {broken[0]} among them; "
             "lower learning_rate, or use precision = 'fp32'"
         )
 

@@ -1,4 +1,4 @@
-"""The head between an encoder's vectors and a contrastive loss: of training only, or kept in the encoder."""
+"""The head between an encoder's vectors and a contrastive loss: used in training only, or kept in the encoder."""
 
 from typing import Any
 
