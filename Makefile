@@ -1,6 +1,8 @@
 # make serve           serve the shipped model on 127.0.0.1:8080
 # make check           lint and types
-# make test            run all tests
+# make test            run the tests except those marked `long`, in several workers
+# make test-all        run all tests, as continuous integration does
+# make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score the shipped model again; DATA is the folder of texts and STS data
 # make reference       write the vectors of the shipped model with which the tests compare other machines
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
@@ -14,6 +16,7 @@ MODEL  ?= models/cloze-mini
 RUN    ?= runs/cloze-mini
 
 BIN    := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 STS    := $(DATA)/senteval/downstream
@@ -21,7 +24,7 @@ DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev-retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
-.PHONY: serve check test default-model reference methods bench lock clean
+.PHONY: serve check test test-all coverage default-model reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -32,7 +35,14 @@ check: .venv/dev
 	$(BIN)/mypy
 
 test: .venv/dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: .venv/dev
+	$(PYTEST) -m "not container"
+	$(BIN)/python -m pytest -m container # one worker, because these tests share an engine
+
+coverage: .venv/dev
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.fit distill --preset sentences --out $(RUN)/sentences $(DISTILL)

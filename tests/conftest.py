@@ -1,13 +1,16 @@
 """Tiny random encoders with real tokenizers, made in code; nothing is fetched."""
 
+import gc
 import os
 import re
 from pathlib import Path
 
 import pytest
+from made_once import made_once
 
 # Each is read once, when the library is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and the workers of pytest-xdist share the cores
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Cloze
 
 SENTENCES = [
@@ -20,6 +23,26 @@ SENTENCES = [
 ]
 
 
+def pytest_collection_finish() -> None:
+    """Exclude what the imports left from garbage collection, which every training run and every export starts."""
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto` starts two workers for each core, because tests wait more than they compute."""
+    return min(2 * (os.cpu_count() or 1), 16)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()  # of this worker
+    folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def word_pieces() -> list[str]:
     """Every character and every word; to train a vocabulary gives another one each time."""
     words = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(SENTENCES).lower())))
@@ -29,11 +52,15 @@ def word_pieces() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bert(shared: Path) -> Path:
     """A folder with a random 2-layer BERT, 32 wide, 64 positions, and a word-piece tokenizer."""
+    return made_once(shared / "tiny-bert", make_bert)
+
+
+def make_bert(folder: Path) -> None:
     from transformers import BertConfig, BertModel, BertTokenizerFast, set_seed
 
-    folder = tmp_path_factory.mktemp("tiny-bert")
+    folder.mkdir()
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(word_pieces()) + "\n", encoding="utf-8")
     tokenizer = BertTokenizerFast(vocab=str(vocabulary))
@@ -50,16 +77,19 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
-def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_roberta(shared: Path) -> Path:
     """A folder with a random 2-layer RoBERTa, 32 wide, 64 positions, and a byte-level BPE tokenizer."""
+    return made_once(shared / "tiny-roberta", make_roberta)
+
+
+def make_roberta(folder: Path) -> None:
     from tokenizers import AddedToken, ByteLevelBPETokenizer
     from transformers import RobertaConfig, RobertaModel, RobertaTokenizerFast, set_seed
 
-    folder = tmp_path_factory.mktemp("tiny-roberta")
+    folder.mkdir()
     pieces = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     pieces.train_from_iterator(
@@ -85,7 +115,6 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     RobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

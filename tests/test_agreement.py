@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 AT_MASK = {"template": QUOTED, "pooling": "mask", "final_period": "false"}
 SPACED_MASK = {"template": SPACED, "pooling": "mask", "final_period": "true"}
-CASES = {
+CASES = {  # where another case has the same parts, one of the two is long
     "bert mask": Case("tiny_bert", AT_MASK),
     "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
@@ -98,7 +98,13 @@ class Road:
         return [[t["id"] for t in own] for own in self.post("/tokenize", inputs=texts, add_special_tokens=False)]
 
 
-@pytest.fixture(scope="module", params=CASES)
+LONG_CASES = {"bert mask before the text", "bert supervised", "roberta mask denoised", "roberta cls"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long) if name in LONG_CASES else name for name in CASES],
+)
 def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp("road")

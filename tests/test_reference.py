@@ -25,6 +25,7 @@ def test_this_machine_gives_the_reference_vectors() -> None:
     hold(embed())
 
 
+@pytest.mark.long
 @pytest.mark.qemu
 @pytest.mark.skipif(QEMU is None, reason="qemu-user is not installed")
 @pytest.mark.parametrize("cpu", CPUS)

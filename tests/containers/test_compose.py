@@ -17,7 +17,7 @@ from stack import PATIENCE, ROOT, Stack, run
 from encoding.bundle import OUTPUT, Bundle
 from service.settings import Settings, variable
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.long]
 
 TEXTS = ["A man plays the guitar.", "", "Two dogs run.", 'It says "[MASK]" [SEP].', "guitar " * 2000, "naïve 字 ✓"]
 CLIENTS = 12

@@ -106,6 +106,7 @@ def test_the_training_table() -> None:
     assert line == "| Cloze | 20.0 | 1.50 (1.00 to 2.00) |"
 
 
+@pytest.mark.long
 def test_every_part_of_the_gpu_benchmark_runs_on_tiny_shapes(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--out", str(out)]

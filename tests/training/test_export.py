@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import ModelProto
+from tiny_graphs import traced
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
@@ -20,7 +21,6 @@ from training.evaluate.sts import DEV_TASKS, STS_TASKS
 from training.evaluate.suite import Suite
 from training.export import __main__ as export
 from training.export import shipped_graph
-from training.export.graph import trace
 from training.export.layers import Form
 from training.export.model_card import model_card, parent_licence
 from training.export.provenance import provenance_of
@@ -54,21 +54,13 @@ def run(tmp_path: Path, tiny_bert: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def traced_once(monkeypatch: pytest.MonkeyPatch, graphs: dict[str, ModelProto]) -> None:
-    """Tracing takes seconds, and every run here holds the same weights: one graph a reading is enough."""
+def traced_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
+    """Tracing takes seconds, and every run here holds the same weights."""
 
     def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
-        key = f"{form} {encoder.config.model_dump_json()}"
-        if key not in graphs:
-            graphs[key] = trace(encoder, form)
-        return graphs[key]
+        return traced(encoder, tiny_bert, form)
 
     monkeypatch.setattr(export, "trace", remembered)
-
-
-@pytest.fixture(scope="module")
-def graphs() -> dict[str, ModelProto]:
-    return {}
 
 
 @pytest.fixture

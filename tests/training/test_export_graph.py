@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
+from tiny_graphs import traced as traced_once
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from encoding.bundle import INPUTS, OUTPUT
@@ -51,9 +52,9 @@ def load(folder: Path, case: str = "mask") -> SentenceEncoder:
 
 @cache
 def traced(folder: Path, case: str = "mask", form: Form = "rows") -> tuple[SentenceEncoder, ModelProto]:
-    """An encoder and its graph: tracing takes seconds, and many tests start from the same."""
+    """An encoder and its graph."""
     encoder = load(folder, case)
-    return encoder, trace(encoder, form)
+    return encoder, traced_once(encoder, folder, form)
 
 
 def int8(encoder: SentenceEncoder, model: ModelProto) -> ModelProto:
@@ -65,8 +66,17 @@ def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEn
     return GraphEncoder(folder / "model.onnx", encoder.pooling.text_encoder)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", ["tiny_bert", "tiny_roberta"])
+FAMILIES_AND_CASES = [
+    *(("tiny_bert", case) for case in CASES),
+    *(("tiny_roberta", case) for case in ("mask", "mean-denoised")),
+    *(
+        pytest.param("tiny_roberta", case, marks=pytest.mark.long)
+        for case in ("denoised", "prefix-mask", "cls", "mean")
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "case"), FAMILIES_AND_CASES)
 def test_graphs_equal_torch(family: str, case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     encoder, rows = traced(request.getfixturevalue(family), case)
     texts = probes(encoder.config.max_tokens)

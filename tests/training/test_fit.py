@@ -59,13 +59,6 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    process = start(*arguments)
-    output = end(process)
-    assert process.returncode == code, output
-    return output
-
-
 def end(process: subprocess.Popen[str]) -> str:
     """What it wrote, once it has ended."""
     try:
@@ -91,7 +84,7 @@ def signal_after(process: subprocess.Popen[str], number: int, reached: Callable[
         while not reached():
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline, "the run does not get on"
-            os.sched_yield()
+            time.sleep(0.002)
     except BaseException:
         process.kill()
         process.communicate()
@@ -103,9 +96,12 @@ def weights(folder: Path) -> dict[str, list[float]]:
     return {key: value.tolist() for key, value in load_file(folder / "model" / "model.safetensors").items()}
 
 
-def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, words: list[str]) -> None:
+def test_a_run_killed_and_resumed_ends_with_the_same_weights(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the killed run needs a process of its own."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run("promptbert", *words, "--out", whole)
+    assert main(["promptbert", *words, "--out", str(whole)]) == 0
     process = start("promptbert", *words, "--out", killed)
     signal_after(process, signal.SIGKILL, lambda: len(steps(killed)) >= 12)
     process.communicate()
@@ -115,7 +111,7 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, wor
     torn = killed / "checkpoint-999"
     torn.mkdir()
     (torn / "trainer_state.json").write_text('{"global_step": 9', encoding="utf-8")
-    run("--resume", killed)
+    assert main(["--resume", str(killed)]) == 0
     assert steps(killed) == list(range(1, STEPS + 1))
     assert weights(killed) == weights(whole)
     assert not torn.exists()
@@ -126,7 +122,8 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, wor
     assert provenance["dev_score"] == max(score for step, score in scores.items() if step)
     assert provenance["steps"] == STEPS
     assert provenance["seeds"] == [42]
-    assert "finished; nothing to do" in run("--resume", killed)
+    assert main(["--resume", str(killed)]) == 0
+    assert "finished; nothing to do" in capsys.readouterr().err
     assert SentenceEncoder.load(str(killed / "model")).config.template == 'This sentence of "[X]" means [MASK].'
 
 
@@ -146,8 +143,11 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> No
     assert steps(folder) == list(range(1, max(steps(folder)) + 1))
 
 
-def test_dry_run_shows_each_view_and_keeps_nothing(tmp_path: Path, words: list[str]) -> None:
-    output = run("promptbert", *words, "--dry-run", "--out", tmp_path / "run")
+def test_dry_run_shows_each_view_and_keeps_nothing(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["promptbert", *words, "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    output = capsys.readouterr().err
     assert "view first: (8, " in output
     assert "view second: (8, " in output
     assert '[CLS] this sentence of " the ' in output

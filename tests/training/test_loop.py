@@ -139,6 +139,7 @@ def test_one_process_does_not_go_on_for_two(two: Path) -> None:
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
 
+@pytest.mark.long
 def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     out = tmp_path / "runs"
@@ -306,6 +307,7 @@ def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeyp
         fit(recipe, Run(tmp_path / "run"))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own use
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_encoder_trains_the_same(words: Words, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""Traced graphs of the tiny encoders. Tracing takes seconds, and tests of all workers start from the same graphs."""
+
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import onnx
+from made_once import made_once
+from onnx import ModelProto
+
+from training.export.graph import trace
+from training.export.layers import Form
+from training.model.encoder import SentenceEncoder
+
+
+def traced(encoder: SentenceEncoder, folder: Path, form: Form) -> ModelProto:
+    """The graph of an encoder that has the weights of `folder`, without a head or a continuous template."""
+    config = encoder.config
+    parts = [config.template, config.pooling]
+    if config.denoising:  # only then does the graph have a bias for each length
+        parts += [f"{config.max_tokens} {config.final_period}"]
+    name = sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = folder.with_name(f"{folder.name}-{form}-{name}.onnx")
+    return onnx.load(made_once(path, partial(_save, encoder, form)))
+
+
+def _save(encoder: SentenceEncoder, form: Form, path: Path) -> None:
+    onnx.save(trace(encoder, form), path)
