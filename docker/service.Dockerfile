@@ -8,7 +8,7 @@
 FROM python:3.11-slim AS build
 ARG RUNTIME=cpu
 WORKDIR /app
-# No source is here yet, so this installs what the package depends on and its name and version, which /info tells;
+# No source is here yet, so this installs what the package depends on and its name and version, which /info reports;
 # the layer is made again when one of these two files changes, and not when the code does.
 COPY pyproject.toml constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \

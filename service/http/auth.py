@@ -75,18 +75,21 @@ class Authentication:
     admin: Keys
     public: Sequence[str]
 
-    def client(self, scope: Scope) -> str | None:
-        """Return the name of the request's key; None where the request needs no key. Raises Unauthorized."""
+    def client(self, scope: Scope, path: str) -> str | None:
+        """Return the name of the request's key; None where the request needs no key. Raises Unauthorized.
+
+        `path` is the path that the client asked for, which decides what is needed.
+        """
         sent = Headers(scope=scope).getlist("authorization")
         if len(sent) > 1:
             raise Unauthorized(f"{len(sent)} authorization headers were sent; send one")  # a proxy may read the other
         header = sent[0] if sent else None
-        if scope["path"].startswith(ADMIN):
+        if path.startswith(ADMIN):
             if not self.admin:
                 raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS")
             return self.admin.client(header)
         read = scope["method"] in ("GET", "HEAD")
-        if self.keys and not (read and any(fnmatchcase(scope["path"], pattern) for pattern in self.public)):
+        if self.keys and not (read and any(fnmatchcase(path, pattern) for pattern in self.public)):
             return self.keys.client(header)
         return None
 

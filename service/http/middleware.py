@@ -118,9 +118,10 @@ class _Exchange:
 
     async def _admit(self) -> None:
         middleware = self.middleware
-        if middleware.authentication.keys or self.scope["path"].startswith(ADMIN):
-            self.request.client = middleware.authentication.client(self.scope) or self.request.client
-        _rewrite(self.scope, self.request)
+        _rewrite(self.scope, self.request)  # first, so that a refusal has the shape and the label of its route
+        if middleware.authentication.keys or self.request.path.startswith(ADMIN):
+            client = middleware.authentication.client(self.scope, self.request.path)
+            self.request.client = client or self.request.client
         if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
             await middleware.app(self.scope, self.receive, self.send)
             return

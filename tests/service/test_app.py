@@ -193,7 +193,8 @@ async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp,
 
 async def test_a_key_is_needed(client: MakeClient) -> None:
     async with client(api_keys=f"{KEY},{OTHER_KEY}") as http:
-        for path, shape in (("/embed", "native"), ("/v1/embeddings", "openai"), ("/nothing", "native")):
+        openai = ("/v1/embeddings", "/embeddings", "/models/tiny/v1/embeddings")
+        for path, shape in (("/embed", "native"), ("/nothing", "native"), *((path, "openai") for path in openai)):
             for header in (None, "Bearer wrong-0123456789abc", "wrong", "", "Basic abc"):
                 headers = {} if header is None else {"authorization": header}
                 response = await http.post(path, json=EMBEDDING.get(path), headers=headers)

@@ -20,7 +20,7 @@ def scope(path: str, key: str | None = None, method: str = "GET", **more: Any) -
 
 
 def admit(authentication: Authentication, sent: dict[str, Any]) -> str:
-    return authentication.client(sent) or _address(sent)
+    return authentication.client(sent, sent["path"]) or _address(sent)
 
 
 def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_public_paths_need_no_key(path: str, method: str) -> None:
 def test_all_else_needs_a_key(path: str, method: str) -> None:
     authentication = Authentication(Keys.load(ONE), Keys(), PUBLIC)
     with pytest.raises(Unauthorized, match="no API key was sent"):
-        authentication.client(scope(path, method=method))
+        admit(authentication, scope(path, method=method))
     assert admit(authentication, scope(path, f"Bearer {ONE}", method)) == "key-1"
 
 
@@ -149,10 +149,10 @@ def test_admin_paths_need_an_admin_key() -> None:
     authentication = Authentication(Keys.load(ONE), Keys.load(TWO), PUBLIC)
     for key in (None, ONE):
         with pytest.raises(Unauthorized):
-            authentication.client(scope("/admin/reload", key, "POST"))
+            admit(authentication, scope("/admin/reload", key, "POST"))
     assert admit(authentication, scope("/admin/reload", TWO, "POST")) == "key-1"
     with pytest.raises(Unauthorized):
-        authentication.client(scope("/embed", TWO, "POST"))
+        admit(authentication, scope("/embed", TWO, "POST"))
 
 
 def test_two_keys_at_once_are_refused() -> None:
@@ -160,9 +160,9 @@ def test_two_keys_at_once_are_refused() -> None:
     sent = scope("/embed", ONE, "POST")
     sent["headers"] = [*sent["headers"], *sent["headers"]]
     with pytest.raises(Unauthorized, match="2 authorization headers"):
-        Authentication(Keys.load(ONE), Keys(), PUBLIC).client(sent)
+        admit(Authentication(Keys.load(ONE), Keys(), PUBLIC), sent)
 
 
 def test_admin_paths_are_closed_where_there_is_no_admin_key() -> None:
     with pytest.raises(Unauthorized, match="CLOZE_ADMIN_KEYS"):
-        Authentication(Keys(), Keys(), PUBLIC).client(scope("/admin/reload", ONE, "POST"))
+        admit(Authentication(Keys(), Keys(), PUBLIC), scope("/admin/reload", ONE, "POST"))
