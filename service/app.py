@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def create_app(settings: Settings) -> FastAPI:
     """Load the bundles, warm them up and build the application; its lifespan starts serving, and drains.
 
-    Raises BundleError, SessionError or BadSettings where the settings cannot be served.
+    Raises BundleError, SessionError or OptionError where the settings cannot be served.
     """
     authentication = Authentication(
         Keys.load(settings.api_keys.get_secret_value()), Keys.load(settings.admin_keys.get_secret_value()), PUBLIC
@@ -106,6 +106,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     if settings.ui:
         app.include_router(pages.router)
         app.mount("/docs", pages.DOCS_FILES)
+        app.mount("/playground", pages.PLAYGROUND)
     else:
         app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 

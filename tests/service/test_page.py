@@ -7,8 +7,6 @@ from pathlib import PurePosixPath
 import httpx
 import pytest
 
-from service.http.pages import ASSETS
-
 pytestmark = pytest.mark.anyio
 
 TYPES = {
@@ -17,11 +15,12 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-NAMES = sorted(file.name for file in files("service").joinpath("playground").iterdir())
+FOLDER = files("service").joinpath("playground")
+NAMES = sorted(file.name for file in FOLDER.iterdir())
 
 
 def text(name: str) -> str:
-    return ASSETS[name].content.decode()
+    return FOLDER.joinpath(name).read_text("utf-8")
 
 
 async def test_the_page_is_at_the_root(both: httpx.AsyncClient) -> None:
@@ -36,7 +35,7 @@ async def test_every_file_is_served_as_what_it_is(both: httpx.AsyncClient, name:
     response = await both.get(f"/playground/{name}")
     assert response.status_code == 200
     assert response.headers["content-type"] == TYPES[PurePosixPath(name).suffix]
-    assert response.content == files("service").joinpath("playground", name).read_bytes()
+    assert response.content == FOLDER.joinpath(name).read_bytes()
 
 
 @pytest.mark.parametrize("path", ["/", "/playground/playground.js"])
