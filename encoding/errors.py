@@ -4,13 +4,14 @@ ClozeError                    anything a user can put right
 ├── TemplateError             a template that cannot be used
 ├── TextError                 a text that cannot be encoded
 │   └── TextTooLong           longer than the limit, and truncation was refused
-└── BundleError               a bundle that cannot be loaded or written
+├── BundleError               a bundle that cannot be loaded or written
+└── OptionError               an option or a setting that cannot be used
 
 `training` and `service` hang their own errors on ClozeError. Every message says what was found, what is
 allowed and what to do next; a command prints it without a traceback.
 """
 
-__all__ = ["BundleError", "ClozeError", "TemplateError", "TextError", "TextTooLong"]
+__all__ = ["BundleError", "ClozeError", "OptionError", "TemplateError", "TextError", "TextTooLong"]
 
 
 class ClozeError(Exception):
@@ -43,3 +44,7 @@ class TextTooLong(TextError):
 
 class BundleError(ClozeError):
     """The bundle cannot be loaded or written."""
+
+
+class OptionError(ClozeError):
+    """An option or a setting is not known, or its value cannot be used."""

@@ -11,8 +11,7 @@ from typing import Final, NoReturn
 
 from pydantic import Field
 
-from encoding.command import program, run
-from service.errors import BadSettings
+from encoding.command import run
 from service.monitoring.logs import configure
 from service.settings import Settings
 
@@ -38,17 +37,14 @@ def _main(arguments: Sequence[str]) -> None:
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
-    try:
-        settings = Command.read(arguments)
-        configure(settings.log_level, settings.log_format)
-        _limit_free_memory()
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
-        if settings.check:
-            _check(settings)
-        else:
-            _serve(settings)
-    except BadSettings as error:
-        raise BadSettings(f"{error} (`{program('service')} --help` lists the settings)") from error
+    settings = Command.read(arguments)
+    configure(settings.log_level, settings.log_format)
+    _limit_free_memory()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
+    if settings.check:
+        _check(settings)
+    else:
+        _serve(settings)
 
 
 def _serve(settings: Settings) -> None:

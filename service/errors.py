@@ -1,7 +1,6 @@
 """The service's errors and the one table of how each is answered over HTTP.
 
 ClozeError
-├── BadSettings               at start: a setting that cannot be used
 ├── SessionError              at start: a graph that cannot be run as asked
 └── ServiceError              a request that gets no vectors; ANSWERS has the status of each
     ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, BodyTooLarge,
@@ -13,6 +12,7 @@ The error types on the wire are those of text-embeddings-inference where it has 
 logged and answered with a bare 500.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -25,9 +25,8 @@ from starlette.responses import Response
 
 from encoding.errors import ClozeError, TextError, TextTooLong
 
-
-class BadSettings(ClozeError):
-    """A setting cannot be used."""
+CHALLENGE: Final = {"www-authenticate": "Bearer"}
+NOT_READ: Final = {"connection": "close"}  # the rest of the body is not read
 
 
 class SessionError(ClozeError):
@@ -35,7 +34,9 @@ class SessionError(ClozeError):
 
 
 class ServiceError(ClozeError):
-    """The request gets no vectors."""
+    """The request gets no vectors. `headers` are those of the answer."""
+
+    headers: Mapping[str, str] = {}
 
 
 class InvalidJSON(ServiceError):
@@ -49,6 +50,8 @@ class EmptyInput(ServiceError):
 class Unauthorized(ServiceError):
     """The route needs a key, and no known key was sent."""
 
+    headers = CHALLENGE
+
 
 class ModelNotFound(ServiceError):
     """No model of that name is served."""
@@ -57,6 +60,8 @@ class ModelNotFound(ServiceError):
 class RequestTimeout(ServiceError):
     """The body did not arrive in time."""
 
+    headers = NOT_READ
+
 
 class ReloadFailed(ServiceError):
     """A bundle cannot be served; the models that were served still are."""
@@ -64,6 +69,8 @@ class ReloadFailed(ServiceError):
 
 class BodyTooLarge(ServiceError):
     """The body is larger than the limit."""
+
+    headers = NOT_READ
 
 
 class UnsupportedMediaType(ServiceError):
@@ -83,7 +90,7 @@ class Retriable(ServiceError):
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.headers = {"retry-after": str(retry_after)}
 
 
 class Overloaded(Retriable):
@@ -137,7 +144,10 @@ ERROR_TYPES: Final = sorted(
     {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ANSWERS.values())}
 )
 STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ANSWERS.values())})
-SHAPES: Final = ("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists")  # pydantic adds the one it tried
+TAGS: Final = (  # pydantic names the member of a union that it tried
+    *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
+    *("str", "list[str]", "list[int]", "list[list]"),
+)
 MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
 
 
@@ -195,20 +205,7 @@ def respond(error: Exception, *, openai: bool, where: str = "", docs: bool = Fal
         }
     else:
         content = {"error": message, "error_type": found.error_type}
-    return Response(orjson.dumps(content), status, _headers(error), "application/json")
-
-
-def _headers(error: Exception) -> dict[str, str]:
-    match error:
-        case HTTPException():
-            return dict(error.headers or {})
-        case Retriable():
-            return {"retry-after": str(error.retry_after)}
-        case Unauthorized():
-            return {"www-authenticate": "Bearer"}
-        case RequestTimeout() | BodyTooLarge():
-            return {"connection": "close"}  # the rest of the body is not read
-    return {}
+    return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
 
 
 def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
@@ -226,6 +223,6 @@ def _field(detail: dict[str, Any]) -> str:
     """Name the field, as in `inputs.sentences[3]: …`; values are left out, for they are texts."""
     path = ""
     for part in detail["loc"][1:]:
-        if part not in SHAPES:
+        if part not in TAGS:
             path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return f"{path.lstrip('.') or 'body'}: {MESSAGES.get(detail['type'], detail['msg'])}"

@@ -13,7 +13,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from service.errors import BadSettings
+from encoding.errors import OptionError
 from service.http.request import Services
 from service.settings import Settings
 
@@ -109,7 +109,7 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def resolve(host: str, port: int) -> tuple[Any, ...]:
-    """Return the first of the host's addresses. Raises BadSettings where it has none."""
+    """Return the first of the host's addresses. Raises OptionError where it has none."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -118,7 +118,7 @@ def resolve(host: str, port: int) -> tuple[Any, ...]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the address; clients can connect once it is served. Raises BadSettings where it is not available."""
+    """Bind the address; clients can connect once it is served. Raises OptionError where it is not available."""
     family, kind, number, _, address = resolve(host, port)
     try:
         listener = socket.socket(family, kind, number)
@@ -129,5 +129,5 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _unusable(host: str, port: int, reason: str | None) -> BadSettings:
-    return BadSettings(f"cannot listen on host {host!r:.200}, port {port}: {reason}; choose another")
+def _unusable(host: str, port: int, reason: str | None) -> OptionError:
+    return OptionError(f"cannot listen on host {host!r:.200}, port {port}: {reason}; choose another")

@@ -5,15 +5,15 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args, get_origin
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import SettingsConfigDict
 
 from encoding.command import program
-from service.errors import BadSettings
+from encoding.errors import OptionError
+from encoding.options import Options, flag
 from service.monitoring.logs import LogFormat
 
 PREFIX = "CLOZE_"
@@ -44,18 +44,12 @@ FORMER: Final = {  # settings of 0.1, and what became of them; {name} stands for
 }
 
 
-class Settings(BaseSettings):
+class Settings(Options):
     """What an operator sets. Frozen."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        frozen=True,
-        extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
         cli_show_env_vars=True,
-        cli_avoid_json=True,
-        cli_exit_on_error=False,
         hide_input_in_errors=True,  # the input may be a key
     )
 
@@ -136,18 +130,16 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the command line, which has precedence, the environment and the defaults.
-
-        Raises BadSettings, one line that names the setting, its value and what is allowed.
-        """
+        """Read the command line, which has precedence, the environment and the defaults. Raises OptionError."""
+        for name in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            if advice := _advice(name.removeprefix("--").removeprefix("no-").replace("-", "_"), flag):
+                raise OptionError(f"{name} {advice}")
         _refuse_unknown(environ, [variable(name) for name in Settings.model_fields])
-        try:
-            return cls(_cli_parse_args=list(arguments), _cli_prog_name=program("service"))
-        except ValidationError as error:
-            raise BadSettings("; ".join(map(_explain, error.errors()))) from None  # the error holds every value
-        except SettingsError as error:
-            reason = str(error).removeprefix("error parsing CLI: ")
-            raise BadSettings(_former(arguments) or _without_keys(reason, arguments)) from None
+        return cls.parse(arguments, program("service"))
+
+    @classmethod
+    def called(cls, name: str) -> str:
+        return f"{flag(name)} ({variable(name)})" if name in Settings.model_fields else flag(name)
 
 
 def _split(words: str) -> list[str]:
@@ -159,44 +151,6 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _words(field: FieldInfo) -> tuple[str, ...]:
-    """Return the words that a Literal allows; none for any other type."""
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-
-
-def _explain(detail: ErrorDetails) -> str:
-    name = str(detail["loc"][0])
-    if detail["type"] == "missing":
-        meaning = str(Settings.model_fields[name].description)
-        return f"{name} is not set; write {flag(name)} or set {variable(name)}: {meaning.rstrip('.')}"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    if words := _words(Settings.model_fields[name]):
-        message = f"should be one of {', '.join(words)}"
-    return f"{flag(name)} ({variable(name)}) is {detail['input']!r:.200}: {message}"
-
-
-def _without_keys(reason: str, arguments: Sequence[str]) -> str:
-    """Return the error, without values where one may be a key, as in `--api-key KEY` for `--api-keys KEY`."""
-    kind, _, found = reason.partition(": ")
-    if kind != "unrecognized arguments" or not any("key" in argument.lower() for argument in arguments):
-        return reason
-    shown = (word.partition("=")[0] if word.startswith("--") else "***" for word in found.split())
-    return f"{kind}: {' '.join(shown)}"
-
-
-def _former(arguments: Sequence[str]) -> str | None:
-    """Say what to write instead of an option of 0.1."""
-    for word in arguments:
-        name = word.removeprefix("--").removeprefix("no-").partition("=")[0].replace("-", "_")
-        if word.startswith("--") and (advice := _advice(name, flag)):
-            return f"{word.partition('=')[0]} {advice}"
-    return None
-
-
 def _advice(name: str, form: Callable[[str], str]) -> str:
     return re.sub(r"{(\w+)}", lambda found: form(found[1]), FORMER.get(name, ""))
 
@@ -205,6 +159,6 @@ def _refuse_unknown(environ: Mapping[str, str], known: Sequence[str]) -> None:
     for name in sorted(environ):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             if advice := _advice(name.upper().removeprefix(PREFIX).lower(), variable):
-                raise BadSettings(f"the environment variable {name} {advice}")
+                raise OptionError(f"the environment variable {name} {advice}")
             nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
-            raise BadSettings(f"the environment variable {name} is not a setting; the nearest is {nearest}")
+            raise OptionError(f"the environment variable {name} is not a setting; the nearest is {nearest}")

@@ -1,7 +1,6 @@
 """What a user of the training commands can put right.
 
 ClozeError
-├── OptionError     a word of the command line
 ├── RecipeError     a key, value or file of a recipe
 ├── CorpusError     a file of sentences
 ├── EncoderError    a model folder or hub name
@@ -11,11 +10,7 @@ ClozeError
 
 from encoding.errors import ClozeError
 
-__all__ = ["CorpusError", "EncoderError", "ExportError", "OptionError", "RecipeError", "RunError"]
-
-
-class OptionError(ClozeError):
-    """The command line has an unknown option, or one with an impossible value."""
+__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError"]
 
 
 class RecipeError(ClozeError):

@@ -16,7 +16,8 @@ from typing import Final, Self
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from service.errors import BadSettings, Unauthorized
+from encoding.errors import OptionError
+from service.errors import Unauthorized
 
 SHORTEST: Final = 16  # characters of a key
 ADMIN: Final = "/admin/"
@@ -32,14 +33,14 @@ class Keys(dict[bytes, str]):
         """Read the keys of a setting, separated by commas; `@FILE` stands for the keys in a file.
 
         The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
-        without a name is named by its position, `key-1`. Raises BadSettings, which never contains a key.
+        without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
         """
         keys = cls()
         for place, name, key in _read_setting(setting):
             _check(place, name, key)
             digest = _digest(key)
             if digest in keys:
-                raise BadSettings(f"{place} is the same as another key; remove it, or give the client its own")
+                raise OptionError(f"{place} is the same as another key; remove it, or give the client its own")
             keys[digest] = name or f"key-{len(keys) + 1}"
         return keys
 
@@ -98,7 +99,7 @@ def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
     """Yield what an error calls each key, its name and the key; a stray comma is ignored."""
     words = [word.strip() for word in setting.split(",") if word.strip()]
     if setting and not words:
-        raise BadSettings("the setting of the API keys contains no key; write at least one, or unset it")
+        raise OptionError("the setting of the API keys contains no key; write at least one, or unset it")
     for number, word in enumerate(words, 1):
         if word.startswith("@"):
             yield from _read_file(Path(word[1:]))
@@ -110,12 +111,12 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
     try:
         lines = file.read_text("utf-8-sig").splitlines()
     except OSError as error:
-        raise BadSettings(f"cannot read the API keys in {file}: {error.strerror}") from error
+        raise OptionError(f"cannot read the API keys in {file}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise BadSettings(f"{file} is not UTF-8 text; write one API key per line") from None  # the error has the keys
+        raise OptionError(f"{file} is not UTF-8 text; write one API key per line") from None  # the error has the keys
     keys = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
     if not keys:
-        raise BadSettings(f"{file} contains no API key; write one per line, or unset the setting")
+        raise OptionError(f"{file} contains no API key; write one per line, or unset the setting")
     for number, words in keys:
         name, key = words if len(words) == 2 else ("", " ".join(words))
         yield f"the API key in line {number} of {file}", name, key
@@ -123,11 +124,11 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
 
 def _check(place: str, name: str, key: str) -> None:
     if name and not NAME.fullmatch(name):
-        raise BadSettings(f"{place}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
+        raise OptionError(f"{place}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
     if not VISIBLE.fullmatch(key):
-        raise BadSettings(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
+        raise OptionError(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
     if len(key) < SHORTEST:
-        raise BadSettings(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
+        raise OptionError(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
 
 
 def _digest(key: str) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from time import perf_counter, time_ns
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -17,8 +17,6 @@ from service.http.schemas import LEFT, EmbedRequest, Options, Rows
 from service.inference.embedder import Embeddings, Inputs
 from service.inference.model import Model
 from service.inference.vectors import Raw, finish, to_bytes, to_json
-
-T = TypeVar("T")
 
 BYTES: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -59,11 +57,7 @@ def check_dimensions(dimensions: int | None, model: Model) -> None:
 
 
 async def embed(
-    inputs: Inputs,
-    context: RequestContext,
-    model: Model,
-    options: Options,
-    field: Callable[[int], str] | None = None,
+    inputs: Inputs, context: RequestContext, model: Model, options: Options, field: Callable[[int], str] | None = None
 ) -> Embeddings:
     """Embed for the client of this request, and record how much it was.
 
@@ -92,20 +86,16 @@ async def embed(
 async def respond(
     task: Callable[[], bytes | Raw], context: RequestContext, model: Model, found: Embeddings
 ) -> Response:
-    """Answer with JSON or with raw rows, whichever `task` writes."""
-    content = await write(task, context, found)
+    """Answer with JSON or with raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
+    if sum(row.size for row in found.rows) <= SMALL:
+        content = task()
+    else:
+        content = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, task)
     headers = report(found, context, model)
     if not isinstance(content, Raw):
         return Response(content, media_type=JSON, headers=headers)
     headers |= {"x-embedding-type": content.dtype, "x-embedding-shape": "{},{}".format(*content.shape)}
     return Response(content.content, media_type=BYTES, headers=headers)
-
-
-async def write(task: Callable[[], T], context: RequestContext, found: Embeddings) -> T:
-    """Write an answer in a worker thread, or at once where a thread would take longer."""
-    if sum(row.size for row in found.rows) <= SMALL:
-        return task()
-    return await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, task)
 
 
 def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:

@@ -68,7 +68,8 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         identity = accept_id(Headers(scope=scope).get("x-request-id"))
-        request = RequestRecord(identity, scope["path"], perf_counter(), client=_address(scope))
+        address = str(scope["client"][0]) if scope.get("client") else "local"  # a Unix socket
+        request = RequestRecord(identity, scope["path"], perf_counter(), client=address)
         token = current_request.set(request)
         self.traffic.in_flight += 1
         try:
@@ -228,11 +229,6 @@ class _Exchange:
                 fields[name] = value
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
-
-
-def _address(scope: Scope) -> str:
-    """Return the address that a request came from; `local` for a Unix socket."""
-    return str(scope["client"][0]) if scope.get("client") else "local"
 
 
 def _rewrite(scope: Scope, request: RequestRecord) -> None:

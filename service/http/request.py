@@ -2,19 +2,17 @@
 
 FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON. A
 route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies can hold millions of items and are
-checked on the event loop, so each type here is checked in one pass and stops at its first error.
+checked on the event loop, so each list is checked in one pass and stops at its first error.
 """
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import FailFast, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
 from service.errors import EmptyInput, InvalidJSON, ModelNotFound, UnsupportedMediaType, ValidationFailed, too_many
 from service.http.middleware import Traffic
@@ -143,72 +141,24 @@ def _check_lists(body: Any, max_texts: int) -> None:
                     raise too_many(len(found), things, limit)
 
 
-def _inputs(value: Any) -> Any:
-    """Name the first item that is wrong; pydantic's union would name an error for every branch."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError(
-            "inputs",
-            "should be a text or a list of texts (or of token ids), not {kind}",
-            {"kind": KINDS.get(type(value), "that")},
-        )
-    if any(fits(value) for fits in ITEMS.values()):
-        return value
-    wanted = next((wanted for wanted, fits in ITEMS.items() if fits(value[:1])), "a text")
-    index = next(index for index, item in enumerate(value) if not ITEMS[wanted]([item]))
-    raise PydanticCustomError(
-        "inputs",
-        "item {index} should be {wanted}, not {kind}",
-        {"index": index, "wanted": wanted, "kind": KINDS.get(type(value[index]), "that")},
-    )
+def _one_of(kinds: str, item: Any = "") -> Discriminator:
+    """Choose by the first item, so that an error names the first item of another kind; `item` stands for none."""
+
+    def choose(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return "str" if isinstance(value, str) else None
+        first = value[0] if value else item
+        return "list[int]" if isinstance(first, int) else "list[list]" if isinstance(first, list) else "list[str]"
+
+    return Discriminator(choose, custom_error_type="kind", custom_error_message=f"should be {kinds}")
 
 
-def _are_texts(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {str}
-
-
-def _are_ids(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {int} and min(items, default=0) >= 0  # the encoder checks the vocabulary
-
-
-def _are_lists_of_ids(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {list} and _are_ids(list(chain.from_iterable(items)))
-
-
-ITEMS: Final = {
-    "a text": _are_texts,
-    "a token id, as the first is": _are_ids,
-    "a list of token ids": _are_lists_of_ids,
-}
-KINDS: Final = {
-    str: "a text",
-    bool: "a truth value",
-    int: "a number",
-    float: "a number",
-    dict: "an object",
-    type(None): "null",
-    list: "a list",
-}
-
-
-def _texts(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and _are_texts(value)):
-        return value
-    raise PydanticCustomError("texts", "should be a text or a list of texts")
-
-
-def _ids(value: Any) -> Any:
-    if isinstance(value, list) and (_are_ids(value) or _are_lists_of_ids(value)):
-        return value
-    raise PydanticCustomError("ids", "should be a list of token ids, or a list of such lists")
-
-
-TokenId = Annotated[int, Field(ge=0)]
-AnyInputs = str | list[str] | list[int] | list[list[int]]
-OneOrMany = str | list[str]
-AnyIds = list[TokenId] | list[list[TokenId]]
-Inputs = Annotated[AnyInputs, PlainValidator(_inputs, json_schema_input_type=AnyInputs)]
-Texts = Annotated[OneOrMany, PlainValidator(_texts, json_schema_input_type=OneOrMany)]
-Ids = Annotated[AnyIds, PlainValidator(_ids, json_schema_input_type=AnyIds)]
-TextList = Annotated[list[str], FailFast()]
+TextList = Annotated[list[str], Field(fail_fast=True)]
+IdList = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]  # the encoder checks the vocabulary
+Text = Annotated[str, Tag("str")]
+Texts = Annotated[TextList, Tag("list[str]")]
+Ids = Annotated[IdList, Tag("list[int]")]
+IdLists = Annotated[list[IdList], Field(fail_fast=True), Tag("list[list]")]
+Inputs = Annotated[Text | Texts | Ids | IdLists, _one_of("a text or a list of texts (or of token ids)")]
+TextOrTexts = Annotated[Text | Texts, _one_of("a text or a list of texts")]
+AnyIds = Annotated[Ids | IdLists, _one_of("a list of token ids, or a list of such lists", item=0)]

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from service.http.request import Ids, Inputs, TextList, Texts
+from service.http.request import AnyIds, Inputs, TextList, TextOrTexts
 from service.inference.vectors import Format
 
 
@@ -66,7 +66,7 @@ class Sentences(_Body):
 class Pairs(_Body):
     """Pairs of texts."""
 
-    pairs: Annotated[list[Annotated[TextList, Field(min_length=2, max_length=2)]], FailFast()]
+    pairs: Annotated[list[Annotated[TextList, Field(min_length=2, max_length=2)]], Field(fail_fast=True)]
 
 
 class Lists(_Body):
@@ -135,7 +135,7 @@ class Found(BaseModel):
 class TokenizeRequest(_Sided):
     """Texts to show as the model sees them."""
 
-    inputs: Texts
+    inputs: TextOrTexts
     add_special_tokens: bool = Field(True, description="Include the tokens of the template, [CLS] and [SEP]")
 
     model_config = ConfigDict(json_schema_extra={"example": {"inputs": "A man plays a guitar."}})
@@ -156,7 +156,7 @@ class TokenInfo(BaseModel):
 class DecodeRequest(_Body):
     """Token ids of the model's own vocabulary to write as text."""
 
-    ids: Ids
+    ids: AnyIds
     skip_special_tokens: bool = True
     model: ModelName = None
 
@@ -187,13 +187,13 @@ class Info(BaseModel):
     max_concurrent_requests: int
     max_input_length: int = Field(description="tokens of a sequence, template included")
     max_batch_tokens: int
-    max_batch_requests: int | None
+    max_batch_requests: int | None = None
     max_client_batch_size: int
     auto_truncate: bool
     tokenization_workers: int
     version: str
-    sha: str | None
-    docker_label: str | None
+    sha: str | None = None
+    docker_label: str | None = None
     dimension: int
     provider: str
     threads: int = Field(description="that run graphs on the CPU")

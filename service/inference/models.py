@@ -9,8 +9,7 @@ from time import perf_counter
 from pydantic import BaseModel
 
 from encoding.bundle import SPEC_FILE, Bundle, unreadable
-from encoding.errors import BundleError, ClozeError
-from service.errors import BadSettings
+from encoding.errors import BundleError, ClozeError, OptionError
 from service.inference.model import Model
 from service.inference.threads import Executors
 from service.monitoring.health import HUNG_AFTER, limited
@@ -38,7 +37,7 @@ class Models:
     ) -> None:
         """Load every bundle, check it and warm it up.
 
-        Raises BundleError or SessionError where one cannot be served, BadSettings where the default is not clear. A
+        Raises BundleError or SessionError where one cannot be served, OptionError where the default is not clear. A
         graph that hangs ends the process.
         """
         self._settings = settings
@@ -69,7 +68,7 @@ class Models:
     async def reload(self) -> Reloaded:
         """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
 
-        Requests in flight finish on the model they started on. Raises BundleError, SessionError or BadSettings where a
+        Requests in flight finish on the model they started on. Raises BundleError, SessionError or OptionError where a
         bundle cannot be served; then nothing changes.
         """
         async with self._reloading:
@@ -145,6 +144,6 @@ def _folders(path: Path) -> list[Path]:
 def _check_default(settings: Settings, names: list[str]) -> None:
     listed = ", ".join(names)
     if settings.model and settings.model not in names:
-        raise BadSettings(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
+        raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
     if not settings.model and len(names) > 1:
-        raise BadSettings(f"{settings.bundle} has several models and no default; set model to one of {listed}")
+        raise OptionError(f"{settings.bundle} has several models and no default; set model to one of {listed}")

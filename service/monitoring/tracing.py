@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from fastapi.telemetry import TelemetryConfig
 
-from service.errors import BadSettings
+from encoding.errors import OptionError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -65,7 +65,7 @@ class Tracing:
 def configure(endpoint: str, service_name: str, version: str) -> Tracing:
     """Send spans to `endpoint`, a collector's address or the full URL of its traces; tracing is off if it is empty.
 
-    Raises BadSettings where it is not a URL, or OpenTelemetry's SDK is not installed.
+    Raises OptionError where it is not a URL, or OpenTelemetry's SDK is not installed.
     """
     if not endpoint:
         return Tracing()
@@ -76,7 +76,7 @@ def configure(endpoint: str, service_name: str, version: str) -> Tracing:
         from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise BadSettings("otlp_endpoint needs OpenTelemetry: install cloze[otel], or unset it") from error
+        raise OptionError("otlp_endpoint needs OpenTelemetry: install cloze[otel], or unset it") from error
 
     class Redact(SpanProcessor):
         """Redacts a URL's query, which may contain anything."""
@@ -99,5 +99,5 @@ def _url(endpoint: str) -> str:
     except ValueError:  # an unclosed bracket, or a port that is not a number
         usable = False
     if not usable:
-        raise BadSettings(f"otlp_endpoint is {endpoint!r}, which is not an HTTP URL; write http://collector:4318")
+        raise OptionError(f"otlp_endpoint is {endpoint!r}, which is not an HTTP URL; write http://collector:4318")
     return endpoint if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from encoding.options import flag
 from service.monitoring.metrics import Metrics
-from service.settings import Settings, _words, flag, variable
+from service.settings import Settings, variable
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 KINDS: dict[Any, str] = {
@@ -69,8 +70,8 @@ def _default(field: FieldInfo) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
-    if words := _words(field):
-        return ", ".join(f"`{word}`" for word in words)
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(field.annotation))
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     limits = [f"{signs[key]} {getattr(rule, key)}" for rule in field.metadata for key in signs if hasattr(rule, key)]
     return " ".join([KINDS[field.annotation], ", ".join(limits)]).strip()

@@ -1,7 +1,7 @@
 """What holds for every route: ids, deadlines, timings, keys, CORS, the switches, and what the log says of a request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from time import perf_counter, sleep
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 from harness import Hold, MakeApp, MakeClient, default_model, distinct, open_client, services, until
 from tiny_bundle import sequence
 
-from service.errors import BadSettings
-from service.http.embed import write
+from encoding.errors import OptionError
+from service.inference import vectors
 from service.inference.embedder import Embedder
 from service.monitoring.logs import JSON, Text, current_request
 
@@ -74,21 +74,20 @@ async def test_the_total_counts_the_writing_of_the_answer(
     both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Tokenising and writing are each made to last 30 ms."""
-    encode, times = Embedder._encode, list[float]()
+    encode, units, times = Embedder._encode, vectors._units, list[float]()
 
     def slow_encode(self: Embedder, *arguments: Any) -> Any:
         times.append(perf_counter())
         sleep(0.03)
         return encode(self, *arguments)
 
-    async def slow_write(task: Callable[[], Any], *arguments: Any) -> Any:
+    def slow_units(rows: vectors.Vectors) -> Any:
         sleep(0.03)
-        written = await write(task, *arguments)
         times.append(perf_counter())
-        return written
+        return units(rows)
 
     monkeypatch.setattr(Embedder, "_encode", slow_encode)
-    monkeypatch.setattr("service.http.embed.write", slow_write)
+    monkeypatch.setattr(vectors, "_units", slow_units)
     headers = (await both.post(path, json=EMBEDDING[path])).headers
     assert float(headers["server-timing"].rpartition("total;dur=")[2]) >= 1000 * (times[-1] - times[0]) - 0.01
 
@@ -246,7 +245,7 @@ async def test_admin_is_closed_without_a_key_of_its_own(client: MakeClient) -> N
 def test_keys_that_cannot_be_used_are_told_and_not_shown(make_app: MakeApp) -> None:
     for keys in ("short", f"{KEY},{KEY}", "key with a blank in it", ","):
         for name in ("api_keys", "admin_keys"):
-            with pytest.raises(BadSettings) as caught:
+            with pytest.raises(OptionError) as caught:
                 make_app(**{name: keys})
             assert keys == "," or not any(key in str(caught.value) for key in keys.split(","))
 

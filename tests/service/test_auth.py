@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from service.errors import BadSettings, Unauthorized
+from encoding.errors import OptionError
+from service.errors import Unauthorized
 from service.http.auth import Authentication, Keys
-from service.http.middleware import _address
 
 ONE, TWO, THREE = "one-secret-key-0123456789", "two-secret-key-0123456789", "three-secret-key-01234567"
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")
@@ -19,8 +19,8 @@ def scope(path: str, key: str | None = None, method: str = "GET", **more: Any) -
     return {"type": "http", "method": method, "path": path, "headers": headers, "client": ("10.0.0.7", 5123), **more}
 
 
-def admit(authentication: Authentication, sent: dict[str, Any]) -> str:
-    return authentication.client(sent, sent["path"]) or _address(sent)
+def admit(authentication: Authentication, sent: dict[str, Any]) -> str | None:
+    return authentication.client(sent, sent["path"])
 
 
 def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ def test_keys_that_cannot_be_used(keys: str, text: str | None, message: str, tmp
     file = tmp_path / "keys"
     if text is not None:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(BadSettings, match=message) as caught:
+    with pytest.raises(OptionError, match=message) as caught:
         Keys.load(f"{keys},@{file}" if text is not None else keys)
     shown = "".join(traceback.format_exception(caught.value))
     assert not any(key in shown for key in (ONE, TWO, "tooshort"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match=r"cannot read the API keys in .*missing: No such file or directory"):
+    with pytest.raises(OptionError, match=r"cannot read the API keys in .*missing: No such file or directory"):
         Keys.load(f"@{tmp_path / 'missing'}")
 
 
@@ -125,7 +125,7 @@ def test_a_client_may_have_two_keys(tmp_path: Path) -> None:
     [("/", "GET"), ("/health", "GET"), ("/health/ready", "HEAD"), ("/metrics", "GET"), ("/assets/plot.js", "GET")],
 )
 def test_public_paths_need_no_key(path: str, method: str) -> None:
-    assert admit(Authentication(Keys.load(ONE), Keys(), PUBLIC), scope(path, method=method)) == "10.0.0.7"
+    assert admit(Authentication(Keys.load(ONE), Keys(), PUBLIC), scope(path, method=method)) is None
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,8 @@ def test_all_else_needs_a_key(path: str, method: str) -> None:
     assert admit(authentication, scope(path, f"Bearer {ONE}", method)) == "key-1"
 
 
-def test_without_keys_the_client_is_its_address() -> None:
-    authentication = Authentication(Keys(), Keys(), PUBLIC)
-    assert admit(authentication, scope("/embed", method="POST")) == "10.0.0.7"
-    assert admit(authentication, scope("/embed", client=None)) == "local"
+def test_without_keys_no_client_has_a_name() -> None:
+    assert admit(Authentication(Keys(), Keys(), PUBLIC), scope("/embed", method="POST")) is None
 
 
 def test_admin_paths_need_an_admin_key() -> None:

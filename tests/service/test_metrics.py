@@ -23,7 +23,7 @@ FACTS = {
 
 
 def begin(metrics: Metrics, name: str = "tiny", **changes: str) -> ModelMetrics:
-    return metrics.serve(name, 1.5, **{**FACTS, **changes})
+    return metrics.serve(name, 1.5, {**FACTS, **changes})
 
 
 def count(measured: ModelMetrics, texts: int = 1) -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from reference.tables import documented, settings_table
 
 from encoding.bundle import PRECISIONS
-from service.errors import BadSettings
+from encoding.errors import OptionError
 from service.settings import PrecisionChoice, Settings, variable
 
 
@@ -52,11 +52,11 @@ def test_precisions_are_those_of_a_bundle() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "message"),
     [
-        ("", {}, "bundle is not set; write --bundle or set CLOZE_BUNDLE"),
+        ("", {}, "--bundle (CLOZE_BUNDLE) is missing: Folder of one bundle"),
         ("--bundle b --port 70000", {}, "--port (CLOZE_PORT) is '70000': input should be less than or equal to 65535"),
         ("--bundle b --port x", {}, "--port (CLOZE_PORT) is 'x': input should be a valid integer"),
         ("--bundle b", {"CLOZE_PORT": ""}, "--port (CLOZE_PORT) is '': input should be a valid integer"),
-        ("--bundle b", {"CLOZE_PROVIDER": "tpu"}, "--provider (CLOZE_PROVIDER) is 'tpu': should be one of auto, cuda"),
+        ("--bundle b", {"CLOZE_PROVIDER": "tpu"}, "(CLOZE_PROVIDER) is 'tpu': input should be 'auto', 'cuda'"),
         ("--bundle b --payload-limit 0", {}, "--payload-limit (CLOZE_PAYLOAD_LIMIT) is '0': input should be greater"),
         ("--bundle b", {"CLOZE_AUTO_TRUNCATE": "maybe"}, "(CLOZE_AUTO_TRUNCATE) is 'maybe': input should be a valid"),
         ("--bundle b --max-inputs 3", {}, "--max-inputs is now --max-client-batch-size"),
@@ -70,12 +70,12 @@ def test_precisions_are_those_of_a_bundle() -> None:
         ("--bundle b", {"CLOZE_PROT": "1"}, "CLOZE_PROT is not a setting; the nearest is CLOZE_PORT"),
         ("--bundle b", {"CLOZE_THREAD": "1"}, "the nearest is CLOZE_THREADS"),
         ("--bundle b --queue-seconds 0", {}, "--queue-seconds (CLOZE_QUEUE_SECONDS) is '0': input should be greater"),
-        ("--bundle b", {"CLOZE_LOG_FORMAT": "xml"}, "(CLOZE_LOG_FORMAT) is 'xml': should be one of text, json"),
+        ("--bundle b", {"CLOZE_LOG_FORMAT": "xml"}, "(CLOZE_LOG_FORMAT) is 'xml': input should be 'text' or 'json'"),
         ("--bundle b", {"CLOZE_API_KEY": "secret"}, "CLOZE_API_KEY is not a setting; the nearest is CLOZE_API_KEYS"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named(arguments: str, environ: dict[str, str], message: str) -> None:
-    with pytest.raises(BadSettings, match=re.escape(message)) as caught:
+    with pytest.raises(OptionError, match=re.escape(message)) as caught:
         read(arguments, **environ)
     assert "\n" not in str(caught.value)
 
@@ -85,7 +85,7 @@ SECRET = "secret-0123456789abcdef"
 
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_a_blank_path_is_not_the_working_directory(blank: str) -> None:
-    with pytest.raises(BadSettings, match=rf"--bundle \(CLOZE_BUNDLE\) is '{blank}': should be a path"):
+    with pytest.raises(OptionError, match=rf"--bundle \(CLOZE_BUNDLE\) is '{blank}': should be a path"):
         Settings.read(["--bundle", blank], {})
 
 
@@ -93,7 +93,7 @@ def test_a_blank_path_is_not_the_working_directory(blank: str) -> None:
     "origin", ["example.com", "https://a.example/", "https://a.example/app", "https://A.example", "https://", "a b"]
 )
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
-    with pytest.raises(BadSettings, match="is not an origin; write scheme, host and port only"):
+    with pytest.raises(OptionError, match="is not an origin; write scheme, host and port only"):
         Settings.read(["--bundle", "a", "--cors-allow-origin", f"http://localhost:3000, {origin}"], {})
 
 
@@ -103,7 +103,7 @@ def test_origins(origins: str) -> None:
 
 
 def test_a_long_value_is_shown_in_part() -> None:
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(OptionError) as caught:
         Settings.read(["--bundle", "a", "--max-client-batch-size", "1" * 5000], {})
     assert len(str(caught.value)) < 500
 
@@ -136,7 +136,7 @@ def test_keys_are_taken_and_never_shown() -> None:
     ],
 )
 def test_no_error_shows_a_key(arguments: str, environ: dict[str, str]) -> None:
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(OptionError) as caught:
         read(arguments, **environ)
     assert SECRET not in str(caught.value)
 

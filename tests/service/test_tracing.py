@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
+from encoding.errors import OptionError
 from service.app import create_app
-from service.errors import BadSettings
 from service.monitoring.tracing import Tracing, configure
 from service.settings import Settings
 
@@ -210,13 +210,13 @@ async def test_without_an_endpoint_nothing_is_sent() -> None:
     ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces", "http://[::1:4318", "http://collector:x"],
 )
 def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
-    with pytest.raises(BadSettings, match="not an HTTP URL; write http://collector:4318"):
+    with pytest.raises(OptionError, match="not an HTTP URL; write http://collector:4318"):
         configure(endpoint, "cloze", "1")
 
 
 def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(BadSettings, match=r"install cloze\[otel\]"):
+    with pytest.raises(OptionError, match=r"install cloze\[otel\]"):
         configure("http://collector:4318", "cloze", "1")
 
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from two_processes import in_two
 
-from training.errors import OptionError, RecipeError, RunError
+from encoding.errors import OptionError
+from training.errors import RecipeError, RunError
 from training.loop import training_run
 from training.loop.arguments import training_arguments
 from training.loop.callbacks import Journal

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from recipes import load_recipe
 
-from encoding.errors import ClozeError
-from training.errors import OptionError, RecipeError
+from encoding.errors import ClozeError, OptionError
+from training.errors import RecipeError
 from training.loop.fit_command import recipe_of
 from training.methods import OBJECTIVES
 from training.recipes.files import PRESETS, read_toml, shipped_recipes, to_toml

@@ -1,0 +1,113 @@
+"""The options of a command: a pydantic model whose fields are the flags, and errors of one line.
+
+Used by both sides, so that all commands have the same spelling, help and errors.
+"""
+
+import difflib
+import inspect
+import json
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any, Final, Self
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+
+from encoding.errors import OptionError
+
+__all__ = ["Options", "flag"]
+
+METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
+
+
+class Options(BaseSettings):
+    """A subclass's docstring describes the command, and its fields are the options."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+    )
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], program: str) -> Self:
+        """Read the command line. Raises OptionError, one line that says what to write. Ends the process after --help.
+
+        Words that may be a key are never shown.
+        """
+        try:
+            source = CliSettingsSource[Any](
+                _described(cls),
+                cli_prog_name=program,
+                add_argument_method=_add_argument,
+                parse_args_method=_parse_arguments,
+            )
+            return cls(_cli_settings_source=source(args=list(arguments)))
+        except SettingsError as error:
+            raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), arguments)) from None
+        except ValidationError as error:  # it holds every value
+            raise OptionError("; ".join(map(cls._explain, error.errors()))) from None
+
+    @classmethod
+    def called(cls, name: str) -> str:
+        """Return what an error calls an option."""
+        return flag(name)
+
+    @classmethod
+    def _explain_usage(cls, reason: str, arguments: Sequence[str]) -> str:
+        kind, _, found = reason.partition(": ")
+        if kind != "unrecognized arguments":
+            return reason
+        if any("key" in argument.lower() for argument in arguments):  # as in `--api-key KEY` for `--api-keys KEY`
+            found = " ".join(word.partition("=")[0] if word.startswith("--") else "***" for word in found.split())
+        known = [flag(field.alias or name) for name, field in cls.model_fields.items()]
+        option = re.search(r"--[\w-]+", found)
+        close = difflib.get_close_matches(option[0], known, 1) if option else []
+        return f"{kind}: {found}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
+
+    @classmethod
+    def _explain(cls, detail: ErrorDetails) -> str:
+        if not detail["loc"]:
+            return detail["msg"].removeprefix("Value error, ")
+        name = str(detail["loc"][0])
+        meaning = {field.alias or key: field.description or "" for key, field in cls.model_fields.items()}[name]
+        if detail["type"] == "missing":
+            return f"{cls.called(name)} is missing: {meaning.rstrip('.')}"
+        problem = detail["msg"][0].lower() + detail["msg"][1:]
+        return f"{cls.called(name)} is {detail['input']!r:.200}: {problem} ({meaning.rstrip('.')})"
+
+
+def flag(name: str) -> str:
+    """`batch_size` -> `--batch-size`"""
+    return "--" + name.replace("_", "-")
+
+
+def _described(options: type[Options]) -> type[Options]:
+    options.__doc__ = inspect.cleandoc(options.__doc__ or "")  # the help shows it as it is
+    return options
+
+
+def _add_argument(group: Any, *names: str, **keywords: Any) -> Any:
+    """Simpler help: the kind of one word, and no default for an option that is unset."""
+    if "metavar" in keywords:
+        word = re.sub(r"^(?:list|tuple)\[(.*?)(?:,\.\.\.)?\]$", r"\1", keywords["metavar"])
+        keywords["metavar"] = METAVARS.get(word, word)
+    if keywords.get("help"):
+        keywords["help"] = re.sub(r" ?\(default: (?:None|\(\)|\[\]|)\)", "", keywords["help"])
+    return ArgumentParser.add_argument(group, *names, **keywords)
+
+
+def _parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Lists as JSON: pydantic-settings would split their words at commas."""
+    found = parser.parse_args(arguments)
+    for name, value in vars(found).items():
+        if isinstance(value, list):
+            setattr(found, name, json.dumps(value))
+    return found
