@@ -23,22 +23,14 @@ class Model:
     """One bundle, ready to serve under its name."""
 
     def __init__(
-        self,
-        bundle: Bundle,
-        settings: Settings,
-        executors: Executors,
-        admission: Admission,
-        cache: Cache,
+        self, bundle: Bundle, settings: Settings, executors: Executors, admission: Admission, cache: Cache
     ) -> None:
         """Load the bundle's graph. Raises BundleError or SessionError."""
         started = perf_counter()
         self.name = bundle.name
         self.bundle = bundle
         self.session = Session.load(
-            bundle,
-            precision=settings.precision,
-            provider=settings.provider,
-            threads=executors.threads.per_batch,
+            bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
         )
         self.session.running = executors.running
         self.graph = bundle.spec.files[GRAPHS[self.session.precision]]  # sha256
@@ -75,31 +67,20 @@ class Model:
     def start(self, metrics: Metrics) -> None:
         """Begin to take requests and to count them; needs a running loop."""
         spec, session = self.bundle.spec, self.session
-        self._metrics = metrics.serve(
-            self.name,
-            self.load_seconds,
-            provider=session.provider,
-            precision=session.precision,
-            version=VERSION,
-            pooling=spec.pooling,
-            dimension=str(spec.dimension),
-            sha256=self.graph,
-        )
+        facts = {
+            "provider": session.provider,
+            "precision": session.precision,
+            "version": VERSION,
+            "pooling": spec.pooling,
+            "dimension": str(spec.dimension),
+            "sha256": self.graph,
+        }
+        self._metrics = metrics.serve(self.name, self.load_seconds, facts)
         self.embedder.start(self._metrics)
-        logger.info(
-            "model %s: template=%r pooling=%s dimension=%d provider=%s precision=%s parallel_batches=%d "
-            "threads_per_batch=%d max_batch_tokens=%d, loaded and warmed up in %.2f s",
-            self.name,
-            spec.template,
-            spec.pooling,
-            spec.dimension,
-            session.provider,
-            session.precision,
-            self.embedder.parallel,
-            session.threads,
-            self.embedder.max_batch_tokens,
-            self.load_seconds,
-        )
+        threads = {"parallel_batches": self.embedder.parallel, "threads_per_batch": session.threads}
+        fields = {"template": spec.template, **facts, **threads, "max_batch_tokens": self.embedder.max_batch_tokens}
+        message = "model %s was loaded and warmed up in %.2f s"
+        logger.info(message, self.name, self.load_seconds, extra={"fields": fields})
 
     async def stop(self) -> None:
         """Finish every request that has begun; the caller lets no other request begin."""

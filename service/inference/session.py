@@ -84,12 +84,7 @@ class Session:
 
     @classmethod
     def load(
-        cls,
-        bundle: Bundle,
-        *,
-        precision: PrecisionChoice = "auto",
-        provider: ProviderChoice = "auto",
-        threads: int = 0,
+        cls, bundle: Bundle, *, precision: PrecisionChoice = "auto", provider: ProviderChoice = "auto", threads: int = 0
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 

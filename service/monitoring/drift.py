@@ -5,6 +5,7 @@ It holds raw vectors and hashes of token ids, never a text.
 
 from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -25,41 +26,33 @@ class DriftSample:
     """At most `capacity` distinct texts that were embedded recently.
 
     Every request contributes up to PER_REQUEST of its vectors, chosen at random, until the sample is full. Then a
-    `share` of the requests does, and each of their vectors replaces a random one, so the sample covers about
+    `share` of the requests does, and each of their vectors replaces the oldest, so the sample covers about
     capacity / (share × PER_REQUEST) requests. A text whose token ids are in the sample already is skipped, so that a
     health check that always embeds the same text does not look like drift.
 
     Not thread-safe: `observe` and `shape` belong to the event loop.
     """
 
-    def __init__(self, dimension: int, *, capacity: int = 256, share: float = 0.125, seed: int = 0) -> None:
+    def __init__(self, *, capacity: int = 256, share: float = 0.125, seed: int = 0) -> None:
         self.capacity = capacity
         self.share = share
         self._random = Random(seed)
-        self._vectors = np.zeros((capacity, dimension), dtype=np.float32)
-        self._cut = np.zeros(capacity, dtype=bool)
-        self._keys: list[int] = []  # of the texts, by place
+        self._texts: dict[int, tuple[NDArray[np.float32], bool]] = {}  # vector and whether cut, by hash; oldest first
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._texts)
 
     def observe(self, vectors: Sequence[NDArray[np.float32]], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
         """Sample one request: each text's raw vector (dimension,), its token ids, and how many tokens it lost."""
         if len(self) == self.capacity and self._random.random() >= self.share:
             return
-        count = len(ids)
-        for row in self._random.sample(range(count), min(count, PER_REQUEST)):
+        for row in self._random.sample(range(len(ids)), min(len(ids), PER_REQUEST)):
             key = hash(tuple(ids[row]))
-            if key in self._keys:
+            if key in self._texts:
                 continue
-            if len(self) < self.capacity:
-                place = len(self)
-                self._keys.append(key)
-            else:
-                place = self._random.randrange(self.capacity)
-                self._keys[place] = key
-            self._vectors[place] = vectors[row]
-            self._cut[place] = cut[row] > 0
+            if len(self) == self.capacity:
+                del self._texts[next(iter(self._texts))]
+            self._texts[key] = (vectors[row].copy(), cut[row] > 0)  # a view would keep its whole batch in memory
 
     def shape(self) -> Shape | None:
         """Return the statistics, None until there are two vectors.
@@ -67,12 +60,12 @@ class DriftSample:
         The mean over all pairs needs only the sum: for n unit rows u, |Σu|² = n + Σ of the cosines of all n (n - 1)
         ordered pairs.
         """
-        vectors = self._vectors[: len(self)].astype(np.float64)
-        norms = np.linalg.norm(vectors, axis=1)
-        pointed = norms > 0  # a vector of zeros has no direction
-        count = int(pointed.sum())
+        vectors = [vector.astype(np.float64) for vector, _ in self._texts.values()]
+        norms = [float(np.linalg.norm(vector)) for vector in vectors]
+        units = [vector / norm for vector, norm in zip(vectors, norms, strict=True) if norm > 0]  # 0 has no direction
+        count = len(units)
         if count < 2:
             return None
-        total = (vectors[pointed] / norms[pointed, None]).sum(axis=0)
+        total = np.sum(units, axis=0)
         cosine = (float(total @ total) - count) / (count * (count - 1))
-        return Shape(cosine, float(norms.mean()), float(self._cut[: len(self)].mean()))
+        return Shape(cosine, fmean(norms), fmean(cut for _, cut in self._texts.values()))

@@ -4,6 +4,7 @@ The service counts; docker/monitoring/rules.yml derives rates and shares from th
 have a fixed window, and would miss what happens between two scrapes.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from prometheus_client import (
@@ -106,7 +107,7 @@ class Metrics:
                 gauge.labels(model).set(value)
         return generate_latest(self.registry)
 
-    def serve(self, name: str, load_seconds: float, **facts: str) -> ModelMetrics:
+    def serve(self, name: str, load_seconds: float, facts: Mapping[str, str]) -> ModelMetrics:
         """Begin to count for a model that is about to serve; `facts` are the labels of `cloze_model_info`.
 
         Where a model of that name was served before, the counters continue; the facts and the drift sample are the new
@@ -115,7 +116,7 @@ class Metrics:
         for metric in (self.info, *self._space):
             metric.remove_by_labels({"model": name})
         self.info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
-        self._samples[name] = drift = DriftSample(int(facts["dimension"]))
+        self._samples[name] = drift = DriftSample()
         series = ModelMetrics(drift, **{metric: made.labels(name) for metric, made in self._per_model.items()})
         series.model_loaded.set(1)
         series.model_load_seconds.set(load_seconds)
