@@ -13,11 +13,17 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from encoding.errors import OptionError
 
-__all__ = ["Options", "flag"]
+__all__ = ["Command", "Options", "flag"]
 
 METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
 
@@ -82,6 +88,26 @@ class Options(BaseSettings):
             return f"{cls.called(name)} is missing: {meaning.rstrip('.')}"
         problem = detail["msg"][0].lower() + detail["msg"][1:]
         return f"{cls.called(name)} is {detail['input']!r:.200}: {problem} ({meaning.rstrip('.')})"
+
+
+class Command(Options):
+    """Options that only the command line sets."""
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], program: str) -> Self:
+        """Raises OptionError, one line that says what to write. Ends the process after --help."""
+        for word in arguments:
+            name, _, _ = word.partition("=")
+            if name.startswith("--") and "_" in name:
+                raise OptionError(f"{name} is now written {flag(name[2:])}")
+        return cls.parse(arguments, program)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the environment out: a variable named ENCODER is not meant for Cloze."""
+        return (init_settings,)
 
 
 def flag(name: str) -> str:

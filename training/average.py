@@ -18,11 +18,11 @@ from torch import Tensor
 
 from encoding.command import program
 from encoding.command import run as run_command
+from encoding.options import Command
 from training.errors import RunError
 from training.loop.run_folder import Run
 from training.model.encoder import SentenceEncoder
 from training.model.model_path import kind_of
-from training.options import Command
 
 __all__ = ["average", "main"]
 

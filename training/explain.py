@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from encoding.command import program, run
+from encoding.options import Command
 from training.model.masked_words import MaskedWords
 from training.model.model_path import model_folder
-from training.options import Command
 
 __all__ = ["main"]
 

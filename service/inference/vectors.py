@@ -80,12 +80,15 @@ def rows(vectors: Array, format: Format = "float") -> Iterator[bytes]:
     return (write(row) for part in parts for row in part)
 
 
-def _packed(vectors: Array, format: Format) -> Iterator[Array]:
-    """The rows in the format's own numbers, ROWS at a time."""
+def pack(vectors: Array, format: Format) -> Array:
+    """Return the vectors in the format's own numbers. Raises ValidationFailed where it cannot hold a value."""
     if format == "float16":
         _check_float16(vectors)
-    pack = _PACK[format]
-    return (np.ascontiguousarray(pack(vectors[row : row + ROWS])) for row in range(0, len(vectors), ROWS))
+    return np.ascontiguousarray(_PACK[format](vectors))
+
+
+def _packed(vectors: Array, format: Format) -> Iterator[Array]:
+    return (pack(vectors[row : row + ROWS], format) for row in range(0, len(vectors), ROWS))
 
 
 def _check_float16(vectors: Array) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from encoding.bundle import Bundle, Precision
 from encoding.command import program, run
-from encoding.options import flag
+from encoding.options import Command, flag
 from encoding.template import PoolingMode
 from training.errors import RunError
 from training.evaluate.sts import DEV_TASKS, STS_TASKS
@@ -26,7 +26,7 @@ from training.model.masked_words import MaskedWords
 from training.model.model_path import kind_of
 from training.model.pooling import Embed
 from training.model.pretrained import fastest_device
-from training.options import Command, check_new_file
+from training.result_file import check_new_file
 
 __all__ = ["EvaluateOptions", "main", "subjects"]
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from encoding.bundle import GRAPHS, PRECISIONS, Precision, seal, staging
 from encoding.command import program
 from encoding.command import run as run_command
+from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
 from training.errors import ExportError, RunError
 from training.evaluate.suite import Suite, search_columns
@@ -32,7 +33,6 @@ from training.export.shipped_graph import make_graph
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.model_path import kind_of
-from training.options import Command
 
 __all__ = ["LARGEST_DIFFERENCE", "LARGEST_LOSS", "LARGEST_SEARCH_LOSS", "export", "main"]
 

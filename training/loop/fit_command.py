@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, create_model
 from pydantic_settings import CliVariadicArg
 
-from encoding.options import flag
+from encoding.options import Command, flag
 from training.errors import RecipeError
 from training.loop.dry_run import dry_run
 from training.loop.processes import console, processes
@@ -15,7 +15,6 @@ from training.loop.run_folder import Run
 from training.loop.seeds import SeedRuns, parse_seeds
 from training.loop.training_run import fit, prepare
 from training.methods.objective import Objective
-from training.options import Command
 from training.recipes.files import PRESETS, choose_preset, read_toml, to_toml, validate
 from training.recipes.keys import Recipe
 

@@ -13,12 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from encoding.command import program, run
+from encoding.options import Command
 from training.data.scored_pairs import load_pairs
 from training.errors import EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.model_path import model_folder
 from training.model.pretrained import fastest_device
-from training.options import Command, check_new_file
+from training.result_file import check_new_file
 from training.templates.scorer import Scorer, Watched, read_templates
 from training.templates.search import PREFIXES, RELATIONS, greedy, rank, related, wrapped
 from training.templates.t5 import TemplateWriter, read_definitions

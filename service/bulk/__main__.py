@@ -1,0 +1,159 @@
+"""`python -m service.bulk IN OUT --bundle B`: embed the texts of files into parquet files."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from encoding.bundle import GRAPHS, Bundle, Precision
+from encoding.command import program, run
+from encoding.errors import OptionError
+from encoding.options import Command
+from encoding.text import TOKENIZER_FILES
+from service.settings import PrecisionChoice
+
+if TYPE_CHECKING:
+    from service.bulk.job import Progress
+    from service.bulk.output import Counts
+    from service.bulk.source import File
+
+NEEDED: Final = ("pyarrow", "ray", "tqdm")
+SOME_FAILED: Final = 3  # the exit status where some rows have no vector
+
+
+class BulkCommand(Command):
+    """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
+
+    A job that was interrupted goes on when the same command is started again. The exit status is 3 where some rows have
+    no vector; the folder `errors` in OUT says which, and why.
+    """
+
+    input: CliPositionalArg[str] = Field(
+        description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz or .zst"
+    )
+    out: CliPositionalArg[str] = Field(description="The folder to write, or its URL")
+    bundle: Path = Field(description="Folder of the bundle, at the same path on every node")
+    text_column: str = Field("text", description="Column of the texts")
+    id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
+    columns: tuple[str, ...] = Field((), description="Columns to keep beside these two; else all")
+    dtype: Literal["float32", "float16", "int8", "binary"] = Field(
+        "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
+    )
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    normalize: bool = Field(True, description="Give each vector length 1")
+    auto_truncate: bool = Field(True, description="Truncate texts that are too long; else they have no vector")
+    precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
+    rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
+    address: str | None = Field(None, description="Ray cluster, as ray://HOST:10001 or auto; else this machine alone")
+    worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
+    worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
+    workers: int = Field(0, ge=0, description="Workers at most. 0: as many as fit")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 2 where the job cannot be done, and SOME_FAILED where it is done but for some rows."""
+    return run(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = BulkCommand.read(arguments, program("service.bulk"))
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise OptionError(f"service.bulk needs {missing[0]}, which is not installed: pip install 'cloze[bulk]'")
+    return _embed(options)
+
+
+def _embed(options: BulkCommand) -> int:
+    """Check all that can be checked before Ray starts, and run the job."""
+    from service.bulk import job  # importing Ray takes seconds, which --help does not need
+    from service.bulk.embed import Embed, check_dimensions
+    from service.bulk.output import Counts, Output
+    from service.bulk.source import Source
+
+    bundle = Bundle.load(options.bundle)
+    check_dimensions(options.dimensions, bundle)
+    source = Source.find(
+        options.input,
+        text_column=options.text_column,
+        id_column=options.id_column,
+        columns=options.columns,
+        rows_per_part=options.rows_per_file,
+    )
+    output = Output.at(options.out, options.rows_per_file)
+    precision = _precision(options, bundle, output.manifest())
+    vectors: dict[str, Any] = {
+        "text_column": options.text_column,
+        "dtype": options.dtype,
+        "dimensions": options.dimensions,
+        "normalize": options.normalize,
+        "truncate": options.auto_truncate,
+        "precision": precision,
+    }
+    output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
+    before = Counts.total(output.finished().values())
+    ray_seconds = job.start(options.address)
+    given = job.resources(options.worker_cpus, options.worker_gpus, options.workers)
+    vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
+    make = partial(Embed, options.bundle.absolute(), **vectors)
+    started = perf_counter()
+    counts = _watch(job.run(make, source, output, given), source.files)
+    seconds = perf_counter() - started
+    print(
+        f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
+        f"{counts.rows / seconds:.0f} rows/s; Ray started in {ray_seconds:.1f} s"
+    )
+    if before.rows or before.failed:
+        print(f"{before.rows} rows had their vectors from an earlier start")
+    if failed := before.failed + counts.failed:
+        print(f"{failed} rows have no vector; {options.out}/errors says which, and why")
+        return SOME_FAILED
+    return 0
+
+
+def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
+    """Return one precision for all workers: vectors of two precisions are close but not the same."""
+    from service.inference.session import PROFILES, Session
+
+    if options.precision != "auto":
+        bundle.graph(options.precision)
+        return options.precision
+    if former is not None:
+        found: Precision = former["precision"]
+        return found
+    if options.worker_gpus:
+        return next(precision for precision in PROFILES["cuda"].precisions if precision in bundle.precisions)
+    return Session.load(bundle, provider="cpu", threads=1).precision
+
+
+def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
+    """Return what decides a bundle's vectors, for the output folder's record of the job."""
+    spec = bundle.spec
+    files = {name: spec.files[name] for name in (GRAPHS[precision], *TOKENIZER_FILES)}
+    options = {"template": spec.template, "max_tokens": spec.max_tokens, "final_period": spec.final_period}
+    return options | {"sha256": files}
+
+
+def _watch(progress: "Iterator[Progress]", files: "tuple[File, ...]") -> Counts:
+    """Show the progress in bytes of the input, which is known beforehand, and return the sum of the counts."""
+    from tqdm import tqdm
+
+    from service.bulk.output import Counts
+
+    done, counts = [0] * len(files), list[Counts]()
+    with tqdm(total=sum(file.size for file in files), unit="B", unit_scale=True) as bar:
+        for each in progress:
+            bar.update(max(0, each.done - done[each.file]))
+            done[each.file] = max(each.done, done[each.file])
+            counts.append(each.counts)
+            rows = sum(each.rows for each in counts)
+            bar.set_postfix_str(f"{rows} rows, {rows / bar.format_dict['elapsed']:.0f} rows/s")
+    return Counts.total(counts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""One job under Ray Data: read the parts that are missing, embed each in an actor, and write it there.
+
+Ray places the actors on the nodes, restarts what was lost and holds the readers back while the actors are busy. A part
+that Ray runs twice is written twice under the same name.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read once, by the import; else it reports to its maker
+
+import numpy as np
+import ray
+from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+
+from encoding.errors import ClozeError, OptionError
+from service.bulk.embed import Embed
+from service.bulk.output import Counts, Output
+from service.bulk.source import Failure, Part, Source
+
+STORE: Final = 2**29  # bytes of Ray's object store on one machine, which holds the texts that wait for an actor
+READERS: Final = 4  # files that are read at once
+IN_FLIGHT: Final = 2  # parts of one actor: one is tokenised while the other one runs
+
+Batch = dict[str, Any]
+
+
+class JobError(ClozeError):
+    """The job ended before its last part."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one actor gets, and how many there are at most; 0: as many as fit."""
+
+    cpus: int
+    gpus: float = 0.0
+    actors: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known when a part is complete: its file, how far that file has been read, and its counts."""
+
+    file: int
+    done: int
+    counts: Counts
+
+
+class _Embedder:
+    """An actor: embeds parts and writes them."""
+
+    def __init__(self, make: Callable[[], Embed], source: Source, output: Output) -> None:
+        self._embed, self._source, self._output = make(), source, output
+
+    def __call__(self, batch: Batch) -> Batch:
+        found = [self._complete(pickle.loads(part)) for part in batch["part"]]  # noqa: S301, the job's own bytes
+        return {"progress": _objects([pickle.dumps(each) for each in found])}
+
+    def _complete(self, part: Part) -> Progress:
+        table = self._embed(part.table)
+        errors = enumerate(table.column("error").to_pylist())
+        failed = [Failure(self._source.row_id(table, row), why) for row, why in errors if why is not None]
+        counts = self._output.write(part.file, part.number, table, [*part.failures, *failed])
+        return Progress(part.file, part.done, counts)
+
+
+def start(address: str | None) -> float:
+    """Start Ray on this machine, or connect to a cluster. Return the seconds that took. Raises JobError."""
+    started = perf_counter()
+    local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
+    try:
+        ray.init(address, log_to_driver=False, logging_level="error", **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
+    return perf_counter() - started
+
+
+def resources(cpus: int, gpus: float, actors: int) -> Resources:
+    """Choose what one actor gets: 0 CPUs means those of the smallest node, at most 4.
+
+    Raises OptionError where no node has that much.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    wanted = cpus or int(min(4, *(node["CPU"] for node in nodes)))
+    if not any(node["CPU"] >= wanted and node.get("GPU", 0) >= min(gpus, 1) for node in nodes):
+        raise OptionError(f"no node has {wanted} CPUs and {gpus:g} GPUs; the nodes have {_described(nodes)}")
+    return Resources(wanted, gpus, actors)
+
+
+def run(make: Callable[[], Embed], source: Source, output: Output, given: Resources) -> Iterator[Progress]:
+    """Embed all parts that are not complete yet; yield what is known whenever one is.
+
+    Raises the error of the part that cannot be completed; the complete parts are kept.
+    """
+    done: dict[int, set[int]] = {}
+    for file, number in output.finished():
+        done.setdefault(file, set()).add(number)
+
+    def read(batch: Batch) -> Iterator[Batch]:
+        for file in map(int, batch["id"]):
+            complete = done.get(file, set())
+            for part in source.parts(file, complete.__contains__):
+                yield {"part": _objects([pickle.dumps(part)])}
+
+    context = DataContext.get_current()
+    context.target_max_block_size = 1  # so that Ray Data does not join parts
+    context.enable_progress_bars = False
+    context.raise_original_map_exception = True
+    parts = ray.data.range(len(source.files), override_num_blocks=len(source.files)).map_batches(
+        read, batch_size=1, num_cpus=0, compute=TaskPoolStrategy(READERS)
+    )
+    finished = parts.map_batches(
+        _Embedder,
+        fn_constructor_args=(make, source, output),
+        batch_size=1,
+        num_cpus=given.cpus,
+        num_gpus=given.gpus or None,
+        compute=ActorPoolStrategy(
+            min_size=1,
+            max_size=given.actors or None,
+            max_tasks_in_flight_per_actor=IN_FLIGHT,
+            max_concurrent_calls_per_actor=IN_FLIGHT,
+            enable_true_multi_threading=True,
+        ),
+    )
+    try:
+        for batch in finished.iter_batches(batch_size=None, prefetch_batches=0):
+            yield from (pickle.loads(each) for each in batch["progress"])  # noqa: S301
+    except ClozeError:
+        raise
+    except Exception as error:
+        raise _cause(error) from error
+
+
+def _objects(values: list[bytes]) -> Any:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _cause(error: BaseException) -> Exception:
+    """Return the ClozeError that Ray has wrapped; any other error is what ended the job."""
+    found: BaseException | None = error
+    while found is not None:
+        inner = getattr(found, "cause", None)
+        if isinstance(inner, ClozeError):
+            return inner
+        found = inner if isinstance(inner, BaseException) else found.__cause__
+    return JobError(f"the job ended: {error}; start it again, it goes on with the next part")
+
+
+def _described(nodes: list[dict[str, float]]) -> str:
+    return "; ".join(f"{node['CPU']:g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)

@@ -1,0 +1,174 @@
+"""Embed against POST /embed, in every type of number, and what becomes of rows that cannot be embedded."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from harness import open_client
+from tiny_bundle import DIMENSION, MAX_TOKENS, TEMPLATE, sequence, vector
+
+from encoding.bundle import Bundle
+from encoding.errors import OptionError
+from service.app import create_app
+from service.bulk import Embed
+from service.bulk.embed import ADDED, FORMATS, _batches, _distinct, check_columns
+from service.inference.session import Session
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = ["a man", "", "the man plays the guitar", "a [MASK] b", "a man", "two dogs run " * 40, "ümlaut", " a man "]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def table(texts: list[Any], kind: pa.DataType | None = None) -> pa.Table:
+    return pa.table({"text": pa.array(texts, kind or pa.string()), "place": list(range(len(texts)))})
+
+
+def test_a_vector_is_that_of_the_graph(bundle: Path) -> None:
+    found = Embed(bundle, normalize=False, threads=1).embed(["a man", "the man plays the guitar"])
+    for row, text in zip(found.vectors, ["a man", "the man plays the guitar"], strict=True):
+        np.testing.assert_allclose(row, vector(sequence(text, TEMPLATE)), rtol=1e-5, atol=1e-6)
+    assert found.tokens.tolist() == [len(sequence("a man")), len(sequence("the man plays the guitar"))]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "options"),
+    [
+        ("float32", {}, {}),
+        ("float32", {"normalize": False}, {"normalize": False}),
+        ("float32", {"dimensions": 5}, {"dimensions": 5}),
+        ("float16", {"encoding_format": "float16"}, {}),
+        ("int8", {"encoding_format": "int8"}, {}),
+        ("binary", {"encoding_format": "ubinary", "dimensions": 11}, {"dimensions": 11}),
+    ],
+)
+async def test_vectors_are_those_of_the_service(bundle: Path, dtype: Any, asked: Any, options: Any) -> None:
+    found = Embed(bundle, dtype=dtype, threads=2, **options)(table(TEXTS))
+    async with open_client(create_app(Settings(bundle=bundle, provider="cpu", threads=1))) as http:
+        headers = {"accept": "application/octet-stream"}
+        response: httpx.Response = await http.post("/embed", json={"inputs": TEXTS, **asked}, headers=headers)
+    rows, width = map(int, response.headers["x-embedding-shape"].split(","))
+    kind = response.headers["x-embedding-type"]
+    served = np.frombuffer(response.content, kind).reshape(rows, width)
+    column = found.column("embedding").combine_chunks()
+    assert column.type == pa.list_(FORMATS[dtype][1], width)
+    np.testing.assert_array_equal(np.asarray(column.flatten()).astype(kind).reshape(rows, width), served)
+
+
+def test_the_columns_beside_the_vectors(bundle: Path) -> None:
+    found = Embed(bundle, threads=1)(table(TEXTS))
+    assert found.column_names == ["text", "place", *ADDED]
+    assert found.column("text").to_pylist() == TEXTS
+    assert found.column("tokens").to_pylist()[5] == MAX_TOKENS
+    assert found.column("truncated").to_pylist() == [place == 5 for place in range(len(TEXTS))]
+    assert found.column("error").null_count == len(TEXTS)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_row_without_a_vector_has_the_reason(bundle: Path, truncate: bool) -> None:
+    texts = [b"a man", b"poison", None, b"a \xff man", b"a " * 600_000, b"poison", b"dogs " * 40]
+    found = Embed(bundle, truncate=truncate, threads=2).embed(texts)
+    assert found.errors.pop(1) == found.errors.pop(5)
+    reasons = {
+        2: "the text is null",
+        3: "not UTF-8: byte 0xff at 2",
+        4: "has 1200000 characters; at most 1000000 are allowed",
+    }
+    if not truncate:
+        reasons[6] = "has 40 tokens; at most 22 fit beside the template's 10: shorten it or allow truncation"
+    assert found.errors == reasons
+    assert not found.vectors[[1, 2, 3, 4, 5]].any()
+    assert found.vectors[0].any()
+    assert bool(found.vectors[6].any()) == truncate
+
+
+def test_one_text_that_fails_costs_the_others_nothing(bundle: Path) -> None:
+    texts = ["a man", "poison", *(f"man {number}" for number in range(50)), "a poison", ""]
+    embed = Embed(bundle, threads=2)
+    found = embed.embed(texts)
+    assert sorted(found.errors) == [1, 52]
+    assert all("not finite" in reason for reason in found.errors.values())
+    alone = embed.embed([text for text in texts if "poison" not in text])
+    np.testing.assert_allclose(np.delete(found.vectors, [1, 52], axis=0), alone.vectors, atol=1e-6)
+
+
+def test_rows_with_errors_have_no_embedding(bundle: Path) -> None:
+    found = Embed(bundle, threads=1)(table(["a man", "poison", None]))
+    assert found.column("embedding").is_null().to_pylist() == [False, True, True]
+    assert found.column("error").is_null().to_pylist() == [True, False, False]
+
+
+@pytest.mark.parametrize("texts", [[], [None], ["poison"], [""]])
+def test_tables_without_vectors(bundle: Path, texts: list[str | None]) -> None:
+    found = Embed(bundle, threads=1)(table(texts))
+    assert len(found) == len(texts)
+    assert found.column("embedding").type == pa.list_(pa.float32(), DIMENSION)
+
+
+def test_texts_may_be_a_dictionary_or_large(bundle: Path) -> None:
+    embed = Embed(bundle, threads=1)
+    plain = embed(table(TEXTS)).column("embedding")
+    for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        assert embed(table(TEXTS, kind)).column("embedding") == plain
+
+
+def test_equal_texts_are_embedded_once(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sizes = Session.run, list[int]()
+
+    def counted(self: Session, batch: Any) -> Any:
+        sizes.append(len(batch.input_ids))
+        return run(self, batch)
+
+    embed = Embed(bundle, threads=1)
+    monkeypatch.setattr(Session, "run", counted)
+    assert len(embed.embed(["a man"] * 100).vectors) == 100
+    assert sizes == [1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"words": ["a"]}, "there is no column 'text'; the columns are words"),
+        ({"text": [1]}, "the column 'text' is of type int64, not text"),
+        ({"text": [["a"]]}, "not text; choose another column"),
+        ({"text": ["a"], "embedding": [1]}, "the column 'embedding' exists already"),
+    ],
+)
+def test_tables_that_cannot_be_embedded(bundle: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Embed(bundle, threads=1)(pa.table(columns))
+    with pytest.raises(OptionError, match=message):
+        check_columns(pa.table(columns).schema, "text")
+
+
+@pytest.mark.parametrize("dimensions", [0, 17, -1])
+def test_dimensions_that_are_not_there(bundle: Path, dimensions: int) -> None:
+    with pytest.raises(OptionError, match=f"dimensions is {dimensions}; tiny has 16"):
+        Embed(bundle, dimensions=dimensions)
+
+
+def test_batches_hold_every_place_once_within_the_limit() -> None:
+    lengths = {place: int(length) for place, length in enumerate(np.random.default_rng(0).integers(3, 40, 500))}
+    batches = list(_batches(lengths, 128))
+    assert sorted(place for batch in batches for place in batch) == sorted(lengths)
+    assert all(len(batch) * max(lengths[place] for place in batch) <= 128 for batch in batches)
+    padded = sum(len(batch) * max(lengths[place] for place in batch) for batch in batches)
+    assert padded < 1.05 * sum(lengths.values())
+    assert list(_batches({0: 500, 1: 3}, 128)) == [[0], [1]]  # one that is too long runs alone
+    assert list(_batches({}, 128)) == []
+
+
+def test_distinct_texts_keep_their_order() -> None:
+    assert _distinct(["b", b"a", "b", None, "a"]) == ({"b": [0, 2], "a": [1, 4]}, {3: "the text is null"})
+
+
+def test_the_bundle_is_checked(bundle: Path) -> None:
+    assert Embed(str(bundle), threads=1).bundle.spec == Bundle.load(bundle).spec

@@ -1,0 +1,208 @@
+"""Whole jobs under Ray: the command, its exit statuses, and processes that are killed at any moment."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tiny_bundle import graph, write_bundle
+
+pytestmark = pytest.mark.long
+pytest.importorskip("ray")
+
+ROWS = 1500
+PER_FILE = 50
+PARTS = ROWS // PER_FILE
+MOMENTS = (0, PARTS // 3, PARTS - 5)  # complete parts when a process is killed
+
+
+@pytest.fixture(scope="module")
+def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes a few milliseconds a text, so that there is time to kill something."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", model=graph(work=150))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    path.write_text("".join(f"man {' '.join(letters[int(digit)] for digit in str(row))}\n" for row in range(ROWS)))
+    return path
+
+
+def command(source: Path, out: Path, bundle: Path, *options: str) -> list[str]:
+    words = [str(source), str(out), "--bundle", str(bundle), "--rows-per-file", str(PER_FILE), "--precision", "fp32"]
+    return [sys.executable, "-m", "service.bulk", *words, *options]
+
+
+def run(source: Path, out: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(source, out, bundle, *options), capture_output=True, text=True, timeout=300)
+
+
+def complete(out: Path) -> int:
+    return len(list(out.glob("vectors/**/*.parquet")))
+
+
+def wait(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = monotonic() + seconds
+    while not condition():
+        assert monotonic() < deadline
+        sleep(0.01)
+
+
+def vectors(out: Path) -> pa.Table:
+    """All rows, by id; no id may be there twice."""
+    table = pq.read_table(out / "vectors").sort_by("id")
+    ids = table.column("id").to_pylist()
+    assert len(ids) == len(set(ids))
+    return table
+
+
+def check_same(out: Path, undisturbed: pa.Table) -> None:
+    found = vectors(out)
+    assert found.column("id") == undisturbed.column("id")
+    left, right = (np.stack(table.column("embedding").to_pylist()) for table in (found, undisturbed))
+    np.testing.assert_allclose(left, right, atol=1e-6)
+    assert not list(out.rglob("*.partial"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(texts: Path, slow_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    found = run(texts, out, slow_bundle)
+    assert (found.returncode, complete(out)) == (0, PARTS), found.stderr
+    assert re.search(
+        rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .* rows/s; Ray started in ", found.stdout
+    )
+    assert len(vectors(out)) == ROWS
+    return vectors(out)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_driver_goes_on_where_it_was(
+    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
+    others = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    before = complete(out)
+    assert before < PARTS
+    psutil.wait_procs(others, timeout=60)  # Ray ends with its driver
+    found = run(texts, out, slow_bundle)
+    assert found.returncode == 0, found.stderr
+    if moment:
+        assert f"{complete(out) * PER_FILE}" != f"embedded {ROWS}"
+        assert re.search(r"\d+ rows had their vectors from an earlier start", found.stdout)
+    check_same(out, undisturbed)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_worker_is_replaced(
+    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait(lambda: workers(process.pid) and complete(out) >= moment)
+        for worker in workers(process.pid):
+            worker.kill()
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    check_same(out, undisturbed)
+
+
+def workers(driver: int) -> list[psutil.Process]:
+    """The actors that embed."""
+    found = []
+    for child in psutil.Process(driver).children(recursive=True):
+        try:
+            found += [child] if "_Embedder" in " ".join(child.cmdline()) else []
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def cluster() -> Iterator[object]:
+    """Two nodes on this machine; the driver is a process of its own."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
+def test_a_lost_node_is_done_without(
+    cluster: object, texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+) -> None:
+    out = tmp_path / "out"
+    words = command(texts, out, slow_bundle, "--address", cluster.address)  # type: ignore[attr-defined]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
+        node = list(cluster.worker_nodes)[0]  # type: ignore[attr-defined]
+        raylet = node.all_processes["raylet"][0].process.pid
+        for child in psutil.Process(raylet).children(recursive=True):
+            child.kill()
+        os.kill(raylet, signal.SIGKILL)
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    check_same(out, undisturbed)
+
+
+def test_rows_that_fail_are_named_and_the_exit_status_says_so(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_bytes(
+        b'{"text": "a man"}\n{\n{"text": "poison"}\n{"text": null}\n{"text": "dogs"}\n'
+    )
+    for again in (False, True):
+        found = run(tmp_path / "texts.jsonl", tmp_path / "out", bundle)
+        assert found.returncode == 3, found.stderr
+        assert "3 rows have no vector" in found.stdout
+        assert ("2 rows had their vectors from an earlier start" in found.stdout) == again
+    errors = pq.read_table(tmp_path / "out" / "errors").to_pylist()
+    assert [row["id"] for row in errors] == ["texts.jsonl:2", "texts.jsonl:3", "texts.jsonl:4"]
+    assert len(vectors(tmp_path / "out")) == 2
+
+
+def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a man\n" * 200)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "b.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-9])
+    found = run(tmp_path, tmp_path / "out", bundle)
+    assert found.returncode == 2
+    assert re.search(r"^error: .*b\.parquet cannot be read: ", found.stderr, re.MULTILINE)
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text-column", "words"], "there is no column 'words'; the columns are text"),
+        (["--dimensions", "99"], "dimensions is 99; tiny has 16"),
+        (["--precision", "int8"], "has no int8 graph"),
+        (["--dtype", "float8"], "--dtype is 'float8': input should be 'float32', 'float16', 'int8' or 'binary'"),
+        (["--worker-cpus", "99"], "no node has 99 CPUs and 0 GPUs"),
+        (["--worker-gpus", "0.5"], "no node has"),
+        (["--address", "127.0.0.1:1"], "Ray cannot be reached at 127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(bundle: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    (tmp_path / "texts.txt").write_text("a man\n")
+    found = run(tmp_path / "texts.txt", tmp_path / "out", bundle, *options)
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: ")
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1

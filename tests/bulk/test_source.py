@@ -1,0 +1,188 @@
+"""Reading files: every kind and compression, parts that are always the same, and rows that cannot be read."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from encoding.errors import OptionError
+from service.bulk.source import Part, Source, SourceError
+
+ROWS = [{"text": f"text {number}, with a comma", "place": number} for number in range(10)]
+
+
+def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    kind = next(each for each in path.suffixes if each in (".parquet", ".jsonl", ".csv", ".tsv", ".txt"))
+    if kind == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=4)
+        return path
+    form = {
+        ".jsonl": json.dumps,
+        ".csv": lambda row: f'"{row["text"]}",{row["place"]}',
+        ".tsv": lambda row: f"{row['text']}\t{row['place']}",
+        ".txt": lambda row: row["text"],
+    }[kind]
+    header = {".csv": ["text,place"], ".tsv": ["text\tplace"]}.get(kind, [])
+    content = ("\n".join([*header, *map(form, rows)]) + "\n").encode()
+    compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(compress(content))
+    return path
+
+
+def read(source: Source) -> list[Part]:
+    return [part for file in range(len(source.files)) for part in source.parts(file)]
+
+
+def rows(source: Source) -> list[dict[str, Any]]:
+    return [row for part in read(source) for row in part.table.to_pylist()]
+
+
+def reasons(source: Source) -> dict[str, str]:
+    return {failure.id: failure.reason for part in read(source) for failure in part.failures}
+
+
+@pytest.mark.parametrize(
+    "name", ["a.parquet", "a.jsonl", "a.csv", "a.tsv", "a.txt", "a.jsonl.gz", "a.csv.zst", "a.txt.gz", "a.txt.zst"]
+)
+def test_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    source = Source.find(str(write(tmp_path / name)), rows_per_part=3)
+    found = rows(source)
+    assert [row["text"] for row in found] == [row["text"] for row in ROWS]
+    assert [row["id"] for row in found] == [f"{name}:{number}" for number in range(1, 11)]
+    if ".txt" not in name:
+        assert [int(row["place"]) for row in found] == list(range(10))
+    assert read(source)[-1].done > 0.9 * source.files[0].size or name.endswith("parquet")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt.gz"])
+def test_parts_are_the_same_however_many_are_skipped(tmp_path: Path, name: str) -> None:
+    source = Source.find(str(write(tmp_path / name)), rows_per_part=3)
+    whole = {part.number: part.table for part in source.parts(0)}
+    for gone in (set(), {0}, {1, 2}, set(whole) - {2}, set(whole)):
+        left = {part.number: part.table for part in source.parts(0, gone.__contains__)}
+        assert left == {number: table for number, table in whole.items() if number not in gone}
+
+
+def test_a_part_ends_with_its_row_group(tmp_path: Path) -> None:
+    parts = read(Source.find(str(write(tmp_path / "a.parquet")), rows_per_part=3))
+    assert [len(part.table) for part in parts] == [3, 1, 3, 1, 2]
+    assert [part.number for part in parts] == [0, 1, 2, 3, 4]
+
+
+def test_a_folder_a_pattern_and_a_url(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt.gz", "deep/c.txt", ".hidden.txt", "_SUCCESS.txt", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"text\n")
+    write(tmp_path / "a.txt.gz")
+    everything = ["a.txt.gz", "b.txt", "deep/c.txt"]
+    for location in (str(tmp_path), f"file://{tmp_path}"):
+        assert [file.name for file in Source.find(location).files] == everything
+    for pattern in (f"{tmp_path}/*.txt", f"file://{tmp_path}/[ab].txt*"):
+        assert "b.txt" in {Path(file.path).name for file in Source.find(pattern).files}
+    assert [file.name for file in Source.find(f"{tmp_path}/**/[a-z].txt").files] == ["b.txt", "deep/c.txt"]
+
+
+def test_columns_to_keep(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"key": 7 + n, "words": "a", "x": 1.5, "y": None} for n in range(3)])
+    source = Source.find(str(path), text_column="words")
+    assert source.schema == pa.schema(
+        [("key", pa.int64()), ("words", pa.string()), ("x", pa.float64()), ("y", pa.string())]
+    )
+    few = Source.find(str(path), text_column="words", id_column="key", columns=("x",))
+    [part] = read(few)
+    assert part.table.column_names == ["key", "words", "x"]
+    assert few.row_id(part.table, 1) == "8"
+
+
+def test_lines_that_are_not_rows(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "a", "n": 1}',
+        b"{",
+        b"[1]",
+        b'{"text": "\xff"}',
+        b'{"text": 5, "n": 1}',
+        b'{"text": "b", "n": "c"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b'{"text": null, "n": 2.0}', b'{"n": 3}']))
+    source = Source.find(str(tmp_path / "a.jsonl"))
+    assert [row["text"] for row in rows(source)] == ["a", None, None]
+    found = reasons(source)
+    assert list(found) == [f"a.jsonl:{number}" for number in (2, 3, 4, 5, 6)]
+    assert found["a.jsonl:2"].startswith("not JSON")
+    assert found["a.jsonl:3"] == "not a JSON object"
+    assert found["a.jsonl:5"] == "the column 'text' is 5, not of type string"
+    assert found["a.jsonl:6"] == "the column 'n' is 'c', not of type double"
+
+
+def test_rows_of_a_csv_that_are_not_like_the_header(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbftext,n\na,1\nb\nc,1,2\n"d\ne",2\n\xff,3\n'
+    (tmp_path / "a.csv").write_bytes(content)
+    source = Source.find(str(tmp_path / "a.csv"))
+    assert [row["text"] for row in rows(source)] == ["a", "d\ne"]
+    assert reasons(source) == {
+        "a.csv:2": "1 values; the header has 2 columns",
+        "a.csv:3": "3 values; the header has 2 columns",
+        "a.csv:5": "not UTF-8: byte 0xff at 0",
+    }
+
+
+def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\nt\xffwo\n\nfour")
+    source = Source.find(str(tmp_path / "a.txt"))
+    assert [(row["id"], row["text"]) for row in rows(source)] == [
+        ("a.txt:1", "one"),
+        ("a.txt:3", ""),
+        ("a.txt:4", "four"),
+    ]
+    assert reasons(source) == {"a.txt:2": "not UTF-8: byte 0xff at 1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.txt", b"", {}, "is empty"),
+        ("a.pdf", b"x", {}, "is of no known kind; the known endings are .parquet, .jsonl"),
+        ("a.jsonl", b"{\n", {}, "has no row that can be read"),
+        ("a.csv", b"words\nx\n", {}, "there is no column 'text'; the columns are words"),
+        ("a.csv", b"text,text\na,b\n", {}, "two columns of the header have the same name"),
+        ("a.csv", b"text,id\na,b\n", {}, "the input has a column 'id': write --id-column id"),
+        ("a.csv", b"text,n\na,b\n", {"id_column": "key"}, "there is no column 'key'; the columns are text, n"),
+        ("a.csv", b"text,tokens\na,b\n", {}, "the column 'tokens' exists already"),
+        ("a.csv", b'text,n\n"a,b\n', {}, "cannot be read: unexpected end of data"),
+        ("a.jsonl", b'{"text": 5}\n{"text": "a"}\n{"text": 6}\n', {}, "the column 'text' is of type int64, not text"),
+        ("a.parquet", b"PAR1 but not really", {}, "cannot be read: "),
+        ("a.txt.gz", gzip.compress(b"text\n" * 9999)[:40], {}, "cannot be read: Truncated compressed stream"),
+        ("a.txt.zst", b"not zstd at all", {}, "cannot be read: "),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, name: str, content: bytes, options: Any, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OptionError, match=message):
+        read(Source.find(str(tmp_path / name), **options))
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    for location in (str(tmp_path / "none.txt"), str(tmp_path), f"{tmp_path}/*.txt", f"file://{tmp_path}/none"):
+        with pytest.raises(SourceError, match="is not there, or has no files of texts"):
+            Source.find(location)
+    with pytest.raises(SourceError, match=r"cannot be listed: .*none://"):
+        Source.find("none://a/b.txt")
+
+
+def test_files_of_other_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])
+    with pytest.raises(SourceError, match=r"b\.parquet does not have the columns of .*a\.parquet"):
+        read(Source.find(str(tmp_path)))
+
+
+def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.bulk.source.MAX_LINE", 100)
+    (tmp_path / "a.txt").write_bytes(b"a" * 101)
+    with pytest.raises(SourceError, match="has a line of more than 100 bytes"):
+        read(Source.find(str(tmp_path / "a.txt")))
