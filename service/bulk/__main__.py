@@ -96,16 +96,16 @@ def _embed(options: BulkCommand) -> int:
     }
     output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
     before = Counts.total(output.finished().values())
-    ray_seconds = job.start(options.address)
+    started = perf_counter()
+    job.start(options.address)
     given = job.resources(options.worker_cpus, options.worker_gpus, options.workers)
     vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
     make = partial(Embed, options.bundle.absolute(), **vectors)
-    started = perf_counter()
-    counts = _watch(job.run(make, source, output, given), source.files)
-    seconds = perf_counter() - started
+    counts, seconds = _watch(job.run(make, source, output, given), source.files)
+    engine = perf_counter() - started - seconds
     print(
         f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
-        f"{counts.rows / seconds:.0f} rows/s; Ray started in {ray_seconds:.1f} s"
+        f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
     )
     if before.rows or before.failed:
         print(f"{before.rows} rows had their vectors from an earlier start")
@@ -138,21 +138,25 @@ def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
     return options | {"sha256": files}
 
 
-def _watch(progress: "Iterator[Progress]", files: "tuple[File, ...]") -> Counts:
-    """Show the progress in bytes of the input, which is known beforehand, and return the sum of the counts."""
+def _watch(progress: "Iterator[Progress]", files: "tuple[File, ...]") -> "tuple[Counts, float]":
+    """Show the progress in bytes of the input, which is known beforehand.
+
+    Return the sum of the counts, and the seconds from the beginning of the first part to the end of the last one.
+    """
     from tqdm import tqdm
 
     from service.bulk.output import Counts
 
-    done, counts = [0] * len(files), list[Counts]()
+    done, total, began, now = [0] * len(files), Counts(), None, 0.0
     with tqdm(total=sum(file.size for file in files), unit="B", unit_scale=True) as bar:
         for each in progress:
+            now = perf_counter()
+            began = now - each.seconds if began is None else began
+            total = Counts.total([total, each.counts])
             bar.update(max(0, each.done - done[each.file]))
+            bar.set_postfix_str(f"{total.rows} rows, {total.rows / (now - began):.0f} rows/s")
             done[each.file] = max(each.done, done[each.file])
-            counts.append(each.counts)
-            rows = sum(each.rows for each in counts)
-            bar.set_postfix_str(f"{rows} rows, {rows / bar.format_dict['elapsed']:.0f} rows/s")
-    return Counts.total(counts)
+    return total, now - (began or now)
 
 
 if __name__ == "__main__":

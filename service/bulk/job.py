@@ -44,11 +44,12 @@ class Resources:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known when a part is complete: its file, how far that file has been read, and its counts."""
+    """What is known of a complete part: its file, the bytes of that file read so far, its counts, its seconds."""
 
     file: int
     done: int
     counts: Counts
+    seconds: float
 
 
 class _Embedder:
@@ -62,11 +63,12 @@ class _Embedder:
         return {"progress": _objects([pickle.dumps(each) for each in found])}
 
     def _complete(self, part: Part) -> Progress:
+        started = perf_counter()
         table = self._embed(part.table)
         errors = enumerate(table.column("error").to_pylist())
         failed = [Failure(self._source.row_id(table, row), why) for row, why in errors if why is not None]
         counts = self._output.write(part.file, part.number, table, [*part.failures, *failed])
-        return Progress(part.file, part.done, counts)
+        return Progress(part.file, part.done, counts, perf_counter() - started)
 
 
 def start(address: str | None) -> float:

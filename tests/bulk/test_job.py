@@ -103,7 +103,6 @@ def test_a_killed_driver_goes_on_where_it_was(
     found = run(texts, out, slow_bundle)
     assert found.returncode == 0, found.stderr
     if moment:
-        assert f"{complete(out) * PER_FILE}" != f"embedded {ROWS}"
         assert re.search(r"\d+ rows had their vectors from an earlier start", found.stdout)
     check_same(out, undisturbed)
 
@@ -153,7 +152,7 @@ def test_a_lost_node_is_done_without(
     words = command(texts, out, slow_bundle, "--address", cluster.address)  # type: ignore[attr-defined]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
-        node = list(cluster.worker_nodes)[0]  # type: ignore[attr-defined]
+        node = next(iter(cluster.worker_nodes))  # type: ignore[attr-defined]
         raylet = node.all_processes["raylet"][0].process.pid
         for child in psutil.Process(raylet).children(recursive=True):
             child.kill()
