@@ -4,8 +4,8 @@
     python -m benchmarks.scale nodes --bundle B --texts FILE --rows 20000    # clusters of 1, 2 and 4 nodes
 
 `demo` alternates the command `service.bulk` with a loop over the session, in the same precision, and compares the
-vectors with those of `POST /embed`. `nodes` starts Ray clusters on this machine. All processes of a node are bound to one
-CPU, and so are the driver and Ray's own processes with the first node; more nodes than CPUs share them. Both write
+vectors with those of `POST /embed`. `nodes` starts Ray clusters on this machine. All processes of a node are bound to
+one CPU, and so are the driver and Ray's own processes with the first node; more nodes than CPUs share them. Both write
 benchmarks/results/scale.json.
 """
 

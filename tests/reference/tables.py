@@ -1,4 +1,4 @@
-"""The tables in docs/operators.md: every setting and every metric, from the code. `make reference` writes them."""
+"""The tables in the docs: settings, metrics and options of service.bulk. `make reference` writes them."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,11 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from encoding.options import flag
+from service.bulk.__main__ import BulkCommand
 from service.monitoring.metrics import Metrics
 from service.settings import Settings, variable
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+DOCS = Path(__file__).parents[2] / "docs"
 KINDS: dict[Any, str] = {
     int: "integer",
     float: "number",
@@ -48,24 +49,36 @@ def documented_metrics() -> list[str]:
     return [row.split("`")[1] for row in metrics_table().splitlines()[2:-1]]
 
 
-TABLES = {"settings": settings_table, "metrics": metrics_table}
+def bulk_table() -> str:
+    rows = ["| Option | Default | Meaning |", "|---|---|---|"]
+    for name, field in BulkCommand.model_fields.items():
+        option = {"input": "IN", "out": "OUT"}.get(name, flag(name))
+        rows.append(f"| `{option}` | {_default(field)} | {field.description} |")
+    return "\n".join(rows)
+
+
+TABLES = {
+    "settings": ("operators.md", settings_table),
+    "metrics": ("operators.md", metrics_table),
+    "options": ("bulk.md", bulk_table),
+}
 
 
 def documented(name: str) -> str:
-    """The table between the page's markers."""
-    return _split(PAGE.read_text(encoding="utf-8"), name)[1]
+    """The table between the markers of its page."""
+    return _split((DOCS / TABLES[name][0]).read_text(encoding="utf-8"), name)[1]
 
 
 def _split(page: str, name: str) -> tuple[str, str, str]:
     found = re.fullmatch(rf"(.*<!-- {name} -->\n)(.*?)(\n<!-- end of {name} -->.*)", page, re.DOTALL)
-    assert found, f"docs/operators.md has lost its {name} markers"
+    assert found, f"the page has lost its {name} markers"
     return found[1], found[2], found[3]
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    empty = field.default is None or not str(field.default)
+    empty = str(field.default) in ("None", "", "()")
     return "none" if empty else f"`{str(field.default).lower()}`"
 
 
@@ -78,8 +91,6 @@ def _allowed(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        before, _, after = _split(page, name)
-        page = before + table() + after
-    PAGE.write_text(page, encoding="utf-8")
+    for name, (file, table) in TABLES.items():
+        before, _, after = _split((DOCS / file).read_text(encoding="utf-8"), name)
+        (DOCS / file).write_text(before + table() + after, encoding="utf-8")
