@@ -4,6 +4,7 @@
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score the shipped model again; DATA is the folder of texts and STS data
+# make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
 # make reference       write the vectors of the shipped model with which the tests compare other machines
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
 # make bench           compare serving and training with infinity and sentence-transformers; INFINITY and ENCODERS are
@@ -19,12 +20,13 @@ BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
+TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
 DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev-retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
-.PHONY: serve check test test-all coverage default-model reference methods bench lock clean
+.PHONY: serve check test test-all coverage default-model bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -51,6 +53,9 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
+
+bulk-demo: .venv/dev
+	$(BIN)/python -m benchmarks.scale demo --bundle $(MODEL) --texts $(TEXTS)
 
 reference: .venv/dev
 	$(BIN)/python tests/reference/vectors.py

@@ -1,7 +1,8 @@
 """The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
 
-0 done, 2 an error that its user can put right (ClozeError), 130 interrupted. Any other exception is a bug and keeps its
-traceback. Commands are named by strings, so that neither side is imported before it is asked for.
+0 done, 2 an error that its user can put right (ClozeError), 3 done but for some rows (`bulk`), 130 interrupted. Any
+other exception is a bug and keeps its traceback. Commands are named by strings, so that neither side is imported before
+it is asked for.
 """
 
 import runpy
@@ -15,6 +16,7 @@ __all__ = ["main", "program", "run"]
 
 COMMANDS: Final = {
     "serve": ("service", "serve bundles over HTTP"),
+    "bulk": ("service.bulk", "embed the texts of files"),
     "fit": ("training.fit", "train a sentence encoder by a recipe"),
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle or an encoder"),
