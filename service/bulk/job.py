@@ -4,6 +4,7 @@ Ray places the actors on the nodes, restarts what was lost and holds the readers
 that Ray runs twice is written twice under the same name.
 """
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read once, by the import; else it reports to its maker
+# Each is read once, by the import.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports to its maker
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray mends by itself is in its own logs
 
 import numpy as np
 import ray
@@ -24,7 +27,7 @@ from service.bulk.source import Failure, Part, Source
 
 STORE: Final = 2**29  # bytes of Ray's object store on one machine, which holds the texts that wait for an actor
 READERS: Final = 4  # files that are read at once
-IN_FLIGHT: Final = 2  # parts of one actor: one is tokenised while the other one runs
+AT_ONCE: Final = 2  # parts of one actor: one is tokenised while the other one runs
 
 Batch = dict[str, Any]
 
@@ -35,11 +38,12 @@ class JobError(ClozeError):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one actor gets, and how many there are at most; 0: as many as fit."""
+    """What one actor gets, how many actors there are at first, and at most where the cluster grows."""
 
     cpus: int
-    gpus: float = 0.0
-    actors: int = 0
+    gpus: float
+    actors: int
+    most: int | None
 
 
 @dataclass(frozen=True)
@@ -76,22 +80,29 @@ def start(address: str | None) -> float:
     started = perf_counter()
     local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
     try:
-        ray.init(address, log_to_driver=False, logging_level="error", **local)
+        ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
     return perf_counter() - started
 
 
-def resources(cpus: int, gpus: float, actors: int) -> Resources:
-    """Choose what one actor gets: 0 CPUs means those of the smallest node, at most 4.
+def resources(cpus: int, gpus: float, most: int) -> Resources:
+    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; `most` 0 means any number.
 
     Raises OptionError where no node has that much.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     wanted = cpus or int(min(4, *(node["CPU"] for node in nodes)))
-    if not any(node["CPU"] >= wanted and node.get("GPU", 0) >= min(gpus, 1) for node in nodes):
-        raise OptionError(f"no node has {wanted} CPUs and {gpus:g} GPUs; the nodes have {_described(nodes)}")
-    return Resources(wanted, gpus, actors)
+    fitting = sum(_fitting(node, wanted, gpus) for node in nodes)
+    if not fitting:
+        found = "; ".join(f"{node['CPU']:g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise OptionError(f"no node has {wanted} CPUs and {gpus:g} GPUs; the nodes have {found}")
+    return Resources(wanted, gpus, min(fitting, most or fitting), most or None)
+
+
+def _fitting(node: dict[str, float], cpus: int, gpus: float) -> int:
+    by_cpus = int(node["CPU"] // cpus)
+    return min(by_cpus, int(node.get("GPU", 0) / gpus)) if gpus else by_cpus
 
 
 def run(make: Callable[[], Embed], source: Source, output: Output, given: Resources) -> Iterator[Progress]:
@@ -104,7 +115,7 @@ def run(make: Callable[[], Embed], source: Source, output: Output, given: Resour
         done.setdefault(file, set()).add(number)
 
     def read(batch: Batch) -> Iterator[Batch]:
-        for file in map(int, batch["id"]):
+        for file in map(int, batch["item"]):
             complete = done.get(file, set())
             for part in source.parts(file, complete.__contains__):
                 yield {"part": _objects([pickle.dumps(part)])}
@@ -113,9 +124,9 @@ def run(make: Callable[[], Embed], source: Source, output: Output, given: Resour
     context.target_max_block_size = 1  # so that Ray Data does not join parts
     context.enable_progress_bars = False
     context.raise_original_map_exception = True
-    parts = ray.data.range(len(source.files), override_num_blocks=len(source.files)).map_batches(
-        read, batch_size=1, num_cpus=0, compute=TaskPoolStrategy(READERS)
-    )
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    files = ray.data.from_items(list(range(len(source.files))), override_num_blocks=len(source.files))
+    parts = files.map_batches(read, batch_size=1, num_cpus=0, compute=TaskPoolStrategy(min(READERS, len(source.files))))
     finished = parts.map_batches(
         _Embedder,
         fn_constructor_args=(make, source, output),
@@ -123,10 +134,10 @@ def run(make: Callable[[], Embed], source: Source, output: Output, given: Resour
         num_cpus=given.cpus,
         num_gpus=given.gpus or None,
         compute=ActorPoolStrategy(
-            min_size=1,
-            max_size=given.actors or None,
-            max_tasks_in_flight_per_actor=IN_FLIGHT,
-            max_concurrent_calls_per_actor=IN_FLIGHT,
+            min_size=given.actors,
+            max_size=given.most,
+            max_tasks_in_flight_per_actor=2 * AT_ONCE,
+            max_concurrent_calls_per_actor=AT_ONCE,
             enable_true_multi_threading=True,
         ),
     )
@@ -154,7 +165,3 @@ def _cause(error: BaseException) -> Exception:
             return inner
         found = inner if isinstance(inner, BaseException) else found.__cause__
     return JobError(f"the job ended: {error}; start it again, it goes on with the next part")
-
-
-def _described(nodes: list[dict[str, float]]) -> str:
-    return "; ".join(f"{node['CPU']:g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)

@@ -25,7 +25,7 @@ from encoding.errors import OptionError
 from service.bulk.embed import check_columns
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
-BUFFER: Final = 2**20  # bytes
+BUFFER: Final = 2**16  # bytes
 MAX_LINE: Final = 2**26  # bytes; what is longer is not a line of text
 SAMPLE: Final = 1000  # rows of a .jsonl that decide its columns
 BOM: Final = b"\xef\xbb\xbf"
