@@ -28,7 +28,7 @@ MOMENTS = (0, PARTS // 3, PARTS - 5)  # complete parts when a process is killed
 @pytest.fixture(scope="module")
 def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Takes a few milliseconds a text, so that there is time to kill something."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", model=graph(work=150))
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", model=graph(work=1500))
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,7 @@ def undisturbed(texts: Path, slow_bundle: Path, tmp_path_factory: pytest.TempPat
     out = tmp_path_factory.mktemp("whole") / "out"
     found = run(texts, out, slow_bundle)
     assert (found.returncode, complete(out)) == (0, PARTS), found.stderr
-    assert re.search(
-        rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .* rows/s; Ray started in ", found.stdout
-    )
+    assert re.search(rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .*; starting Ray and ", found.stdout)
     assert len(vectors(out)) == ROWS
     return vectors(out)
 
@@ -94,13 +92,10 @@ def test_a_killed_driver_goes_on_where_it_was(
     out = tmp_path / "out"
     process = subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
-    others = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    before = complete(out)
-    assert before < PARTS
-    psutil.wait_procs(others, timeout=60)  # Ray ends with its driver
-    found = run(texts, out, slow_bundle)
+    assert complete(out) < PARTS
+    found = run(texts, out, slow_bundle)  # at once, while the workers of the first driver end
     assert found.returncode == 0, found.stderr
     if moment:
         assert re.search(r"\d+ rows had their vectors from an earlier start", found.stdout)
