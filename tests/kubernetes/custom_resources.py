@@ -128,7 +128,12 @@ class Application(Strict):
     runtime_env: RuntimeEnvironment
 
 
+class HTTPOptions(Strict):
+    request_timeout_s: float
+
+
 class ServeConfig(Strict):
+    http_options: HTTPOptions
     applications: list[Application]
 
 

@@ -97,10 +97,13 @@ def test_a_pod_has_time_to_start_and_to_stop(build: Build, folder: Path) -> None
     assert probe["periodSeconds"] * probe["failureThreshold"] > HUNG_AFTER * found.stall_seconds
 
 
-def test_a_ray_worker_has_time_to_stop(build: Build) -> None:
+def test_ray_waits_longer_than_the_service(build: Build) -> None:
     documents = build(KUBERAY)
+    found = settings(documents)
     *_, worker = pods(documents)
-    assert worker["spec"]["terminationGracePeriodSeconds"] > settings(documents).drain_seconds
+    assert worker["spec"]["terminationGracePeriodSeconds"] > found.drain_seconds
+    config = yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
+    assert config["http_options"]["request_timeout_s"] > found.request_seconds
 
 
 # Routes and metrics
