@@ -28,6 +28,7 @@ ALERTS: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
 CASES = ("alerts_test.yml", "days_test.yml")
+SCALER: dict[str, Any] = yaml.safe_load((ROOT / "docker/kubernetes/components/keda/scaled-object.yaml").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 NAME = re.compile(r"(?<![\w:])(?:\w+:)?(?:cloze|process)_\w+(?::\w+)?")
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
@@ -115,6 +116,13 @@ def test_what_an_alert_looks_at_is_there(rule: dict[str, Any], prometheus: Prome
     """So that it is silent because all is well; those that look back have no past here."""
     left = re.split(r" (?:==|>) ", rule["expr"])[0]
     assert prometheus.query(left)
+
+
+@pytest.mark.parametrize("trigger", SCALER["spec"]["triggers"], ids=lambda trigger: trigger["name"])
+def test_the_query_of_an_autoscaler_has_one_value(trigger: dict[str, Any], prometheus: Prometheus) -> None:
+    (series,) = prometheus.query(trigger["metadata"]["query"])
+    assert series["metric"] == {}
+    assert float(series["value"][1]) >= 0
 
 
 def test_the_rates_are_those_of_the_traffic(prometheus: Prometheus, services: list[Process]) -> None:

@@ -1,0 +1,10 @@
+# The service's image with a bundle in it, for Kubernetes: docs/kubernetes.md.
+#
+#   docker build -f docker/bundle.Dockerfile -t registry.example/cloze:cloze-mini-1 models
+#
+# The last argument is the folder that contains the bundle's folder, BUNDLE. SERVICE is an image of service.Dockerfile.
+ARG SERVICE=cloze-service
+FROM $SERVICE
+ARG BUNDLE=cloze-mini
+# Readable for the service's user, whatever the modes on the machine that builds.
+COPY --chmod=755 $BUNDLE /models/$BUNDLE

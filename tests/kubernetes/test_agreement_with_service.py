@@ -1,0 +1,169 @@
+"""docker/kubernetes says of the service what is true: its settings, routes, metrics, user and port."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from harness import ROOT, Process
+from manifests import (
+    BASE,
+    GPU,
+    KEDA,
+    KUBERAY,
+    MONITORING,
+    Build,
+    environment,
+    every_deployment,
+    every_overlay,
+    find,
+    pods,
+    settings,
+)
+from reference import prometheus_rule
+from reference.tables import documented_metrics
+from tiny_bundle import write_bundle
+
+from encoding.errors import OptionError
+from encoding.options import flag
+from service.app import create_app
+from service.monitoring.health import HUNG_AFTER
+from service.settings import Settings, variable
+
+DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+# Settings
+
+
+@every_overlay
+def test_the_service_accepts_the_settings(build: Build, folder: Path) -> None:
+    found = settings(build(folder))
+    assert found.log_format == "json"
+    assert found.provider == ("cuda" if folder == GPU else "auto")
+
+
+@every_overlay
+def test_keys_come_from_a_file_of_a_secret(build: Build, folder: Path) -> None:
+    documents = build(folder)
+    assert not [name for document in documents for name in document.get("data", {}) if "KEYS" in name]
+    assert "Secret" not in {document["kind"] for document in documents}
+    file = Path(settings(documents).api_keys.get_secret_value().removeprefix("@"))
+    *_, pod = pods(documents)  # the worker, where there is a head
+    (container,) = pod["spec"]["containers"]
+    (mount,) = (each for each in container["volumeMounts"] if each["mountPath"] == str(file.parent))
+    (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == mount["name"])
+    assert mount["readOnly"]
+    assert volume["secret"]["secretName"] == "cloze-keys"
+    assert f"secret generic cloze-keys --from-literal={file.name}=" in PAGE
+
+
+def test_variables_of_a_kubernetes_service_would_be_refused() -> None:
+    """Which is why no pod may receive them: the Service is called `cloze`."""
+    with pytest.raises(OptionError, match="CLOZE_SERVICE_HOST is not a setting"):
+        Settings.read(["--bundle", "b"], {"CLOZE_SERVICE_HOST": "10.0.0.1"})
+
+
+@every_overlay
+def test_a_pod_can_do_little(build: Build, folder: Path) -> None:
+    for pod in pods(build(folder)):
+        spec = pod["spec"]
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert f"USER {spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" in DOCKERFILE
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        (tmp,) = (each["name"] for each in container["volumeMounts"] if each["mountPath"] == "/tmp")
+        assert "emptyDir" in {volume["name"]: volume for volume in spec["volumes"]}[tmp]
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+@every_deployment
+def test_a_pod_has_time_to_start_and_to_stop(build: Build, folder: Path) -> None:
+    documents = build(folder)
+    found, spec = settings(documents), find(documents, "Deployment")["spec"]["template"]["spec"]
+    assert found.stop_delay_seconds > 0
+    assert spec["terminationGracePeriodSeconds"] > found.stop_delay_seconds + found.drain_seconds
+    probe = spec["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > HUNG_AFTER * found.stall_seconds
+
+
+def test_ray_waits_longer_than_the_service(build: Build) -> None:
+    documents = build(KUBERAY)
+    found = settings(documents)
+    *_, worker = pods(documents)
+    assert worker["spec"]["terminationGracePeriodSeconds"] > found.drain_seconds
+    config = yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
+    assert config["http_options"]["request_timeout_s"] > found.request_seconds
+
+
+# Routes and metrics
+
+
+def test_probes_are_routes_of_the_service(build: Build, tmp_path: Path) -> None:
+    documents = build(BASE)
+    (container,) = find(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    paths = create_app(Settings(bundle=write_bundle(tmp_path / "tiny"))).openapi()["paths"]
+    for name in ("startup", "readiness", "liveness"):
+        probe = container[f"{name}Probe"]["httpGet"]
+        assert "get" in paths[probe["path"]]
+        assert probe["port"] == container["ports"][0]["name"]
+    (endpoint,) = find(build(MONITORING), "ServiceMonitor")["spec"]["endpoints"]
+    assert "get" in paths[endpoint["path"]]
+    assert f"CLOZE_PORT={container['ports'][0]['containerPort']}\n" in DOCKERFILE
+
+
+def test_the_service_runs_and_ends_as_the_pod_expects(build: Build, tmp_path: Path) -> None:
+    documents = build(BASE)
+    spec = find(documents, "Deployment")["spec"]["template"]["spec"]
+    keys = tmp_path / "api-keys"
+    keys.write_text("a-key-of-sixteen-characters")
+    given = environment(documents) | {
+        "CLOZE_BUNDLE": str(write_bundle(tmp_path / "models" / "tiny").parent),
+        "CLOZE_API_KEYS": f"@{keys}",
+        "CLOZE_STOP_DELAY_SECONDS": "1",
+    }
+    flags = {variable(name): flag(name) for name in Settings.model_fields}
+    service = Process(*(f"{flags[name]}={value}" for name, value in given.items()))
+    probes = [spec["containers"][0][f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")]
+    with httpx.Client(base_url=service.url) as http:
+        assert [http.get(path).status_code for path in probes] == [200, 200, 200]
+        assert http.post("/embed", json={"inputs": "a man"}).status_code == 401
+        http.headers["authorization"] = f"Bearer {keys.read_text()}"
+        assert http.post("/embed", json={"inputs": "a man"}).status_code == 200
+        service.process.send_signal(signal.SIGTERM)
+        stopped = time.monotonic()
+        while http.get(probes[1]).status_code == 200:
+            assert time.monotonic() < stopped + 1
+        assert http.post("/embed", json={"inputs": "a man"}).status_code == 200  # from a node that does not know yet
+    assert service.wait() == 0
+    assert time.monotonic() - stopped >= 1
+
+
+def test_the_autoscaler_reads_metrics_that_exist(build: Build) -> None:
+    documents = build(KEDA)
+    job = find(documents, "Service")["metadata"]["labels"][find(documents, "ServiceMonitor")["spec"]["jobLabel"]]
+    for trigger in find(documents, "ScaledObject")["spec"]["triggers"]:
+        (name,) = re.findall(r"cloze_\w+", trigger["metadata"]["query"])
+        assert re.sub(r"_(bucket|sum|count)$", "", name) in documented_metrics()
+        assert f'{name}{{job="{job}"}}' in trigger["metadata"]["query"]
+        assert float(trigger["metadata"]["threshold"]) > 0
+
+
+def test_rules_and_alerts_are_those_of_prometheus(build: Build) -> None:
+    """`make reference` writes the file."""
+    assert prometheus_rule.MANIFEST.read_text(encoding="utf-8") == prometheus_rule.manifest()
+    groups = [group for file in prometheus_rule.SOURCES for group in yaml.safe_load(file.read_text())["groups"]]
+    documents = build(MONITORING)
+    assert find(documents, "PrometheusRule")["spec"]["groups"] == groups
+    job = find(documents, "Service")["metadata"]["labels"]["app.kubernetes.io/name"]
+    assert set(re.findall(r'job="(\w+)"', str(groups))) == {job}
