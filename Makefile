@@ -60,6 +60,7 @@ bulk-demo: .venv/dev
 reference: .venv/dev
 	$(BIN)/python tests/reference/vectors.py
 	PYTHONPATH=. $(BIN)/python tests/reference/tables.py
+	$(BIN)/python tests/reference/prometheus_rule.py
 
 methods: .venv/dev $(PARENT)
 	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \
