@@ -95,13 +95,14 @@ def _embed(options: BulkCommand) -> int:
         "precision": precision,
     }
     output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
-    before = Counts.total(output.finished().values())
+    complete = output.finished()
+    before = Counts.total(complete.values())
     started = perf_counter()
     job.start(options.address)
     given = job.resources(options.worker_cpus, options.worker_gpus, options.workers)
     vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
     make = partial(Embed, options.bundle.absolute(), **vectors)
-    counts, seconds = _watch(job.run(make, source, output, given), source.files)
+    counts, seconds = _watch(job.run(make, source, output, given, complete), source.files)
     engine = perf_counter() - started - seconds
     print(
         f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "

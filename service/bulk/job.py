@@ -7,7 +7,7 @@ that Ray runs twice is written twice under the same name.
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -105,19 +105,20 @@ def _fitting(node: dict[str, float], cpus: int, gpus: float) -> int:
     return min(by_cpus, int(node.get("GPU", 0) / gpus)) if gpus else by_cpus
 
 
-def run(make: Callable[[], Embed], source: Source, output: Output, given: Resources) -> Iterator[Progress]:
-    """Embed all parts that are not complete yet; yield what is known whenever one is.
+def run(
+    make: Callable[[], Embed], source: Source, output: Output, given: Resources, complete: Iterable[tuple[int, int]]
+) -> Iterator[Progress]:
+    """Embed all parts but the complete ones, named by file and number; yield what is known whenever one is complete.
 
     Raises the error of the part that cannot be completed; the complete parts are kept.
     """
     done: dict[int, set[int]] = {}
-    for file, number in output.finished():
+    for file, number in complete:
         done.setdefault(file, set()).add(number)
 
     def read(batch: Batch) -> Iterator[Batch]:
         for file in map(int, batch["item"]):
-            complete = done.get(file, set())
-            for part in source.parts(file, complete.__contains__):
+            for part in source.parts(file, done.get(file, set()).__contains__):
                 yield {"part": _objects([pickle.dumps(part)])}
 
     context = DataContext.get_current()
