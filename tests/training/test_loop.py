@@ -89,7 +89,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, words: Words, tiny_bert: Path)
     """The folder of those runs."""
     folder = tmp_path_factory.mktemp("two")
     refusals = in_two(runs_of_two, folder, words, tiny_bert, folder)
-    assert refusals == [["batch_size is 7 and is split among 2 processes; write a multiple"]] * 2
+    assert refusals == [["batch_size is 7 and is split among 2 processes; write a multiple of 2"]] * 2
     return folder
 
 
@@ -136,7 +136,7 @@ def test_each_process_has_its_own_dropout_and_finds_it_again(two: Path) -> None:
 def test_one_process_does_not_go_on_for_two(two: Path) -> None:
     run = two / "whole"
     (run / "run.json").rename(run / "was-run.json")
-    with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* torchrun --nproc_per_node 2"):
+    with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* start 2 with torchrun: --nnodes"):
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
 

@@ -10,7 +10,7 @@ from pydantic_settings import CliVariadicArg
 from encoding.options import Command, flag
 from training.errors import RecipeError
 from training.loop.dry_run import dry_run
-from training.loop.processes import console, processes
+from training.loop.processes import console, processes, restarts_itself
 from training.loop.run_folder import Run
 from training.loop.seeds import SeedRuns, parse_seeds
 from training.loop.training_run import fit, prepare
@@ -66,7 +66,8 @@ def train(methods: Methods, source: str, words: Sequence[str], program: str) -> 
     elif options.seeds:
         code = _fit_seeds(method, recipe, SeedRuns(recipe, parse_seeds(options.seeds), out))
     else:
-        code = _fit(method, recipe, Run.fresh(out))
+        run = Run.same(out, recipe) if restarts_itself() else Run.fresh(out)
+        code = _fit(method, recipe, run, resume=run.recipe_file.is_file())
     processes().destroy_process_group()
     return code
 
@@ -78,9 +79,6 @@ def resume(methods: Methods, words: Sequence[str]) -> int:
         raise RecipeError("--resume continues a run where it stopped, by its own recipe; leave RECIPE and keys away")
     run = Run.open(Path(path))
     console.quiet = not processes().is_main_process
-    if run.finished:
-        console.print(f"{run.path} is finished; nothing to do")
-        return 0
     recipe = load_recipe(methods, str(run.recipe_file))
     code = _fit(methods[recipe.method], recipe, run, resume=True)
     processes().destroy_process_group()
@@ -88,6 +86,9 @@ def resume(methods: Methods, words: Sequence[str]) -> int:
 
 
 def _fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False) -> int:
+    if run.finished:
+        console.print(f"{run.path} is finished; nothing to do")
+        return 0
     if not fit(method, recipe, run, resume):
         console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
         return 130

@@ -12,6 +12,7 @@ run.json           provenance: parent, recipe, data, commit, seeds, versions, sc
 import json
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -40,6 +41,18 @@ class Run:
             raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunError(f"{path} is not an empty folder; choose another --out")
+        return run
+
+    @classmethod
+    def same(cls, path: Path, recipe: Recipe) -> Self:
+        """A run folder that does not exist yet, or a run by the same recipe. Raises RunError."""
+        run = cls(path)
+        if not run.recipe_file.is_file():
+            return cls.fresh(path)
+        before, now = tomllib.loads(run.recipe_file.read_text(encoding="utf-8")), tomllib.loads(to_toml(recipe))
+        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        if changed:
+            raise RunError(f"{path} was trained with another {', '.join(changed)}; choose another --out")
         return run
 
     @classmethod
@@ -89,23 +102,26 @@ class Run:
         return provenance
 
     def start(self, recipe: Recipe, corpus: Corpus) -> None:
-        """Make the folder with the recipe and the list of text files; or compare the files with the existing list.
-
-        Raises RunError if the text has changed: a resumed run would be neither the old one nor a new one.
-        """
-        sources = _sources(corpus)
+        """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
         if self.data_file.is_file():
-            before = json.loads(self.data_file.read_text(encoding="utf-8"))
-            if before != sources:
-                changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
-                raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
-        self.recipe_file.write_text(to_toml(recipe), encoding="utf-8")
-        _write_json(self.data_file, sources)
+        _write(self.recipe_file, to_toml(recipe))
+        _write_json(self.data_file, _sources(corpus))
+
+    def check_text(self, corpus: Corpus) -> None:
+        """Raises RunError if the text is not that of `start`: a resumed run would be neither the old one nor a new one.
+
+        Every process compares its own files, which may lie on the disk of its node.
+        """
+        sources = _sources(corpus)
+        before = json.loads(self.data_file.read_text(encoding="utf-8"))
+        if before != sources:
+            changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
+            raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
 
     def rewind(self, processes: int = 1) -> Path | None:
         """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.
@@ -113,7 +129,7 @@ class Run:
         A checkpoint is complete if its trainer_state.json, which is written last, is complete. Raises RunError if
         another number of processes saved it: each process continues from its own random state.
         """
-        newest, step = None, 0
+        newest, step = None, -1
         for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
             if newest is None and _is_json(folder / "trainer_state.json"):
                 newest, step = folder, _step(folder)
@@ -128,7 +144,7 @@ class Run:
         if saved != processes:
             raise RunError(
                 f"{newest} was saved by {saved} processes and this would continue with {processes}; "
-                f"start it with torchrun --nproc_per_node {saved}"
+                f"start {saved} with torchrun: --nnodes, a number and not a range, times --nproc-per-node"
             )
         return newest
 

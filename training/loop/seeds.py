@@ -6,7 +6,6 @@ OUT/seeds.json  each seed's dev score, their mean, sample standard deviation, mi
 
 import json
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from rich.table import Table
 
 from training.errors import RecipeError, RunError
 from training.loop.run_folder import Run
-from training.recipes.files import to_toml
 from training.recipes.keys import LARGEST_SEED, Recipe
 
 __all__ = ["SeedRuns", "parse_seeds", "summary"]
@@ -57,7 +55,7 @@ class SeedRuns:
         if others or self.folder.is_file():
             raise RunError(f"{self.folder} holds other things than runs of seeds; choose another --out")
         for seed, run in self.runs.items():
-            _check_run(run, self.recipe(seed))
+            Run.same(run.path, self.recipe(seed))
 
     def write_summary(self) -> Table:
         """Write seeds.json when all runs are finished; return it as a table."""
@@ -76,16 +74,6 @@ def summary(scores: Mapping[int, float]) -> dict[str, Any]:
         "min": min(values),
         "max": max(values),
     }
-
-
-def _check_run(run: Run, recipe: Recipe) -> None:
-    if not run.recipe_file.is_file():
-        Run.fresh(run.path)
-        return
-    before, now = tomllib.loads(run.recipe_file.read_text(encoding="utf-8")), tomllib.loads(to_toml(recipe))
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if changed:
-        raise RunError(f"{run.path} was trained with another {', '.join(changed)}; choose another --out")
 
 
 def _table(figures: Mapping[str, Any]) -> Table:

@@ -107,6 +107,11 @@ class ObjectiveTrainer(Trainer):
         with quiet():  # it would warn of checkpoints less than a second apart
             super()._save_checkpoint(*arguments, **keywords)
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save this process's random state, and wait for those of the others: trainer_state.json is written next."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.score is not None, "evaluation without dev data is switched off in the arguments. This is a bug."
         scores = [self.score(self.objective.encoder.embed) if self.is_world_process_zero() else {}]

@@ -3,8 +3,10 @@
 import os
 import shutil
 import time
+from pathlib import Path
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
@@ -15,7 +17,7 @@ from training.errors import CorpusError, RecipeError, RunError
 from training.loop.allocator import keep_memory
 from training.loop.arguments import training_arguments
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
-from training.loop.processes import console, processes
+from training.loop.processes import check_shared, console, processes
 from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
 from training.methods.objective import Objective
@@ -36,9 +38,11 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
     corpus, dev, objective = prepare(method, recipe)
     group.wait_for_everyone()  # until all have found the folder free
-    with group.main_process_first():
+    if group.is_main_process:
         run.start(recipe, corpus)
-        checkpoint = run.rewind(group.num_processes) if resume else None
+    check_shared(run.path)
+    run.check_text(corpus)
+    checkpoint = _checkpoint(run, resume)
     chooser, score = (dev.chooser, dev.score) if dev else (None, None)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
     trainer = ObjectiveTrainer(objective, corpus, arguments, score, run.best)
@@ -60,6 +64,16 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     if group.is_main_process:
         run.finish(objective.save, recipe, corpus, figures)
     return True
+
+
+def _checkpoint(run: Run, resume: bool) -> Path | None:
+    """Where to continue, as the first process finds it; None to begin."""
+    group = processes()
+    found = [run.rewind(group.num_processes) if resume and group.is_main_process else None]
+    broadcast_object_list(found)
+    if found[0]:
+        console.print(f"continuing from {found[0]}")
+    return found[0]
 
 
 def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
@@ -96,8 +110,12 @@ def _check_devices(recipe: Recipe) -> None:
             f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
             "CUDA_VISIBLE_DEVICES=0"
         )
-    if recipe.batch_size % count:
-        raise RecipeError(f"batch_size is {recipe.batch_size} and is split among {count} processes; write a multiple")
+    parts = getattr(recipe, "accumulation_steps", 1)
+    if recipe.batch_size % (count * parts):
+        raise RecipeError(
+            f"batch_size is {recipe.batch_size} and is split among {count} processes"
+            f"{f', in {parts} parts each' if parts > 1 else ''}; write a multiple of {count * parts}"
+        )
     if recipe.precision == "tf32" and not is_torch_tf32_available():
         raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
     if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
