@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from service.inference.embedder import Embedder
 from service.monitoring.health import HUNG, LOST
 from service.settings import Settings
 
+POST, GET = (partial(send, timeout=PATIENCE) for send in (httpx.post, httpx.get))
 TEXTS = ["a man", "two dogs run", "the guitar", "a man plays the guitar"]
 EXPECTED = unit(np.stack([vector(sequence(text)) for text in TEXTS]))
 KEYS = {name: f"the-key-of-client-{name}" for name in ("one", "two", "three", "four")}
@@ -134,13 +136,13 @@ def test_slow_writers_are_refused_in_time_and_hold_up_nobody(serve: Serve, bundl
         for _ in range(80):
             streams.append(stack.enter_context(connect(server.url)))
             streams[-1].sendall(request({"inputs": TEXTS})[:-1])
-        assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+        assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
         answers = [answer(stream) for stream in streams]
     assert Counter((status, json.loads(body)["error_type"]) for status, body in answers) == {(408, "Slow"): 80}
     wait_until(lambda: files(server) <= opened)
     wait_until(lambda: quiet(server.url))
     assert metrics(server.url)["cloze_failures_total{reason=Slow}"] == 80
-    assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+    assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
 
 
 def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: MakeBundle) -> None:
@@ -150,13 +152,13 @@ def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: M
     with ask_for_megabytes(server.url) as stream:
         start = stream.recv(2000)
         assert start.startswith(b"HTTP/1.1 200")
-        assert httpx.post(f"{server.url}/embed", json={"inputs": "a"}).status_code == 429
+        assert POST(f"{server.url}/embed", json={"inputs": "a"}).status_code == 429
         (length,) = re.findall(rb"content-length: (\d+)", start)
         left = int(length) - len(start.partition(b"\r\n\r\n")[2])
         while left:
             left -= len(stream.recv(left))
         wait_until(lambda: quiet(server.url))
-        assert httpx.post(f"{server.url}/embed", json={"inputs": "a"}).status_code == 200
+        assert POST(f"{server.url}/embed", json={"inputs": "a"}).status_code == 200
 
 
 def read_all(stream: socket.socket) -> int:
@@ -244,7 +246,7 @@ def test_requests_that_are_not_http_in_bulk(server: Process) -> None:
                 stream.sendall(data)
                 assert stream.recv(100).startswith(b"HTTP/1.1 400 "), data[:80]
     wait_until(lambda: files(server) <= opened)
-    assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+    assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
 
 
 # A full house
@@ -258,9 +260,7 @@ class House:
 
     def post(self, texts: list[str], client: str) -> Background:
         body = {"inputs": texts}
-        return Background(
-            lambda: httpx.post(f"{self.url}/embed", json=body, headers=authorization(client), timeout=PATIENCE)
-        )
+        return Background(lambda: POST(f"{self.url}/embed", json=body, headers=authorization(client), timeout=PATIENCE))
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_a_full_queue_refuses_whole_requests_and_answers_all_that_it_took(house:
     posts = [made.post(each, names[number % 4]) for number, each in enumerate(texts)]
     wait_until(lambda: sum(not post.is_alive() for post in posts) + at_work(made.url) == 40)
     assert metrics(made.url)["cloze_tokens_in_flight"] <= 500
-    assert httpx.get(f"{made.url}/health/ready").status_code == 200
+    assert GET(f"{made.url}/health/ready").status_code == 200
     made.gate.let()
     answers = [post.result for post in posts]
     counts = Counter(response.status_code for response in answers)
@@ -316,7 +316,7 @@ def test_too_many_requests_at_once(house: Callable[..., House]) -> None:
     posts = [made.post(TEXTS, "one") for _ in range(12)]
     wait_until(lambda: sum(not post.is_alive() for post in posts) == 8)
     for path in ("/health", "/health/live", "/health/ready", "/metrics"):
-        assert httpx.get(f"{made.url}{path}").status_code == 200
+        assert GET(f"{made.url}{path}").status_code == 200
     made.gate.let()
     counts = Counter(post.result.status_code for post in posts)
     assert counts == {200: 4, 429: 8}
@@ -347,7 +347,7 @@ def test_a_busy_service_is_ready(serve: Serve, slow_bundle: Path) -> None:
     texts = [distinct(1600)[200 * number :][:200] for number in range(8)]
     posts = [Background(lambda each=each: embed(server.url, each)) for each in texts]
     wait_until(lambda: metrics(server.url)["cloze_queue_texts{model=tiny}"] > 500)
-    found = Counter(httpx.get(f"{server.url}/health/ready").status_code for _ in range(50))
+    found = Counter(GET(f"{server.url}/health/ready").status_code for _ in range(50))
     assert found == {200: 50}
     for post, each in zip(posts, texts, strict=True):
         np.testing.assert_allclose(post.result[::50], embed(server.url, each[::50]), atol=1e-5)
@@ -363,12 +363,12 @@ def throws(*arguments: Any) -> Any:
 
 def gives(value: float, *shape: int) -> Callable[..., Any]:
     """One value everywhere, in an array of that shape."""
-    return lambda outputs, inputs, options: [np.full(shape, value, dtype=np.float32)]
+    return lambda outputs, inputs: [np.full(shape, value, dtype=np.float32)]
 
 
 def fills(value: float) -> Callable[..., Any]:
     """One value everywhere, in an array of the right shape."""
-    return lambda outputs, inputs, options: [np.full((len(inputs["input_ids"]), 16), value, dtype=np.float32)]
+    return lambda outputs, inputs: [np.full((len(inputs["input_ids"]), 16), value, dtype=np.float32)]
 
 
 BROKEN = {
@@ -378,7 +378,7 @@ BROKEN = {
     "other rows": gives(1.0, 1000, 16),
     "too narrow": gives(1.0, 1, 8),
     "no matrix": gives(1.0),
-    "nothing": lambda outputs, inputs, options: [],
+    "nothing": lambda outputs, inputs: [],
 }
 
 
@@ -396,19 +396,19 @@ def test_a_graph_that_breaks_is_told_and_tried_again(bundle: Path, fault: str) -
     good = session._session
     with served(app) as url:
         session._session = Broken(BROKEN[fault])
-        posts = [Background(lambda: httpx.post(f"{url}/embed", json={"inputs": TEXTS})) for _ in range(10)]
-        openai = httpx.post(f"{url}/v1/embeddings", json={"input": TEXTS})
+        posts = [Background(lambda: POST(f"{url}/embed", json={"inputs": TEXTS})) for _ in range(10)]
+        openai = POST(f"{url}/v1/embeddings", json={"input": TEXTS})
         for post in posts:
             assert (post.result.status_code, post.result.json()["error_type"]) == (424, "Backend")
         assert (openai.status_code, openai.json()["error"]["type"]) == (500, "server_error")
-        ready = httpx.get(f"{url}/health/ready")
+        ready = GET(f"{url}/health/ready")
         assert (ready.status_code, ready.json()["error_type"]) == (503, "Unhealthy")
         assert "model tiny: the last batch failed, and so does a test" in ready.json()["error"]
         assert metrics(url)["cloze_ready"] == 0
-        assert httpx.get(f"{url}/health/live").status_code == 200
+        assert GET(f"{url}/health/live").status_code == 200
         session._session = good
-        assert httpx.get(f"{url}/health/ready").status_code == 200
-        assert_right(httpx.post(f"{url}/embed", json={"inputs": TEXTS}).content)
+        assert GET(f"{url}/health/ready").status_code == 200
+        assert_right(POST(f"{url}/embed", json={"inputs": TEXTS}).content)
         assert statuses(url) == {200: 1, 424: 10}
         assert metrics(url)["cloze_ready"] == 1
 
@@ -417,12 +417,12 @@ def test_a_text_that_breaks_the_graph_fails_alone(server: Process) -> None:
     """Whatever shares its batch is answered, and the service stays ready."""
     before = Change(server.url)
     posts = [
-        Background(lambda text=text: httpx.post(f"{server.url}/embed", json={"inputs": [*TEXTS, text]}))
+        Background(lambda text=text: POST(f"{server.url}/embed", json={"inputs": [*TEXTS, text]}))
         for text in ["poison", "a man", "a man", "a man"] * 5
     ]
     assert Counter(post.result.status_code for post in posts) == {200: 15, 424: 5}
     assert before.by_status() == {200: 15, 424: 5}
-    assert httpx.get(f"{server.url}/health/ready").status_code == 200
+    assert GET(f"{server.url}/health/ready").status_code == 200
 
 
 def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBundle) -> None:
@@ -432,9 +432,9 @@ def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBund
     np.testing.assert_allclose(embed(server.url, ["a man"]), EXPECTED[:1], atol=1e-5)
     with connect(server.url) as stream:
         stream.sendall(request({"inputs": "two dogs run"}))
-        wait_until(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
-        assert "a batch has run for" in httpx.get(f"{server.url}/health/ready").json()["error"]
-        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        wait_until(lambda: GET(f"{server.url}/health/ready").status_code == 503)
+        assert "a batch has run for" in GET(f"{server.url}/health/ready").json()["error"]
+        assert GET(f"{server.url}/health/live").status_code == 200
         assert server.wait() == HUNG
         assert read_all(stream) == 0
     assert "the process ends with status 70" in server.log
@@ -443,10 +443,10 @@ def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBund
 def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
     server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1", "--stall-seconds", "2")
     try:
-        assert_right(httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+        assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
         server.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).status_code == 424)
-        assert httpx.get(f"{server.url}/health/ready").status_code == 503
+        wait_until(lambda: POST(f"{server.url}/embed", json={"inputs": TEXTS}).status_code == 424)
+        assert GET(f"{server.url}/health/ready").status_code == 503
         assert server.wait() == LOST
         assert "model tiny has failed for" in server.log
         assert "the process ends with status 71" in server.log
@@ -494,7 +494,7 @@ def test_killed_under_load_and_started_again(bundle: Path) -> None:
     again = Process(*arguments)
     try:
         assert again.url == server.url
-        assert_right(httpx.post(f"{again.url}/embed", json={"inputs": TEXTS}).content)
+        assert_right(POST(f"{again.url}/embed", json={"inputs": TEXTS}).content)
         assert statuses(again.url) == {200: 1}
     finally:
         again.close()
