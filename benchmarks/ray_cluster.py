@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from unittest import mock
 
 import httpx
 import numpy as np
+import psutil
 import ray
 from numpy.typing import NDArray
 from ray import serve
@@ -26,7 +26,7 @@ from service.ray import Replicas, app
 
 ROOT: Final = Path(__file__).parents[1]
 RETRIED: Final = (429, 503, 504)  # the statuses after which docs/clients.md says to send the request again
-HANGING: Final = 60.0  # seconds after which a request counts as lost
+HANGING: Final = 120.0  # seconds after which a request counts as lost
 
 
 class Nodes:
@@ -41,6 +41,7 @@ class Nodes:
         self._environ.start()
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": self._folder.name}
+        self._frozen: list[psutil.Process] = []
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(count - 1):
             self.add()
@@ -52,9 +53,19 @@ class Nodes:
         self._newest = self._cluster.add_node(num_cpus=1)
 
     def kill(self) -> None:
-        """Send SIGKILL to the raylet of the newest node. Its replicas and its agents end with it."""
-        for process in self._newest.all_processes["raylet"]:
-            os.kill(process.process.pid, signal.SIGKILL)
+        """Send SIGKILL to every process of the newest node at once: its raylet, its replica and its agents."""
+        for process in self._processes():
+            process.kill()
+
+    def freeze(self) -> None:
+        """Stop every process of the newest node, so that its connections stay open, as after the loss of a network."""
+        self._frozen = self._processes()
+        for process in self._frozen:
+            process.suspend()
+
+    def _processes(self) -> list[psutil.Process]:
+        raylet = psutil.Process(self._newest.all_processes["raylet"][0].process.pid)
+        return [raylet, *raylet.children(recursive=True)]
 
     def deploy(self, bundle: Path, replicas: int, **settings: object) -> None:
         """Deploy, or deploy again, and wait until every replica is ready."""
@@ -69,6 +80,8 @@ class Nodes:
         return int(states.get("RUNNING", 0))
 
     def close(self) -> None:
+        for process in self._frozen:
+            process.kill()
         serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()

@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -35,7 +35,7 @@ PACKAGES: Final = ("ray", "onnxruntime", "fastapi", "uvicorn", "numpy")
 
 
 class Proxy:
-    """Ray's proxy as a server of `benchmarks.serving`."""
+    """Ray's proxy, as a server of `benchmarks.serving`."""
 
     path = "/v1/embeddings"
     request = Server.request
@@ -44,27 +44,34 @@ class Proxy:
         self.port, self.model = port, model
 
 
-def curve(server: Any, short: Workload) -> dict[int, tuple[float, float, float]]:
-    """Requests per second, and the milliseconds of the 50th and the 99th percentile, by number of connections."""
+def curve(server: Any, processes: Sequence[psutil.Process], short: Workload) -> dict[int, list[float]]:
+    """By number of connections: requests per second, ms of the 50th and 99th percentile, CPU ms of each process.
+
+    Medians of ROUNDS. The CPU time is that of one request.
+    """
     found = {}
     for connections in CONNECTIONS:
         requests = [server.request(texts) for texts in short.requests(connections)]
         rounds = []
         for _ in range(ROUNDS):
-            began = time.perf_counter()
+            cpu, began = [cpu_seconds(each) for each in processes], time.perf_counter()
             _, seconds = asyncio.run(ask(server, requests, connections))
             rate = len(requests) / (time.perf_counter() - began)
-            rounds.append((rate, *(1000 * np.percentile(seconds, [50, 99]))))
-        rates, p50, p99 = zip(*rounds, strict=True)
-        found[connections] = (median(rates), median(p50), median(p99))
+            spent = [cpu_seconds(each) - before for each, before in zip(processes, cpu, strict=True)]
+            percentiles = 1000 * np.percentile(seconds, [50, 99])
+            rounds.append([rate, *percentiles, *(1000 * each / len(requests) for each in spent)])
+        found[connections] = [median(column) for column in zip(*rounds, strict=True)]
     return found
 
 
-def pin(processes: Iterable[psutil.Process], core: int) -> None:
-    """Let all threads of the processes run on one core."""
-    for process in processes:
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, {core})
+def cpu_seconds(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
+
+
+def pin(process: psutil.Process, core: int) -> None:
+    """Let all threads of a process run on one core."""
+    for thread in process.threads():
+        os.sched_setaffinity(thread.id, {core})
 
 
 def throughput(bundle: Path, data: Path) -> None:
@@ -74,22 +81,26 @@ def throughput(bundle: Path, data: Path) -> None:
     os.sched_setaffinity(0, cores[:1])  # also of the processes that are started from here
     with closing(Nodes(1)) as nodes:
         nodes.deploy(bundle, 1, precision="int8")
-        started = psutil.Process().children(recursive=True)
-        pin((each for each in started if "ServeReplica" in " ".join(each.cmdline())), cores[-1])
-        replica = curve(Proxy(nodes.port, bundle.name), short)
+        named = {" ".join(each.cmdline()): each for each in psutil.Process().children(recursive=True)}
+        replica, proxy = (
+            next(named[name] for name in named if kind in name) for kind in ("ServeReplica", "ProxyActor")
+        )
+        pin(replica, cores[-1])
+        columns = [curve(Proxy(nodes.port, bundle.name), [replica, proxy], short)]
     command = [sys.executable, "-m", "service", "--bundle", str(bundle), "--precision", "int8", "--threads", "1"]
     server = Server(command, "/v1/embeddings", bundle.name)
-    pin([psutil.Process(server.process.pid)], cores[-1])
-    plain = curve(server, short)
+    process = psutil.Process(server.process.pid)
+    pin(process, cores[-1])
+    columns.append(curve(server, [process], short))
     server.end()
     os.sched_setaffinity(0, cores)
-    print("| connections | replica: requests/s | p50 ms | p99 ms | service: requests/s | p50 ms | p99 ms |")
-    print("|---|---|---|---|---|---|---|")
+    print("| connections | requests/s | p50 ms | p99 ms | CPU ms replica | CPU ms proxy "
+          "| service: requests/s | p50 ms | p99 ms | CPU ms |")  # fmt: skip
     for connections in CONNECTIONS:
-        print("|", connections, *(f"| {value:.0f}" for value in replica[connections] + plain[connections]), "|")
+        print("|", connections, *(f"| {value:.2f}" for column in columns for value in column[connections]), "|")
 
 
-def lost_node(bundle: Path, data: Path) -> None:
+def lost_node(bundle: Path, data: Path, lose: Callable[[Nodes], None]) -> None:
     """Print what became of the requests of 16 clients while one of two nodes was lost and another was added."""
     texts = workloads(data, 1)["short, 1 per request"].texts
     with closing(Nodes(2)) as nodes:
@@ -98,8 +109,11 @@ def lost_node(bundle: Path, data: Path) -> None:
         expected = dict(zip(texts, np.array(rows, dtype=np.float32), strict=True))
         with load(nodes.url, expected, clients=16) as answers:
             time.sleep(STEADY)
-            killed = time.perf_counter()
-            nodes.kill()
+            lost = time.perf_counter()
+            lose(nodes)
+            while nodes.replicas > 1:
+                time.sleep(0.1)
+            noticed = time.perf_counter()
             time.sleep(STEADY)
             added = time.perf_counter()
             nodes.add()
@@ -108,12 +122,13 @@ def lost_node(bundle: Path, data: Path) -> None:
             restored = time.perf_counter()
             time.sleep(STEADY)
     ended = np.array(sorted(answers.ended))
-    after = ended[ended > killed - 1]
-    print(f"requests {len(ended)}, lost {len(answers.lost)}, sent again {dict(answers.retries)}")
-    print(f"slowest {max(answers.seconds):.1f} s, longest time without an answer {np.diff(after).max():.1f} s")
-    for name, start in (("before", killed - STEADY), ("without", added - STEADY / 2), ("after", restored + STEADY / 2)):
-        print(f"{name}: {np.sum((ended > start) & (ended < start + STEADY / 2)) / (STEADY / 2):.0f} requests/s")
-    print(f"the new node's replica answered after {restored - added:.0f} s")
+    gap = np.diff(ended[ended > lost - 1]).max()
+    print(f"{lose.__name__}: requests {len(ended)}, lost {len(answers.lost)}, sent again {dict(answers.retries)}")
+    print(f"slowest {max(answers.seconds):.1f} s, longest time without any answer {gap:.1f} s")
+    for name, start in (("before", lost - STEADY), ("without", noticed), ("after", restored)):
+        print(f"{name}: {np.sum((ended > start) & (ended < start + STEADY)) / STEADY:.0f} requests/s")
+    print(f"one replica after {noticed - lost:.1f} s, and two {restored - added:.1f} s after the new node")
+    print(*answers.lost[:5], sep="\n")
 
 
 def main() -> None:
@@ -123,7 +138,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(processor(), versions(PACKAGES))
     throughput(arguments.bundle, arguments.data)
-    lost_node(arguments.bundle, arguments.data)
+    for lose in (Nodes.kill, Nodes.freeze):
+        lost_node(arguments.bundle, arguments.data, lose)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,15 @@ STOPPING: Final = 5  # seconds for the lifespan to end, after the drain
 PERIOD: Final = 5.0  # seconds between two publications of the metrics
 LOST: Final = "the replica stopped before it could answer; send the request again"
 
-# The processes of a local cluster inherit these. The nodes of another cluster need them in their environment.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports to its maker
-os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "service.ray:proxy_middleware")
+ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # otherwise Ray reports to its maker
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray:proxy_middleware",
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # otherwise a proxy fills the replicas on its node first
+}
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(
+        _name, _value
+    )  # for the cluster that `serve run` starts; other clusters need it on every node
 
 
 class Replicas(BaseModel):
