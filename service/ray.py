@@ -27,7 +27,7 @@ from service.monitoring.health import Health
 from service.monitoring.logs import configure
 from service.settings import Settings
 
-TARGET: Final = 8  # requests in flight per replica
+TARGET: Final = 8  # requests in flight per replica: more gain little throughput (docs/ray-serve.md has the figures)
 RETRY_AFTER: Final = 5  # seconds
 STOPPING: Final = 5  # seconds for the lifespan to end, after the drain
 PERIOD: Final = 5.0  # seconds between two publications of the metrics
@@ -38,10 +38,7 @@ ENVIRONMENT: Final = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray:proxy_middleware",
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # otherwise a proxy fills the replicas on its node first
 }
-for _name, _value in ENVIRONMENT.items():
-    os.environ.setdefault(
-        _name, _value
-    )  # for the cluster that `serve run` starts; other clusters need it on every node
+os.environ.update(ENVIRONMENT | dict(os.environ))  # for the cluster that `serve run` starts; others set it on each node
 
 
 class Replicas(BaseModel):
@@ -108,8 +105,8 @@ class Cloze:
 async def publish(text: Callable[[], bytes]) -> None:
     """Set a gauge of Ray for every sample of the metrics, again and again. Ray labels each with the replica's id.
 
-    Only a gauge can be set to a value that is known: counters and the buckets of histograms are published as gauges
-    too. Prometheus computes rates and quantiles from them in the same way.
+    Counters and the buckets of histograms are gauges too: Ray's counters and histograms cannot be set to a known value,
+    and Ray goes on exporting the counters of a lost replica. Prometheus computes rates and quantiles in the same way.
     """
     gauges: dict[str, Gauge] = {}
     while True:
