@@ -7,6 +7,7 @@ that Ray runs twice is written twice under the same name.
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -27,6 +28,7 @@ from service.bulk.source import Failure, Part, Source
 
 STORE: Final = 2**29  # bytes of Ray's object store on one machine, which holds the texts that wait for an actor
 READERS: Final = 4  # files that are read at once
+CONNECT_SECONDS: Final = 10
 AT_ONCE: Final = 2  # parts of one actor: one is tokenised while the other one runs
 
 Batch = dict[str, Any]
@@ -78,12 +80,24 @@ class _Embedder:
 def start(address: str | None) -> float:
     """Start Ray on this machine, or connect to a cluster. Return the seconds that took. Raises JobError."""
     started = perf_counter()
+    _check_reachable(address)
     local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
     return perf_counter() - started
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise JobError(f"Ray cannot be reached at {address}: {error}; is the cluster running?") from error
 
 
 def resources(cpus: int, gpus: float, most: int) -> Resources:
@@ -125,7 +139,7 @@ def run(
     context.target_max_block_size = 1  # so that Ray Data does not join parts
     context.enable_progress_bars = False
     context.raise_original_map_exception = True
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error that ends the job is raised as well
     files = ray.data.from_items(list(range(len(source.files))), override_num_blocks=len(source.files))
     parts = files.map_batches(read, batch_size=1, num_cpus=0, compute=TaskPoolStrategy(min(READERS, len(source.files))))
     finished = parts.map_batches(
@@ -145,8 +159,6 @@ def run(
     try:
         for batch in finished.iter_batches(batch_size=None, prefetch_batches=0):
             yield from (pickle.loads(each) for each in batch["progress"])  # noqa: S301
-    except ClozeError:
-        raise
     except Exception as error:
         raise _cause(error) from error
 
@@ -158,11 +170,11 @@ def _objects(values: list[bytes]) -> Any:
 
 
 def _cause(error: BaseException) -> Exception:
-    """Return the ClozeError that Ray has wrapped; any other error is what ended the job."""
+    """Return the ClozeError that Ray has wrapped in its own errors; any other error is what ended the job."""
     found: BaseException | None = error
     while found is not None:
-        inner = getattr(found, "cause", None)
-        if isinstance(inner, ClozeError):
-            return inner
-        found = inner if isinstance(inner, BaseException) else found.__cause__
+        inner = getattr(found, "cause", None)  # of Ray's errors
+        if inner is None and isinstance(found, ClozeError):
+            return JobError(str(found).partition("\n")[0])  # Ray adds advice for its own users
+        found = inner or found.__cause__
     return JobError(f"the job ended: {error}; start it again, it goes on with the next part")
