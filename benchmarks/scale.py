@@ -37,6 +37,7 @@ from service.inference.session import Session
 from service.inference.threads import share_threads
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
+SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU
 PACKAGES: Final = ("ray", "pyarrow", "onnxruntime", "tokenizers", "numpy")
 DONE: Final = re.compile(r"embedded (\d+) rows .* in ([\d.]+) s, .*; starting Ray and its workers took ([\d.]+) s")
 
@@ -72,7 +73,7 @@ def bulk(bundle: Path, precision: str, source: Path, out: Path, *options: str) -
         while process.poll() is None:
             peak = max(peak, _memory(process.pid))
             try:
-                process.wait(0.5)
+                process.wait(SAMPLE_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
         assert process.stdout is not None
