@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale demo  --bundle B --texts FILE --rows 20000    # make bulk-demo
     python -m benchmarks.scale nodes --bundle B --texts FILE --rows 20000    # clusters of 1, 2 and 4 nodes
+    python -m benchmarks.scale memory --bundle B --texts FILE --rows 20000   # and of ten times as many rows
 
 `demo` alternates the command `service.bulk` with a loop over the session, in the same precision, and compares the
 vectors with those of `POST /embed`. `nodes` starts Ray clusters on this machine. All processes of a node are bound to
@@ -39,7 +40,9 @@ from service.inference.threads import share_threads
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU
 PACKAGES: Final = ("ray", "pyarrow", "onnxruntime", "tokenizers", "numpy")
-DONE: Final = re.compile(r"embedded (\d+) rows .* in ([\d.]+) s, .*; starting Ray and its workers took ([\d.]+) s")
+DONE: Final = re.compile(
+    r"embedded (\d+) rows with (\d+) tokens .* in ([\d.]+) s, .*; starting Ray and its workers took ([\d.]+) s"
+)
 
 
 def raw(bundle: Path, precision: str, texts: list[str]) -> float:
@@ -80,8 +83,8 @@ def bulk(bundle: Path, precision: str, source: Path, out: Path, *options: str) -
         found = DONE.search(process.stdout.read())
     if found is None:
         raise SystemExit(f"the command failed with status {process.returncode}")
-    rows, seconds, engine = map(float, found.groups())
-    return {"rows": rows, "seconds": seconds, "engine": engine, "wall": perf_counter() - started, "peak_mb": peak}
+    figures = dict(zip(("rows", "tokens", "seconds", "engine"), map(float, found.groups()), strict=True))
+    return figures | {"wall": perf_counter() - started, "peak_mb": peak}
 
 
 def demo(bundle: Path, source: Path, texts: list[str], rounds: int) -> dict[str, Any]:
@@ -161,6 +164,14 @@ def cluster(count: int) -> Iterator[str]:
         os.sched_setaffinity(0, cpus)
 
 
+def first_lines(texts: Path, rows: int, out: Path) -> list[str]:
+    """Write the first lines of a file to another one, and return them."""
+    with texts.open(encoding="utf-8") as file:
+        lines = [line.rstrip("\n") for line in islice(file, rows)]
+    out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return lines
+
+
 def _memory(pid: int) -> float:
     """MB of memory of a process and of all below it; what they share is counted once (PSS)."""
     total = 0.0
@@ -174,22 +185,24 @@ def _memory(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("demo", "nodes"))
+    parser.add_argument("part", choices=("demo", "nodes", "memory"))
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--texts", type=Path, required=True, help="file with a text in each line")
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", default="int8", help="graph of `nodes`; `demo` takes the fastest")
     options = parser.parse_args()
-    with options.texts.open(encoding="utf-8") as file:
-        texts = [line.rstrip("\n") for line in islice(file, options.rows)]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "texts.txt")
-        source.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        texts = first_lines(options.texts, options.rows, source)
         if options.part == "demo":
             found = demo(options.bundle, source, texts, options.rounds)
-        else:
+        elif options.part == "nodes":
             found = nodes(options.bundle, options.precision, source, [1, 2, 4], options.rounds)
+        else:
+            found = {"runs": [bulk(options.bundle, options.precision, source, Path(folder, "one"))]}
+            first_lines(options.texts, 10 * options.rows, source)
+            found["runs"].append(bulk(options.bundle, options.precision, source, Path(folder, "ten")))
     machine = {"processor": processor(), "cpus": threads(), "versions": versions(PACKAGES), "rows": len(texts)}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(results | {options.part: machine | found}, indent=2) + "\n")

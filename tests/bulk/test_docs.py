@@ -1,4 +1,4 @@
-"""docs/bulk.md: the table of options, and every example that says it is tested."""
+"""docs/bulk.md and docs/scale.md: their tables, and every example that says it is tested."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from reference.tables import bulk_table, documented
+from reference.tables import TABLES, documented
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
@@ -17,8 +17,9 @@ TESTED = [code for mark, code in BLOCKS if mark == "tested"]
 TEXTS = ["A man plays a guitar.", "Someone makes music.", "Shares fell.", "Two dogs run."]
 
 
-def test_the_documented_options_are_the_code() -> None:
-    assert documented("options") == bulk_table(), "run `make reference`"
+@pytest.mark.parametrize("name", [name for name, (page, _) in TABLES.items() if page != "operators.md"])
+def test_the_documented_tables_are_the_code_and_the_measurements(name: str) -> None:
+    assert documented(name) == TABLES[name][1](), "run `make reference`"
 
 
 def test_every_example_says_whether_it_is_tested() -> None:

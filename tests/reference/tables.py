@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from benchmarks import scale_report
 from encoding.options import flag
 from service.bulk.__main__ import BulkCommand
 from service.monitoring.metrics import Metrics
@@ -61,6 +62,9 @@ TABLES = {
     "settings": ("operators.md", settings_table),
     "metrics": ("operators.md", metrics_table),
     "options": ("bulk.md", bulk_table),
+    "scale figures": ("scale.md", scale_report.figures),
+    "scale setting": ("scale.md", scale_report.setting),
+    "scale plans": ("scale.md", scale_report.plans),
 }
 
 
