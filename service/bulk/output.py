@@ -133,7 +133,7 @@ class Output:
 
     def _write(self, name: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink)
+        pq.write_table(table, sink, use_dictionary=False)  # the vectors' numbers do not repeat
         self._replace(f"{self.root}/{name}", sink.getvalue())
 
     def _replace(self, path: str, content: Any) -> None:
