@@ -41,6 +41,7 @@ def test_every_document_is_valid(build: Build, folder: Path, version: str) -> No
         validate(document, version)
 
 
+@pytest.mark.long
 @every_overlay
 def test_no_field_can_be_misspelt(build: Build, folder: Path) -> None:
     unnoticed = [
