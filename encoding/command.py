@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
     "average": ("training.average", "average the weights of several runs"),
 }
-EXTRAS: Final = {"service": "cpu", "training": "train"}  # that a side needs
+EXTRAS: Final = {"service": "cpu", "service.bulk": "cpu,bulk", "training": "train"}  # that a module needs
 
 
 def run(command: Callable[[], int | None]) -> int:
@@ -64,10 +64,11 @@ def _dispatch() -> int:
         runpy.run_module(module, run_name="__main__")
     except ModuleNotFoundError as error:
         package, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
-        if missing in ("encoding", *EXTRAS):
+        if missing in ("encoding", "service", "training"):
             raise  # a bug
+        extra = EXTRAS.get(module, EXTRAS[package])
         raise ClozeError(
-            f"cloze {name} needs {missing}, which is not installed: pip install 'cloze[{EXTRAS[package]}]'"
+            f"cloze {name} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
         ) from error
     return 0
 

@@ -82,6 +82,12 @@ def test_encoding_without_torch_and_without_the_service() -> None:
     assert without(FORBIDDEN["encoding"], script) == "imported\n"
 
 
+def test_bulk_says_what_is_not_installed() -> None:
+    script = "from service.bulk.__main__ import main; sys.stderr = sys.stdout; main(['a', 'b', '--bundle', 'c'])"
+    found = without({"pyarrow", "ray", "tqdm"}, script)
+    assert found == "error: service.bulk needs pyarrow, which is not installed: pip install 'cloze[cpu,bulk]'\n"
+
+
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny")
     assert without(FORBIDDEN["service"] | {"onnx"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"

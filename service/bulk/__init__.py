@@ -3,6 +3,18 @@
 `Embed` is public: it adds the vectors of a bundle to tables of texts in any other pipeline.
 """
 
-from service.bulk.embed import Embed, Embedded
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from service.bulk.embed import Embed, Embedded
 
 __all__ = ["Embed", "Embedded"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import pyarrow only when it is needed, so that the command can say that it is not installed."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from service.bulk import embed
+
+    return getattr(embed, name)

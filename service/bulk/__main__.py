@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -63,9 +62,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     options = BulkCommand.read(arguments, program("service.bulk"))
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise OptionError(f"service.bulk needs {missing[0]}, which is not installed: pip install 'cloze[bulk]'")
-    return _embed(options)
+    try:
+        return _embed(options)
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        raise OptionError(
+            f"service.bulk needs {error.name}, which is not installed: pip install 'cloze[cpu,bulk]'"
+        ) from error
 
 
 def _embed(options: BulkCommand) -> int:
