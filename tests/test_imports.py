@@ -85,7 +85,7 @@ def test_encoding_without_torch_and_without_the_service() -> None:
 def test_bulk_says_what_is_not_installed() -> None:
     script = "from service.bulk.__main__ import main; sys.stderr = sys.stdout; main(['a', 'b', '--bundle', 'c'])"
     found = without({"pyarrow", "ray", "tqdm"}, script)
-    assert found == "error: service.bulk needs pyarrow, which is not installed: pip install 'cloze[cpu,bulk]'\n"
+    assert found == "error: service.bulk needs ray, which is not installed: pip install 'cloze[cpu,bulk]'\n"
 
 
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
