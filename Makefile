@@ -40,8 +40,8 @@ test: .venv/dev
 	$(PYTEST)
 
 test-all: .venv/dev
-	$(PYTEST) -m "not container"
-	$(BIN)/python -m pytest -m container # one worker, because these tests share an engine
+	$(PYTEST) -m "not container and not ray"
+	$(BIN)/python -m pytest -m "container or ray" # one worker: these share an engine, or take all cores
 
 coverage: .venv/dev
 	$(PYTEST) --cov --cov-report=term:skip-covered

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.ray
 @pytest.mark.parametrize("code", TESTED, ids=lambda code: re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)[0])
 def test_an_example_prints_what_the_page_shows(code: str, folder: Path) -> None:
     shown = re.findall(r"print\(.*\)  # (.+)$", code, re.MULTILINE)

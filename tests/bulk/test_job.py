@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_bundle import graph, write_bundle
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 pytest.importorskip("ray")
 
 ROWS = 1500

@@ -24,7 +24,7 @@ from service.settings import Settings, variable
 if TYPE_CHECKING:  # importing Ray takes seconds, also for those who run other tests
     from benchmarks.ray_cluster import Nodes
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 TEXTS = distinct(200)
 LIMITS = {"payload_limit": 10_000, "threads": 1, "provider": "cpu"}
