@@ -82,17 +82,18 @@ def rows(vectors: Array, format: Format = "float") -> Iterator[bytes]:
 
 def pack(vectors: Array, format: Format) -> Array:
     """Return the vectors in the format's own numbers. Raises ValidationFailed where it cannot hold a value."""
-    if format == "float16":
-        _check_float16(vectors)
+    _check(vectors, format)
     return np.ascontiguousarray(_PACK[format](vectors))
 
 
 def _packed(vectors: Array, format: Format) -> Iterator[Array]:
-    return (pack(vectors[row : row + ROWS], format) for row in range(0, len(vectors), ROWS))
+    """Return the rows in the format's own numbers, ROWS at a time."""
+    _check(vectors, format)  # before the first row is written
+    return (np.ascontiguousarray(_PACK[format](vectors[row : row + ROWS])) for row in range(0, len(vectors), ROWS))
 
 
-def _check_float16(vectors: Array) -> None:
-    largest = float(np.abs(vectors).max(initial=0))
+def _check(vectors: Array, format: Format) -> None:
+    largest = float(np.abs(vectors).max(initial=0)) if format == "float16" else 0.0
     if largest > FLOAT16_MAX:
         raise ValidationFailed(
             f"the largest value is {largest:g} and float16 ends at {FLOAT16_MAX}: ask for normalised vectors, or for "
