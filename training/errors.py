@@ -5,12 +5,13 @@ ClozeError
 ├── CorpusError     a file of sentences
 ├── EncoderError    a model folder or hub name
 ├── RunError        a run folder
+├── ServerError     a server that is evaluated
 └── ExportError     a graph that differs too much from the run's model
 """
 
 from encoding.errors import ClozeError
 
-__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError"]
+__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError", "ServerError"]
 
 
 class RecipeError(ClozeError):
@@ -27,6 +28,10 @@ class EncoderError(ClozeError):
 
 class RunError(ClozeError):
     """A run folder is missing, unfinished or in the way."""
+
+
+class ServerError(ClozeError):
+    """A server does not embed the texts that are sent to it."""
 
 
 class ExportError(ClozeError):

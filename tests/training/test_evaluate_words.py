@@ -8,9 +8,9 @@ from torch import nn
 
 from encoding.command import run as run_command
 from training.data.scored_pairs import Pairs, spearman
+from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.evaluate import __main__ as evaluate
-from training.evaluate.sts import DEV_TASKS, STS_TASKS
-from training.evaluate.suite import Suite
+from training.evaluate.suites.sts import StsTask
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead, save_masked_lm
 from training.model.masked_words import MaskedWords
@@ -25,8 +25,9 @@ PAIRS = Pairs(
 
 @pytest.fixture
 def model(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    suite = Suite(dict.fromkeys((*STS_TASKS, *DEV_TASKS), PAIRS), ())
-    monkeypatch.setattr(Suite, "load", lambda _data: suite)
+    tasks = [StsTask(name, {name: PAIRS}) for name in (*STS_TASKS, *DEV_TASKS)]
+    monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
+    monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', pooling="mask")
     head = MaskedHead(encoder.backbone.config)
     nn.init.normal_(head.bias)

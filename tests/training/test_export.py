@@ -15,10 +15,12 @@ from encoding.bundle import Bundle
 from encoding.command import run as run_command
 from training.data.scored_pairs import Pairs
 from training.data.search_collection import Collection
+from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
-from training.evaluate.sts import DEV_TASKS, STS_TASKS
-from training.evaluate.suite import Suite
+from training.evaluate.suites.retrieval import RetrievalTask
+from training.evaluate.suites.sts import StsTask
+from training.evaluate.task import Task
 from training.export import __main__ as export
 from training.export import shipped_graph
 from training.export.layers import Form
@@ -64,12 +66,15 @@ def traced_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
 
 
 @pytest.fixture
-def few_pairs(monkeypatch: pytest.MonkeyPatch) -> Suite:
+def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.0, 1.0, 5.0])
     weather = Collection("weather", ["rain over the city", "two dogs", "a letter"], ["rain", "dogs"], [{0: 1}, {1: 2}])
-    suite = Suite(dict.fromkeys((*STS_TASKS, *DEV_TASKS), pairs), (weather,))
-    monkeypatch.setattr(Suite, "load", lambda data: suite)
-    return suite
+    tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
+    tasks.append(RetrievalTask("weather", weather))
+    monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
+    monkeypatch.chdir(tmp_path)  # the cache is a folder below it
+    return tasks
 
 
 def nothing_left(out: Path) -> bool:
@@ -113,7 +118,7 @@ def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
     assert Bundle.load(out).precisions == ("int8",)
 
 
-def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: Suite) -> None:
+def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
     out = tmp_path / "out"
     export.export(run, out, ["int8"], data="anywhere")
     scores = Bundle.load(out).spec.provenance.scores
@@ -180,7 +185,13 @@ def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, mo
     ],
 )
 def test_int8_that_costs_too_much_is_refused(
-    run: Path, tmp_path: Path, few_pairs: Suite, monkeypatch: pytest.MonkeyPatch, name: str, after: float, refused: bool
+    run: Path,
+    tmp_path: Path,
+    few_pairs: list[Task],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    after: float,
+    refused: bool,
 ) -> None:
     def scores(precision: str, *_: object) -> dict[str, float]:
         figures = dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"), 80.0)
@@ -266,7 +277,7 @@ def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_scores_runs_bundles_and_encoders(
-    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Suite, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, figures = tmp_path / "out", tmp_path / "figures.json"
     export.export(run, bundle, ["fp32", "int8"])
@@ -289,7 +300,7 @@ def test_evaluate_scores_runs_bundles_and_encoders(
 
 
 def test_evaluate_refuses_what_makes_no_sense(
-    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: Suite, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
 ) -> None:
     export.export(run, tmp_path / "out", ["fp32"])
     for words in (

@@ -95,13 +95,19 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz)."""
+    """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz), or of a parquet file.
+
+    The rows of a parquet file are numbered from 1.
+    """
     suffix = _suffix(path)
+    if suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     if suffix == ".jsonl":
         yield from _json_lines(path, read_lines(path))
         return
     if suffix == ".txt":
-        raise CorpusError(f"{path} has no columns; give a .csv, .tsv or .jsonl file")
+        raise CorpusError(f"{path} has no columns; give a .csv, .tsv, .jsonl or .parquet file")
     # strict, so that a stray quote is an error and does not join lines until the next one
     reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], strict=True)
     try:
@@ -143,9 +149,10 @@ def _says_something(text: str) -> bool:
 
 def _suffix(path: Path) -> str:
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in {".txt", ".jsonl", *_SEPARATORS}:
+    if suffix not in {".txt", ".jsonl", ".parquet", *_SEPARATORS} or path.name.endswith(".parquet.gz"):
         raise CorpusError(
-            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with .gz"
+            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with .gz, "
+            "or .parquet"
         )
     return suffix
 
@@ -154,6 +161,16 @@ def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    from pyarrow import ArrowException, parquet  # here, because it is large and few files are parquet
+
+    try:
+        batches = parquet.ParquetFile(path).iter_batches()
+        yield from enumerate((record for batch in batches for record in batch.to_pylist()), 1)
+    except (ArrowException, OSError) as error:
+        raise CorpusError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:

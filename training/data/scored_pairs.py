@@ -3,25 +3,25 @@
 Two formats are read:
 
 - the STS benchmark's own `sts-*.csv`: no header, tab-separated, no quoting, score in column 4, sentences in 5 and 6
-- csv, tsv or jsonl with the columns `sentence1`, `sentence2`, `score`
+- csv, tsv, jsonl or parquet with the columns `sentence1`, `sentence2`, `score`
 
-both also with `.gz` after the name. Runs of white space become single blanks, as in SentEval.
+all but parquet also with `.gz` after the name. Runs of white space become single blanks, as in SentEval.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from training.data.corpus import read_lines, read_records
+from training.data.similarity import cosines, rank_correlation
 from training.errors import CorpusError
 from training.model.pooling import Embed
 
-__all__ = ["Pairs", "cosines", "load_pairs", "rank_correlation", "spearman"]
+__all__ = ["Pairs", "cosines_of", "is_benchmark", "load_pairs", "spearman"]
 
 Row: TypeAlias = tuple[str, str, object]
 COLUMNS = ("sentence1", "sentence2", "score")
@@ -66,43 +66,32 @@ def load_pairs(path: str | Path) -> Pairs:
 
 def spearman(embed: Embed, pairs: Pairs) -> float:
     """Spearman's correlation x100 of cosine and gold; each distinct sentence is embedded once."""
+    return rank_correlation(cosines_of(embed, pairs), pairs.gold)
+
+
+def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
+    """The cosine of each pair (n); each distinct sentence is embedded once."""
     sentences = sorted({*pairs.left, *pairs.right})
-    vectors = dict(zip(sentences, embed(sentences), strict=True))
-    left, right = (np.stack([vectors[text] for text in side]) for side in (pairs.left, pairs.right))
-    return rank_correlation(cosines(left, right), pairs.gold)
-
-
-def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Two arrays (n, d) -> (n), in float64; 0 if a vector is zero or not finite."""
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        cosine: NDArray[np.float64] = (left * right).sum(1) / (
-            np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        )
-    cosine[~np.isfinite(cosine)] = 0.0
-    return cosine
-
-
-def rank_correlation(predicted: Sequence[float] | NDArray[np.floating], gold: Sequence[float]) -> float:
-    """Spearman's rho x100: Pearson's correlation of ranks, ties at their average rank; 0 if one side is constant."""
-    ranks = np.stack([rankdata(predicted), rankdata(gold)])
-    centred = ranks - ranks.mean(1, keepdims=True)
-    norms = np.linalg.norm(centred, axis=1)
-    return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
+    vectors = embed(sentences)
+    rows = {text: row for row, text in enumerate(sentences)}
+    left, right = ([rows[text] for text in side] for side in (pairs.left, pairs.right))
+    return cosines(vectors[left], vectors[right])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Line numbers, counted from 1, and rows."""
-    first = next(read_lines(path), "")
-    if _is_benchmark(first):
+    if is_benchmark(path):
         yield from _benchmark_rows(path)
     else:
         for number, record in read_records(path):
             yield number, _columns(record, f"{path}, line {number}")
 
 
-def _is_benchmark(line: str) -> bool:
-    cells = line.split("\t")
+def is_benchmark(path: Path) -> bool:
+    """Whether a file has the STS benchmark's own format. Raises CorpusError if it cannot be read."""
+    if path.suffix == ".parquet":
+        return False
+    cells = next(read_lines(path), "").split("\t")
     return len(cells) >= 7 and cells[4].strip().replace(".", "", 1).isdigit()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.corpus import read_records
+from training.data.similarity import units
 from training.errors import CorpusError
 from training.model.pooling import Embed
 
@@ -59,7 +60,7 @@ def load_collection(folder: str | Path) -> Collection:
 
 def search_score(embed: Embed, collection: Collection) -> float:
     """nDCG@10 x100 of exact search by cosine, averaged over queries, with two decimals."""
-    documents, queries = _units(embed(collection.documents)), _units(embed(collection.queries))
+    documents, queries = units(embed(collection.documents)), units(embed(collection.queries))
     scores = [
         ndcg(np.argsort(-(documents @ query), kind="stable")[:DEPTH], relevance)
         for query, relevance in zip(queries, collection.relevance, strict=True)
@@ -79,12 +80,6 @@ def ndcg(ranking: Sequence[int] | NDArray[np.integer], relevance: dict[int, int]
 
 def _gain(grades: Sequence[int]) -> float:
     return sum(max(grade, 0) / float(np.log2(rank + 1)) for rank, grade in enumerate(grades, 1))
-
-
-def _units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
-    wide = vectors.astype(np.float64)
-    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
-    return wide / np.where(lengths > 0, lengths, 1)
 
 
 def _texts(path: Path) -> dict[str, str]:

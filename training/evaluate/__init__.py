@@ -1,5 +1,5 @@
-"""Evaluation: the STS tasks and searches that score an encoder; `python -m training.evaluate` runs them."""
+"""Evaluation: suites that score an encoder; `python -m training.evaluate` runs them."""
 
-from training.evaluate.sts import COUNTS, STS_TASKS, average, evaluate_sts, load_tasks, sts_dev
+from training.data.sts_sets import COUNTS, STS_TASKS, average, evaluate_sts, load_tasks, sts_dev
 
 __all__ = ["COUNTS", "STS_TASKS", "average", "evaluate_sts", "load_tasks", "sts_dev"]

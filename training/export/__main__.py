@@ -24,7 +24,10 @@ from encoding.command import run as run_command
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
 from training.errors import ExportError, RunError
-from training.evaluate.suite import Suite, search_columns
+from training.evaluate.figures import figures, search_columns
+from training.evaluate.subject import Subject
+from training.evaluate.suites import load_suites
+from training.evaluate.task import Task, score_tasks
 from training.export.graph import trace
 from training.export.model_card import model_card, parent_licence
 from training.export.parity import difference, probes
@@ -122,12 +125,12 @@ def export(
         raise RunError(f"{run} is not a run; export takes a folder that training.fit wrote")
     provenance, parent = provenance_of(run)
     notes_text = _read(notes) if notes else ""
-    suite = Suite.load(data) if data else None
+    tasks = load_suites(data) if data else []
     with staging(out) as folder:
         encoder = SentenceEncoder.load(
             str(run / "model"), max_tokens=max_tokens, denoising=denoise, final_period=final_period
         )
-        findings = _graphs(encoder, folder, precisions, suite)
+        findings = _graphs(encoder, folder, precisions, tasks)
         provenance = provenance.model_copy(update=vars(findings))
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(run / "model" / name, folder / name)
@@ -150,7 +153,9 @@ def _parts(encoder: SentenceEncoder) -> list[str]:
     return parts
 
 
-def _graphs(encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], suite: Suite | None) -> _Findings:
+def _graphs(
+    encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], tasks: Sequence[Task]
+) -> _Findings:
     """Make, compare and score every precision, and always fp32: the others are measured against it."""
     findings = _Findings()
     traced = cache(partial(trace, encoder))
@@ -163,8 +168,8 @@ def _graphs(encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precisi
         onnx.save(model, path)
         graph = GraphEncoder(path, encoder.pooling.text_encoder)
         findings.parity[precision] = _parity(precision, encoder, graph)
-        if suite is not None:
-            findings.scores[precision] = _scores(precision, graph, suite)
+        if tasks:
+            findings.scores[precision] = _scores(precision, graph, tasks)
     if "int8" in precisions:
         _refuse_loss(findings.scores)
     if "fp32" not in precisions:
@@ -184,14 +189,14 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder)
     return largest
 
 
-def _scores(precision: Precision, graph: GraphEncoder, suite: Suite) -> dict[str, float]:
+def _scores(precision: Precision, graph: GraphEncoder, tasks: Sequence[Task]) -> dict[str, float]:
     def follow(names: list[str]) -> Iterator[str]:
         with console.status("") as status:
             for name in names:
                 status.update(f"{precision}: {name}")
                 yield name
 
-    scores = suite.score(graph.embed, follow)
+    scores = figures(score_tasks(Subject.of(precision, graph.embed), tasks, follow))
     console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
     return scores
 

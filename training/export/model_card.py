@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
-from training.evaluate.sts import DEV_TASKS, STS_TASKS
-from training.evaluate.suite import search_columns
+from training.data.sts_sets import DEV_TASKS, STS_TASKS
+from training.evaluate.figures import search_columns
 
 __all__ = ["model_card", "parent_licence"]
 

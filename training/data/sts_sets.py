@@ -1,8 +1,6 @@
-"""Semantic textual similarity: the seven test sets of the papers' tables, and two sets to develop on.
+"""The STS sets in SentEval's layout: the seven test sets of the papers' tables, and two sets to develop on.
 
-In SentEval's layout, scored as in SimCSE and PromptBERT: each task's parts are joined for one Spearman correlation
-('all'), times 100, with two decimals; the average is the mean of the seven rounded figures. The similarity is the
-cosine of vectors in fp32; only the encoder's own limit cuts a text.
+The counts are those of the papers' tables: every file is checked. Folders in SemEval's format can be read too.
 """
 
 from collections.abc import Sequence
@@ -15,7 +13,18 @@ from training.data.scored_pairs import Pairs, load_pairs, spearman
 from training.errors import CorpusError
 from training.model.pooling import Embed
 
-__all__ = ["COUNTS", "DEV_TASKS", "STS_TASKS", "average", "evaluate_sts", "find_downstream", "load_tasks", "sts_dev"]
+__all__ = [
+    "COUNTS",
+    "DEV_TASKS",
+    "STS_TASKS",
+    "average",
+    "evaluate_sts",
+    "find_downstream",
+    "load_parts",
+    "load_semeval",
+    "load_tasks",
+    "sts_dev",
+]
 
 STS_TASKS: Final = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 DEV_TASKS: Final = ("STS-B dev", "SICK-R trial")
@@ -30,12 +39,25 @@ COUNTS: Final[dict[str, int]] = {
     "STS-B dev": 1500,
     "SICK-R trial": 500,
 }
-PARTS: Final[dict[str, tuple[str, ...]]] = {
-    "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
-    "STS13": ("FNWN", "headlines", "OnWN"),  # SMT has its own licence; no paper's table has it
-    "STS14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
-    "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
-    "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+PARTS: Final[dict[str, dict[str, int]]] = {
+    "STS12": {"MSRpar": 750, "MSRvid": 750, "SMTeuroparl": 459, "surprise.OnWN": 750, "surprise.SMTnews": 399},
+    "STS13": {"FNWN": 189, "headlines": 750, "OnWN": 561},  # SMT has its own licence; no paper's table has it
+    "STS14": {
+        "deft-forum": 450,
+        "deft-news": 300,
+        "headlines": 750,
+        "images": 750,
+        "OnWN": 750,
+        "tweet-news": 750,
+    },
+    "STS15": {"answers-forums": 375, "answers-students": 750, "belief": 375, "headlines": 750, "images": 750},
+    "STS16": {
+        "answer-answer": 254,
+        "headlines": 249,
+        "plagiarism": 230,
+        "postediting": 244,
+        "question-question": 209,
+    },
 }
 FILES: Final[dict[str, str]] = {
     "STS-B": "STS/STSBenchmark/sts-test.csv",
@@ -61,12 +83,32 @@ def find_downstream(data: str | Path) -> Path:
 
 
 def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, Pairs]:
-    """Read tasks from SentEval's folder (see `find_downstream`).
+    """Read tasks from SentEval's folder (see `find_downstream`), each as one set of pairs.
 
     Raises CorpusError, which names the file, if one is missing or differs from what was published.
     """
+    return {task: sum(parts.values(), Pairs([], [], [])) for task, parts in load_parts(data, tasks).items()}
+
+
+def load_parts(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, dict[str, Pairs]]:
+    """Like `load_tasks`, but with the parts of each task apart: task -> part -> pairs."""
     downstream = find_downstream(data)
     return {task: _load(downstream, task) for task in tasks}
+
+
+def load_semeval(folder: str | Path) -> dict[str, Pairs]:
+    """Part -> pairs of a folder in SemEval's format: `STS.input.PART.txt` with `STS.gs.PART.txt`, in any language.
+
+    Raises CorpusError.
+    """
+    names = sorted(path.name[len("STS.input.") : -len(".txt")] for path in Path(folder).glob("STS.input.*.txt"))
+    if not names:
+        raise CorpusError(f"{folder} has no STS.input.*.txt; give a folder in SemEval's format, with STS.gs.*.txt")
+    parts = {name: _part(Path(folder), name) for name in names}
+    for name, pairs in parts.items():
+        if len(set(pairs.gold)) < 2:
+            raise CorpusError(f"{folder}/STS.gs.{name}.txt has fewer than two different scores, which rank nothing")
+    return parts
 
 
 def evaluate_sts(embed: Embed, tasks: dict[str, Pairs]) -> dict[str, float]:
@@ -84,22 +126,26 @@ def average(scores: dict[str, float]) -> float:
     return round(sum(scores[task] for task in STS_TASKS) / len(STS_TASKS), 2)
 
 
-def _load(downstream: Path, task: str) -> Pairs:
+def _load(downstream: Path, task: str) -> dict[str, Pairs]:
     if task in PARTS:
-        pairs = Pairs([], [], [])
-        for part in PARTS[task]:
-            pairs += _part(downstream / "STS" / f"{task}-en-test", part)
-        where = downstream / "STS" / f"{task}-en-test"
-    else:
-        where = downstream / FILES[task]
-        _present(where)
-        pairs = _sick(where) if task.startswith("SICK") else load_pairs(where)
-    if len(pairs) != COUNTS[task]:
+        folder = downstream / "STS" / f"{task}-en-test"
+        parts = {part: _part(folder, part) for part in PARTS[task]}
+        for part, count in PARTS[task].items():
+            _hold_count(folder / f"STS.gs.{part}.txt", parts[part], f"{part} of {task}", count)
+        return parts
+    where = downstream / FILES[task]
+    _present(where)
+    pairs = _sick(where) if task.startswith("SICK") else load_pairs(where)
+    _hold_count(where, pairs, task, COUNTS[task])
+    return {task: pairs}
+
+
+def _hold_count(path: Path, pairs: Pairs, name: str, count: int) -> None:
+    if len(pairs) != count:
         raise CorpusError(
-            f"{where} holds {len(pairs)} scored pairs, {task} has {COUNTS[task]}; the figures would not compare: "
+            f"{path} holds {len(pairs)} scored pairs, {name} has {count}; the figures would not compare: "
             "get SentEval's data again"
         )
-    return pairs
 
 
 def _part(folder: Path, part: str) -> Pairs:

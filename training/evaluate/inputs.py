@@ -1,0 +1,159 @@
+"""The options that `evaluate` and `compare` share, and the subjects that they name."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic_settings import CliVariadicArg
+
+from encoding.bundle import GRAPHS, Bundle, Precision
+from encoding.options import Command, flag
+from encoding.template import PoolingMode
+from training.errors import RunError
+from training.evaluate.server_client import ServerEncoder
+from training.evaluate.subject import Subject
+from training.evaluate.task import ScoreCache
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.model.masked_words import MaskedWords
+from training.model.model_path import kind_of
+from training.model.pretrained import fastest_device
+
+__all__ = ["ScoringOptions", "subjects"]
+
+CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise", "query_template")
+Paths = CliVariadicArg[list[Path]]
+
+
+class ScoringOptions(Command):
+    """What `evaluate` and `compare` share."""
+
+    data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
+    sts: Paths = Field([], description="own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
+    retrieval: Paths = Field([], description="own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv")
+    pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
+    triplets: Paths = Field([], description="own files with anchor, positive and negative")
+    labels: Paths = Field([], description="own files with text and label")
+    cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
+    fresh: bool = Field(False, description="score again what the cache has")
+    key_file: Path | None = Field(None, description="file with the API key of a server")
+    precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
+    template: str | None = Field(
+        None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
+    )
+    query_template: str | None = Field(None, description="words around a search query (default: as around a text)")
+    pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="longest sequence (default: what the encoder has positions for)"
+    )
+    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
+    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
+    top_k: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="for a masked language model: use the word embeddings of the K likeliest tokens"
+    )
+
+    @property
+    def own(self) -> dict[str, list[Path]]:
+        """Suite -> the user's own files and folders."""
+        names = ("sts", "retrieval", "pairs", "triplets", "labels")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def score_cache(self) -> ScoreCache:
+        return ScoreCache(self.cache)
+
+
+def subjects(path: str, options: ScoringOptions) -> list[Subject]:
+    """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError."""
+    if path.startswith(("http://", "https://")):
+        return [_server(path, options)]
+    if kind_of(path) == "bundle":
+        return _graphs(path, options)
+    if options.precision:
+        raise RunError(f"{path} is not a bundle, so it has no precisions; leave out --precision")
+    if options.top_k and options.pooling not in (None, "mask"):
+        raise RunError(f"--top-k needs mask pooling; leave out --pooling {options.pooling}")
+    folder = str(Path(path, "model")) if kind_of(path) == "run" else path
+    changes = _changes(options)
+    changes["denoising"] = changes.pop("denoise", None)
+    query_template = changes.pop("query_template", None)
+    if options.top_k:
+        return [_words(folder, options.top_k, changes)]
+    encoder = SentenceEncoder.load(folder, **changes).to(fastest_device())
+    return [_torch(encoder, query_template)]
+
+
+def _server(url: str, options: ScoringOptions) -> Subject:
+    changes = [*_changes(options), *(name for name in ("precision", "top_k") if getattr(options, name))]
+    if changes:
+        raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
+    key = options.key_file.read_text(encoding="utf-8").strip() if options.key_file else None
+    server = ServerEncoder(url, key)
+    return Subject.of(str(server.info["model_id"]), server.embed, server.digest)
+
+
+def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
+    changes = [*_changes(options), *(["top_k"] if options.top_k else [])]
+    if changes:
+        raise RunError(f"{path} is a bundle and its configuration is fixed; leave out {_flags(changes)}")
+    bundle = Bundle.load(path)
+    found = []
+    for precision in [options.precision] if options.precision else bundle.precisions:
+        graph = bundle.graph(precision)
+        embed = GraphEncoder.of(bundle, precision).embed
+        spec = bundle.spec.model_dump(mode="json", exclude={"provenance", "files"})
+        files = {name: digest for name, digest in bundle.spec.files.items() if name.startswith("tokenizer")}
+        digest = _digest(spec, files, bundle.spec.files[GRAPHS[precision]])
+        found.append(Subject(precision, embed, embed, digest, graph.stat().st_size))
+    return found
+
+
+def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
+    words = MaskedWords.load(folder, **changes)
+    digest = _digest("top", k, _model_digest(words.encoder), _weights_digest(words.head))
+    return Subject.of(f"torch fp32, top {k} tokens", partial(words.embed, k=k), digest)
+
+
+def _torch(encoder: SentenceEncoder, query_template: str | None) -> Subject:
+    embed_queries, digest = encoder.embed, _model_digest(encoder)
+    if query_template is not None:
+        if encoder.continuous is not None:
+            raise RunError("--query-template: this model's template is trained; leave the option out")
+        config = encoder.config.model_copy(update={"template": query_template})
+        asking = SentenceEncoder(encoder.backbone, encoder.tokenizer, config)
+        asking.head = encoder.head
+        embed_queries, digest = asking.embed, _digest(digest, query_template)
+    size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
+    return Subject("torch fp32", encoder.embed, embed_queries, digest, size, encoder)
+
+
+def _changes(options: ScoringOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in CONFIG_OPTIONS if getattr(options, name) is not None}
+
+
+def _flags(names: list[str]) -> str:
+    return ", ".join(map(flag, names))
+
+
+def _model_digest(encoder: SentenceEncoder) -> str:
+    """Of the weights, the embedding configuration and the tokenizer, wherever they were loaded from."""
+    tokenizer = encoder.tokenizer.backend_tokenizer.to_str()
+    architecture = encoder.backbone.config.to_json_string()
+    return _digest(_weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture)
+
+
+def _weights_digest(module: torch.nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,112 @@
+"""Embed texts over HTTP with a running server: Cloze, or one with the same /info and /embed, such as TEI."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from training.errors import ServerError
+
+__all__ = ["ServerEncoder"]
+
+BUSY: Final = (429, 502, 503, 504)
+LONGEST_WAIT: Final = 60.0  # seconds between two attempts
+ATTEMPTS: Final = 8
+LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
+
+
+class ServerEncoder:
+    """A server's /embed. Requests that the server is too busy for are sent again after the time in Retry-After.
+
+    Raises ServerError if the server cannot be reached, refuses a request or stays busy. `wait` is replaced in tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        client: httpx.Client | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._client = client or httpx.Client(timeout=120)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._wait = wait
+        self.info = self._request("GET", "/info")
+        if not isinstance(self.info, dict) or "model_id" not in self.info:
+            raise ServerError(f"{self.url}/info does not describe a model; give the address of an embedding server")
+
+    @property
+    def digest(self) -> str:
+        """Of the model's name and digest; of the address too if the server gives no digest."""
+        known = {name: self.info.get(name) for name in ("model_id", "model_sha", "model_dtype", "template", "version")}
+        if not known["model_sha"]:
+            known["url"] = self.url
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32, in the texts' order. Texts of similar length share a request."""
+        size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        found: list[list[float]] = [[]] * len(texts)
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            inputs = [texts[row] for row in rows]
+            vectors = self._request("POST", "/embed", {"inputs": inputs, "truncate": True})
+            if not isinstance(vectors, list) or len(vectors) != len(rows):
+                raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
+            for row, vector in zip(rows, vectors, strict=True):
+                found[row] = vector
+        return np.array(found, dtype=np.float32)
+
+    def _request(self, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                response = self._client.request(method, self.url + route, json=body, headers=self._headers)
+            except httpx.TransportError as error:
+                problem, pause = f"cannot be reached ({error})", 2.0**attempt
+            except httpx.InvalidURL as error:
+                raise ServerError(f"{self.url} is not an address ({error}); write http://HOST:PORT") from error
+            else:
+                if response.is_success:
+                    return self._read(response, route)
+                if response.status_code not in BUSY:
+                    raise ServerError(f"{self.url}{route} answered {response.status_code}: {_reason(response)}")
+                problem, pause = f"answered {response.status_code}: {_reason(response)}", _pause(response, attempt)
+            if attempt + 1 < ATTEMPTS:
+                self._wait(min(pause, LONGEST_WAIT))
+        raise ServerError(
+            f"{self.url}{route} {problem}, {ATTEMPTS} times; finished sets are kept: run the same command again when "
+            "the server answers"
+        )
+
+    def _read(self, response: httpx.Response, route: str) -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
+
+
+def _pause(response: httpx.Response, attempt: int) -> float:
+    """Seconds: what Retry-After says, or twice as long after each attempt."""
+    try:
+        return max(0.0, float(response.headers["retry-after"]))
+    except (KeyError, ValueError):  # absent, or a date
+        return 2.0**attempt
+
+
+def _reason(response: httpx.Response) -> str:
+    """The server's own message, in one short line."""
+    try:
+        found = response.json()
+        message = found.get("error", found) if isinstance(found, dict) else found
+    except ValueError:
+        message = response.text
+    return " ".join(str(message).split())[:200] or "no message"

@@ -1,0 +1,63 @@
+"""What a model costs on this machine: sentences per second, its size, and the memory of the process that runs it.
+
+The sentences are the first of STS-B test; the speed is the median of several passes after a short one. The memory is
+the peak of this process so far, with all that was loaded before. A server has only a speed, as its client sees it.
+"""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import ClassVar, Final
+
+from training.data.sts_sets import load_tasks
+from training.evaluate.measures import Score
+from training.evaluate.subject import Subject
+from training.evaluate.task import Task
+
+__all__ = ["CostTask", "tasks"]
+
+SENTENCES: Final = 1000
+WARM_UP: Final = 64
+PASSES: Final = 3
+
+
+def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
+    """One task. Raises CorpusError."""
+    if own or data is None:
+        return []
+    sentences = load_tasks(data, ("STS-B",))["STS-B"].left[:SENTENCES]
+    return [CostTask("STS-B", sentences, f"{platform.node()}, {platform.machine()}, {os.cpu_count()} cores")]
+
+
+@dataclass(frozen=True)
+class CostTask(Task):
+    """`machine` is part of the digest, so that a cache that moves does not bring another machine's figures."""
+
+    suite: ClassVar[str] = "cost"
+    sentences: list[str]
+    machine: str
+
+    def run(self, subject: Subject) -> list[Score]:
+        subject.embed(self.sentences[:WARM_UP])
+        seconds = []
+        for _ in range(PASSES):
+            start = time.perf_counter()
+            subject.embed(self.sentences)
+            seconds.append(time.perf_counter() - start)
+        found = {"sentences/s": len(self.sentences) / median(seconds)}
+        if subject.size is not None:
+            found |= {"size MB": subject.size / 1e6, "peak memory MB": _peak_memory() / 1e6}
+        counts, details = {"sentences": len(self.sentences)}, {"machine": self.machine}
+        return [Score(self.suite, self.name, metric, value, counts, None, details) for metric, value in found.items()]
+
+
+def _peak_memory() -> int:
+    """Bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

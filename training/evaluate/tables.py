@@ -1,0 +1,59 @@
+"""The figures as tables in the terminal: one per suite, with one row per model."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from training.data.sts_sets import DEV_TASKS, STS_TASKS
+from training.evaluate.figures import SEARCH, figures, search_columns
+from training.evaluate.measures import Score
+
+__all__ = ["print_table", "show"]
+
+KNOWN: Final = {*STS_TASKS, *DEV_TASKS}
+DECIMALS: Final = {"space": 4, "cost": 1}  # of suites whose figures are not x100
+WIDTH: Final = 110  # of a pipe, which has no width of its own
+
+
+def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
+    """The papers' columns first, then every metric of the other sets."""
+    short = {name: figures(row) for name, row in scores.items()}
+    known: dict[str, Sequence[str]] = {
+        f"{path}: STS test sets, Spearman x100 ('all')": (*STS_TASKS, "Avg."),
+        "Development sets": DEV_TASKS,
+        "Search, nDCG@10 x100": search_columns(short.values()),
+    }
+    for title, columns in known.items():
+        if columns and all(column in row for row in short.values() for column in columns):
+            cells = {name: [f"{row[column]:.2f}" for column in columns] for name, row in short.items()}
+            print_table(title, [column.removesuffix(SEARCH) for column in columns], cells)
+    for suite in dict.fromkeys(score.suite for row in scores.values() for score in row):
+        _show_suite(suite, scores)
+
+
+def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
+    """A table per set: its metrics are the columns. Of the STS sets only own ones, since the papers' are above."""
+    tables: dict[str, dict[str, dict[str, str]]] = {}
+    for name, row in scores.items():
+        for score in row:
+            if score.suite == suite and not (suite == "sts" and score.task in KNOWN):
+                cell = f"{score.value:,.{DECIMALS.get(suite, 2)}f}"
+                tables.setdefault(score.task, {}).setdefault(name, {})[score.metric] = cell
+    for task, rows in tables.items():
+        columns = list(dict.fromkeys(metric for row in rows.values() for metric in row))
+        cells = {name: [row.get(column, "") for column in columns] for name, row in rows.items()}
+        print_table(f"{suite}: {task}", columns, cells)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    width = None if sys.stdout.isatty() else WIDTH
+    Console(width=width).print(table)
