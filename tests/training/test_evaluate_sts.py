@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from training.data.downstream import find_downstream
 from training.data.scored_pairs import Pairs, load_pairs, spearman
 from training.data.similarity import cosines, rank_correlation
-from training.data.sts_sets import COUNTS, DEV_TASKS, STS_TASKS, average, evaluate_sts, find_downstream, load_tasks
+from training.data.sts_sets import COUNTS, DEV_TASKS, STS_TASKS, average, evaluate_sts, load_tasks
 from training.errors import CorpusError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from training.data.corpus import read_lines
+from training.data.downstream import find_downstream, present
 from training.data.scored_pairs import Pairs, load_pairs, spearman
 from training.errors import CorpusError
 from training.model.pooling import Embed
@@ -19,7 +20,6 @@ __all__ = [
     "STS_TASKS",
     "average",
     "evaluate_sts",
-    "find_downstream",
     "load_parts",
     "load_semeval",
     "load_tasks",
@@ -65,21 +65,6 @@ FILES: Final[dict[str, str]] = {
     "SICK-R": "SICK/SICK_test_annotated.txt",
     "SICK-R trial": "SICK/SICK_trial.txt",
 }
-LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
-
-
-def find_downstream(data: str | Path) -> Path:
-    """The folder with `STS/` and `SICK/` in it: `data` itself, or below it as `downstream` or `senteval/downstream`.
-
-    Raises CorpusError if there is none.
-    """
-    for layout in LAYOUTS:
-        if (Path(data) / layout / "STS").is_dir():
-            return Path(data) / layout
-    raise CorpusError(
-        f"{data} has no STS folder, nor has senteval/downstream or downstream in it; give SentEval's data folder "
-        "(after its get_transfer_data.bash): the folder that holds STS and SICK, or one above it"
-    )
 
 
 def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, Pairs]:
@@ -134,7 +119,7 @@ def _load(downstream: Path, task: str) -> dict[str, Pairs]:
             _hold_count(folder / f"STS.gs.{part}.txt", parts[part], f"{part} of {task}", count)
         return parts
     where = downstream / FILES[task]
-    _present(where)
+    present(where)
     pairs = _sick(where) if task.startswith("SICK") else load_pairs(where)
     _hold_count(where, pairs, task, COUNTS[task])
     return {task: pairs}
@@ -151,7 +136,7 @@ def _hold_count(path: Path, pairs: Pairs, name: str, count: int) -> None:
 def _part(folder: Path, part: str) -> Pairs:
     """Two tab-separated sentences per line, and their scores in a second file; blank scores mark unused lines."""
     inputs, golds = folder / f"STS.input.{part}.txt", folder / f"STS.gs.{part}.txt"
-    texts, scores = list(read_lines(_present(inputs))), list(read_lines(_present(golds)))
+    texts, scores = list(read_lines(present(inputs))), list(read_lines(present(golds)))
     while scores and not scores[-1].strip() and len(scores) > len(texts):
         scores.pop()
     if len(scores) > len(texts):
@@ -183,9 +168,3 @@ def _append(pairs: Pairs, left: str, right: str | None, score: str, where: str) 
     pairs.left.append(" ".join(left.split()))
     pairs.right.append(" ".join(right.split()))
     pairs.gold.append(gold)
-
-
-def _present(path: Path) -> Path:
-    if not path.is_file():
-        raise CorpusError(f"{path} is missing; get SentEval's data again (its get_transfer_data.bash)")
-    return path

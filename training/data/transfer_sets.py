@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from training.data.sts_sets import find_downstream
+from training.data.downstream import find_downstream, present
 from training.errors import CorpusError
 
 __all__ = ["COUNTS", "Labelled", "TransferSet", "load_transfer"]
@@ -120,9 +120,7 @@ def _labelled(rows: list[Row]) -> Labelled:
 
 def _lines(folder: Path, file: str) -> Iterator[str]:
     """The lines of a file, without MRPC's header, whose number is checked first."""
-    path = folder / file
-    if not path.is_file():
-        raise CorpusError(f"{path} is missing; get SentEval's data again (its get_transfer_data.bash)")
+    path = present(folder / file)
     header = file.startswith("MRPC")
     encoding = "utf-8-sig" if header or file.startswith("SST") else "latin-1"
     try:

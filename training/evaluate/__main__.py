@@ -3,25 +3,21 @@
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
-from rich.console import Console
-from rich.progress import track
 
 from encoding.command import program, run
 from training.evaluate.figures import figures
-from training.evaluate.inputs import ScoringOptions, subjects
+from training.evaluate.inputs import ScoringOptions, progress, subjects
 from training.evaluate.measures import Score
-from training.evaluate.subject import Subject
 from training.evaluate.suites import HELP, load_suites
 from training.evaluate.tables import show
-from training.evaluate.task import Follow, score_tasks
+from training.evaluate.task import score_tasks
 from training.result_file import check_new_file
 
-__all__ = ["EvaluateOptions", "main", "progress"]
+__all__ = ["EvaluateOptions", "main"]
 
 
 class EvaluateOptions(ScoringOptions):
@@ -50,12 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(options.path, scores)
     if options.out:
         _write(options.out, options.path, scores)
-
-
-def progress(subject: Subject) -> Follow:
-    """A progress bar on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    return partial(track, description=subject.name, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:

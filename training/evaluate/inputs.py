@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
+from rich.console import Console
+from rich.progress import track
 
 from encoding.bundle import GRAPHS, Bundle, Precision
 from encoding.options import Command, flag
@@ -17,14 +19,14 @@ from encoding.template import PoolingMode
 from training.errors import RunError
 from training.evaluate.server_client import ServerEncoder
 from training.evaluate.subject import Subject
-from training.evaluate.task import ScoreCache
-from training.model.encoder import SentenceEncoder
+from training.evaluate.task import Follow, ScoreCache
+from training.model.encoder import SentenceEncoder, saved_config
 from training.model.graph_encoder import GraphEncoder
 from training.model.masked_words import MaskedWords
 from training.model.model_path import kind_of
 from training.model.pretrained import fastest_device
 
-__all__ = ["ScoringOptions", "subjects"]
+__all__ = ["ScoringOptions", "fitting", "progress", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise", "query_template")
 Paths = CliVariadicArg[list[Path]]
@@ -70,7 +72,7 @@ class ScoringOptions(Command):
 
 def subjects(path: str, options: ScoringOptions) -> list[Subject]:
     """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError."""
-    if path.startswith(("http://", "https://")):
+    if _is_server(path):
         return [_server(path, options)]
     if kind_of(path) == "bundle":
         return _graphs(path, options)
@@ -86,6 +88,21 @@ def subjects(path: str, options: ScoringOptions) -> list[Subject]:
         return [_words(folder, options.top_k, changes)]
     encoder = SentenceEncoder.load(folder, **changes).to(fastest_device())
     return [_torch(encoder, query_template)]
+
+
+def progress(subject: Subject) -> Follow:
+    """A progress bar on stderr, if that is a terminal."""
+    console = Console(stderr=True)
+    return partial(track, description=subject.name, console=console, transient=True, disable=not console.is_terminal)
+
+
+def fitting(path: str, options: ScoringOptions) -> ScoringOptions:
+    """The options without those that this model cannot have. Raises RunError."""
+    kind = "server" if _is_server(path) else kind_of(path)
+    unused = [] if kind == "bundle" else ["precision"]
+    if kind != "encoder" or saved_config(Path(path)) is not None:
+        unused += [*CONFIG_OPTIONS, "top_k"]
+    return options.model_copy(update=dict.fromkeys(unused))
 
 
 def _server(url: str, options: ScoringOptions) -> Subject:
@@ -130,6 +147,10 @@ def _torch(encoder: SentenceEncoder, query_template: str | None) -> Subject:
         embed_queries, digest = asking.embed, _digest(digest, query_template)
     size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
     return Subject("torch fp32", encoder.embed, embed_queries, digest, size, encoder)
+
+
+def _is_server(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
 
 
 def _changes(options: ScoringOptions) -> dict[str, Any]:

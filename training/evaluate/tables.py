@@ -1,7 +1,7 @@
 """The figures as tables in the terminal: one per suite, with one row per model."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -28,7 +28,7 @@ def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
     }
     for title, columns in known.items():
         if columns and all(column in row for row in short.values() for column in columns):
-            cells = {name: [f"{row[column]:.2f}" for column in columns] for name, row in short.items()}
+            cells = [[name, *(f"{row[column]:.2f}" for column in columns)] for name, row in short.items()]
             print_table(title, [column.removesuffix(SEARCH) for column in columns], cells)
     for suite in dict.fromkeys(score.suite for row in scores.values() for score in row):
         _show_suite(suite, scores)
@@ -44,16 +44,17 @@ def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
                 tables.setdefault(score.task, {}).setdefault(name, {})[score.metric] = cell
     for task, rows in tables.items():
         columns = list(dict.fromkeys(metric for row in rows.values() for metric in row))
-        cells = {name: [row.get(column, "") for column in columns] for name, row in rows.items()}
+        cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
         print_table(f"{suite}: {task}", columns, cells)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A row begins with its name."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in columns:
         table.add_column(column, justify="right")
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    for row in rows:
+        table.add_row(*row)
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width).print(table)

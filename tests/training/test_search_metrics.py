@@ -1,0 +1,69 @@
+"""Search: equal to pytrec_eval on rankings made here, and to the development score; templates for queries."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+from suite_data import embed, numbers, text
+
+from training.data.search_collection import Collection, search_score
+from training.evaluate.subject import Subject
+from training.evaluate.suites.retrieval import METRICS, RetrievalTask, rankings, search_metrics
+
+
+def collection(seed: int = 0) -> Collection:
+    chance = np.random.default_rng(seed)
+    documents = [text(*vector) for vector in chance.normal(size=(150, 4))]
+    queries = [text(*vector) for vector in chance.normal(size=(8, 4))]
+    grades = [{int(place): int(chance.integers(0, 3)) for place in chance.integers(0, 150, 12)} for _ in queries]
+    return Collection("random", documents, queries, [each | {0: 1} for each in grades])
+
+
+def test_metrics_are_those_of_pytrec_eval() -> None:
+    """Of the cosines themselves, which have no ties here."""
+    data = collection()
+    queries, documents = embed(data.queries).astype(float), embed(data.documents).astype(float)
+    cosines = (queries / np.linalg.norm(queries, axis=1, keepdims=True)) @ documents.T
+    cosines /= np.linalg.norm(documents, axis=1)
+    runs = {str(q): {str(d): float(cosine) for d, cosine in enumerate(row)} for q, row in enumerate(cosines)}
+    judged = {str(q): {str(d): grade for d, grade in row.items()} for q, row in enumerate(data.relevance)}
+    expected = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recip_rank", "map", "recall.1,10,100"}).evaluate(
+        runs
+    )
+    scores = {score.metric: score for score in RetrievalTask("random", data).run(numbers())}
+    assert set(scores) == set(METRICS)
+    for name, theirs in METRICS.items():
+        values = [expected[str(query)][theirs] for query in range(len(queries))]
+        assert scores[name].items is not None
+        assert scores[name].items.values == pytest.approx(values)
+        assert scores[name].value == pytest.approx(100 * np.mean(values))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ndcg_is_the_development_score(seed: int) -> None:
+    data = collection(seed)
+    assert round(RetrievalTask("random", data).run(numbers())[0].value, 2) == search_score(embed, data)
+
+
+def test_equal_cosines_keep_the_order_of_the_corpus() -> None:
+    (ranking,) = rankings(np.array([[1.0, 0]]), np.array([[0, 1.0], [2, 0], [1, 0], [0, 3]]))
+    assert ranking.tolist() == [1, 2, 0, 3]
+    assert search_metrics([ranking], [{2: 1}])["MRR"] == [0.5]
+
+
+def test_queries_have_their_own_template() -> None:
+    data = Collection("two", [text(1, 0), text(0, 1)], [text(1, 0)], [{1: 1}])
+    turned = Subject("turned", embed, lambda texts: embed(texts)[:, ::-1], "digest")
+    assert RetrievalTask("two", data).run(turned)[0].value == 100
+    assert RetrievalTask("two", data).run(numbers())[0].value == pytest.approx(63.093, abs=1e-3)
+
+
+def test_collections_of_data_and_own_folders(tmp_path: Path) -> None:
+    from test_retrieval import write
+
+    from training.evaluate.suites.retrieval import tasks
+
+    write(tmp_path / "data" / "retrieval" / "a")
+    own = write(tmp_path / "mine")
+    assert [task.name for task in tasks(tmp_path / "data", [own])] == ["a", "mine"]

@@ -1,0 +1,137 @@
+"""Paired bootstrap intervals of the differences between models (Efron and Tibshirani, 1993, chapter 16).
+
+The items of a task are drawn again with replacement, the same ones for every model, and the figure is recomputed. The
+difference is shown if the middle 95 % of the recomputed differences do not contain 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.sts_sets import STS_TASKS
+from training.errors import RunError
+from training.evaluate.measures import MEASURES, Items, Score
+
+__all__ = ["Difference", "compared", "draws"]
+
+Draws: TypeAlias = NDArray[np.float64]
+INTERVAL: Final = (2.5, 97.5)  # percentiles
+MEAN: Final = "mean"  # of the tasks of a suite, where it has several
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A model's figure, and how far it is from the first model's; the first model has no difference."""
+
+    suite: str
+    task: str
+    metric: str
+    model: str
+    value: float
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`higher` or `lower` than the first model, `undecided` if the interval contains 0."""
+        if self.low is None or self.high is None:
+            return ""
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict}
+
+
+def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Difference]:
+    """Every model against the first, task by task, and on the mean of a suite's tasks. Raises RunError.
+
+    Of a task, the first score that has items is compared. The mean of `sts` is that of the papers' seven sets.
+    """
+    models = {name: _comparable(row) for name, row in scores.items()}
+    keys = [key for key in next(iter(models.values())) if all(key in row for row in models.values())]
+    _refuse_other_items(models, keys)
+    drawn = {
+        (name, key): draws(_items(row[key]), resamples, seed)
+        for name, row in models.items()
+        for seed, key in enumerate(keys)
+    }
+    found = []
+    for suite in dict.fromkeys(suite for suite, _ in keys):
+        tasks = [key for key in keys if key[0] == suite]
+        groups = {task: [(suite, task)] for _, task in tasks} | _means(suite, tasks)
+        for task, group in groups.items():
+            found += _group(models, drawn, task, group)
+    return found
+
+
+def draws(items: Items, resamples: int, seed: int) -> Draws:
+    """The figure of `resamples` drawings of the items. Models with as many items and one seed draw the same ones."""
+    random, measure = np.random.default_rng(seed), MEASURES[items.measure]
+    values, gold = np.array(items.values), np.array(items.gold)
+    found = np.empty(resamples)
+    for number in range(resamples):
+        rows = random.integers(len(values), size=len(values))
+        found[number] = measure(values[rows], gold[rows] if len(gold) else gold)
+    return found
+
+
+def _group(
+    models: Mapping[str, Mapping[tuple[str, str], Score]],
+    drawn: Mapping[tuple[str, tuple[str, str]], Draws],
+    task: str,
+    group: Sequence[tuple[str, str]],
+) -> list[Difference]:
+    """The models' mean figures over a group of tasks; the group of a task is itself."""
+    found: list[Difference] = []
+    first: tuple[float, Draws] | None = None
+    for name, row in models.items():
+        value = float(np.mean([row[key].value for key in group]))
+        sample = np.mean([drawn[name, key] for key in group], axis=0)
+        record = (group[0][0], task, row[group[0]].metric, name, value)
+        if first is None:
+            first = value, sample
+            found.append(Difference(*record))
+        else:
+            low, high = np.percentile(sample - first[1], INTERVAL)
+            found.append(Difference(*record, value - first[0], float(low), float(high)))
+    return found
+
+
+def _comparable(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
+    found: dict[tuple[str, str], Score] = {}
+    for score in scores:
+        if score.items is not None:
+            found.setdefault((score.suite, score.task), score)
+    return found
+
+
+def _means(suite: str, tasks: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """The group that is averaged, if a suite has one."""
+    papers = [(suite, task) for task in STS_TASKS]
+    if suite == "sts":
+        return {"Avg.": papers} if set(papers) <= set(tasks) else {}
+    return {MEAN: list(tasks)} if len(tasks) > 1 else {}
+
+
+def _items(score: Score) -> Items:
+    assert score.items is not None, "only scores with items are compared. This is a bug."
+    return score.items
+
+
+def _refuse_other_items(models: Mapping[str, Mapping[tuple[str, str], Score]], keys: Sequence[tuple[str, str]]) -> None:
+    if not keys:
+        raise RunError(f"{', '.join(models)} have no scored set in common; score them on the same data")
+    first, *others = models
+    for key in keys:
+        one = _items(models[first][key])
+        for other in others:
+            another = _items(models[other][key])
+            same = len(one.values) == len(another.values) and one.gold == another.gold
+            if not same or one.measure != another.measure:
+                raise RunError(
+                    f"{first} and {other} were scored on different data for {key[1]}; score one of them again"
+                )
