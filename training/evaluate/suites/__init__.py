@@ -5,7 +5,18 @@ from pathlib import Path
 from typing import Final
 
 from training.errors import RunError
-from training.evaluate.suites import cost, labels, neighbours, pairs, retrieval, space, sts, transfer, triplets
+from training.evaluate.suites import (
+    baselines,
+    cost,
+    labels,
+    neighbours,
+    pairs,
+    retrieval,
+    space,
+    sts,
+    transfer,
+    triplets,
+)
 from training.evaluate.task import Task
 
 __all__ = ["DEFAULT", "HELP", "OWN", "SUITES", "load_suites"]
@@ -21,6 +32,7 @@ SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = 
     "transfer": transfer.tasks,
     "transfer-fast": transfer.fast_tasks,
     "cost": cost.tasks,
+    "baselines": baselines.tasks,
 }
 """Name -> what reads its tasks from the data folder, if one is given, and from own files or folders."""
 
