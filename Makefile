@@ -22,6 +22,7 @@ PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
+ON_CARD := transfer space cost
 DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev-retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
@@ -50,9 +51,11 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.fit distill --preset sentences --out $(RUN)/sentences $(DISTILL)
 	$(BIN)/python -m training.fit distill --co-teachers $(RUN)/sentences --out $(RUN)/search $(DISTILL)
 	$(BIN)/python -m training.average $(RUN)/sentences $(RUN)/search --out $(RUN)/mean --weights 0.4 0.6
+	rm -f $(RUN)/parent.json
+	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
+	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
-	  --notes models/cloze-mini.notes.md
-	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA)
+	  --suite $(ON_CARD) --beside $(RUN)/parent.json --notes models/cloze-mini.notes.md
 
 bulk-demo: .venv/dev
 	$(BIN)/python -m benchmarks.scale demo --bundle $(MODEL) --texts $(TEXTS)

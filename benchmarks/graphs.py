@@ -17,12 +17,12 @@ from typing import Any
 
 import onnxruntime as ort
 
-from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from encoding.text import Batch, TextEncoder
 from service.inference.threads import share_threads
 from training.data.scored_pairs import load_pairs
 from training.data.search_collection import find_collections, load_collection
+from training.evaluate.machine import processor, threads, versions
 from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, trace
 from training.export.layers import one_row

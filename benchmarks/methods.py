@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
 
-from benchmarks.machine import processor, threads, versions
 from encoding.options import flag
 from training import fit
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
+from training.evaluate.machine import processor, threads, versions
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Embed, token_batches
 from training.model.pretrained import fastest_device

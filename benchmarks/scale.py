@@ -32,10 +32,10 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from benchmarks.machine import processor, threads, versions
 from encoding.bundle import Bundle
 from service.inference.session import Session
 from service.inference.threads import share_threads
+from training.evaluate.machine import processor, threads, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU

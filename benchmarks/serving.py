@@ -29,12 +29,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import processor, threads, versions
 from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, model_with_onnx, ours
 from benchmarks.serving_report import draw, tables
 from encoding.bundle import Precision
 from training.data.scored_pairs import load_pairs, spearman
 from training.data.search_collection import find_collections, load_collection
+from training.evaluate.machine import processor, threads, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")

@@ -28,9 +28,9 @@ import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.machine import processor, threads, versions
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import Books, Known, Mix, client, sentences
+from training.evaluate.machine import processor, threads, versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.machine import processor, threads, versions
+from training.evaluate.machine import processor, threads, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "training.json"
 PACKAGES: Final = ("torch", "transformers", "sentence-transformers")

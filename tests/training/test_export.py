@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from training.data.search_collection import Collection
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
+from training.evaluate.suites.cost import CostTask
 from training.evaluate.suites.retrieval import RetrievalTask
+from training.evaluate.suites.space import SpaceTask
 from training.evaluate.suites.sts import StsTask
 from training.evaluate.task import Task
 from training.export import __main__ as export
@@ -128,6 +130,36 @@ def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pai
     assert card.count("fp32 (not in this bundle)") == 2
     figure = scores["fp32"]["weather nDCG@10"]
     assert f"| | weather nDCG@10 |\n| --- | ---: |\n| fp32 (not in this bundle) | {figure:.2f} |" in card
+
+
+def test_the_card_shows_more_suites_and_other_models(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, beside = tmp_path / "out", tmp_path / "parent.json"
+    pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.5, 1.0, 5.0])
+    more = {"": few_pairs, "space": [SpaceTask("STS-B", pairs)], "cost": [CostTask("STS-B", pairs.left, "a machine")]}
+
+    def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
+        return [task for name in names or [""] for task in more[name]]
+
+    monkeypatch.setattr(export, "load_suites", load)
+    monkeypatch.setattr(evaluate, "load_suites", lambda data, names, own: load(data) + load(data, names))
+    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", "--data", "anywhere", "--suite", "space"]
+    evaluate.main([*parent, "--json", str(beside)])
+    words = ["--precision", "fp32", "--data", "anywhere", "--suite", "space", "cost", "--beside", str(beside)]
+    export.main([str(run), str(out), *words])
+    card = (out / "README.md").read_text(encoding="utf-8")
+    others = json.loads(beside.read_text())["scores"]["torch fp32"]
+    own = Bundle.load(out).spec.provenance.scores["fp32"]
+    assert f"| {tiny_bert.name} | {others['STS12']:.2f} | " in card
+    columns = ("alignment", "uniformity", "anisotropy", "anisotropy of word vectors")
+    assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card
+    cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]
+    assert f"| fp32 | {' | '.join(cells)} |  |" in card  # a graph shows no word vectors
+    assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card
+    beside.write_text("{}")
+    with pytest.raises(RunError, match=r"parent\.json cannot be read as figures of evaluate --json"):
+        export.main([str(run), str(out), *words])
 
 
 def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:

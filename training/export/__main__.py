@@ -4,6 +4,7 @@ The bundle is written completely or not at all. fp32 is refused if it differs fr
 costs more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
 """
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Annotated, Final
 import onnx
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from encoding.bundle import GRAPHS, PRECISIONS, Precision, seal, staging
@@ -29,7 +30,7 @@ from training.evaluate.subject import Subject
 from training.evaluate.suites import load_suites
 from training.evaluate.task import Task, score_tasks
 from training.export.graph import trace
-from training.export.model_card import model_card, parent_licence
+from training.export.model_card import SECTIONS, model_card, parent_licence
 from training.export.parity import difference, probes
 from training.export.provenance import provenance_of
 from training.export.shipped_graph import make_graph
@@ -65,6 +66,12 @@ class ExportOptions(Command):
     data: Path | None = Field(
         None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
     )
+    suite: CliVariadicArg[list[str]] = Field(
+        [], description=f"score these suites too, for the model card: {', '.join(SECTIONS)}"
+    )
+    beside: CliVariadicArg[list[Path]] = Field(
+        [], description="for the model card: figures of other models, such as the parent, that evaluate --json wrote"
+    )
     licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 
@@ -75,6 +82,16 @@ class ExportOptions(Command):
             if name not in PRECISIONS:
                 raise PydanticCustomError(
                     "precision", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(PRECISIONS)}
+                )
+        return value
+
+    @field_validator("suite")
+    @classmethod
+    def _on_the_card(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in SECTIONS:
+                raise PydanticCustomError(
+                    "suite", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(SECTIONS)}
                 )
         return value
 
@@ -103,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         denoise=options.denoise,
         final_period=options.final_period,
         data=options.data,
+        suites=options.suite,
+        beside=options.beside,
         licence=options.licence,
         notes=options.notes,
     )
@@ -117,6 +136,8 @@ def export(
     denoise: bool | None = None,
     final_period: bool | None = None,
     data: Path | None = None,
+    suites: Sequence[str] = (),
+    beside: Sequence[Path] = (),
     licence: str | None = None,
     notes: Path | None = None,
 ) -> None:
@@ -126,6 +147,8 @@ def export(
     provenance, parent = provenance_of(run)
     notes_text = _read(notes) if notes else ""
     tasks = load_suites(data) if data else []
+    tasks += load_suites(data, suites) if suites else []
+    others = {name: scores for file in beside for name, scores in _figures(file).items()}
     with staging(out) as folder:
         encoder = SentenceEncoder.load(
             str(run / "model"), max_tokens=max_tokens, denoising=denoise, final_period=final_period
@@ -136,7 +159,7 @@ def export(
             shutil.copyfile(run / "model" / name, folder / name)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
         licence = licence or parent_licence(parent)
-        card = model_card(out.name, encoder.config, provenance, sizes, licence, notes_text, _parts(encoder))
+        card = model_card(out.name, encoder.config, provenance, sizes, licence, notes_text, _parts(encoder), others)
         (folder / "README.md").write_text(card, encoding="utf-8")
         seal(folder, encoder.config, encoder.dimension, provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -169,7 +192,7 @@ def _graphs(
         graph = GraphEncoder(path, encoder.pooling.text_encoder)
         findings.parity[precision] = _parity(precision, encoder, graph)
         if tasks:
-            findings.scores[precision] = _scores(precision, graph, tasks)
+            findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
     if "int8" in precisions:
         _refuse_loss(findings.scores)
     if "fp32" not in precisions:
@@ -189,14 +212,15 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder)
     return largest
 
 
-def _scores(precision: Precision, graph: GraphEncoder, tasks: Sequence[Task]) -> dict[str, float]:
+def _scores(precision: Precision, graph: GraphEncoder, size: int, tasks: Sequence[Task]) -> dict[str, float]:
     def follow(names: list[str]) -> Iterator[str]:
         with console.status("") as status:
             for name in names:
                 status.update(f"{precision}: {name}")
                 yield name
 
-    scores = figures(score_tasks(Subject.of(precision, graph.embed), tasks, follow))
+    subject = Subject(precision, graph.embed, graph.embed, "", size)
+    scores = figures(score_tasks(subject, tasks, follow))
     console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
     return scores
 
@@ -213,6 +237,19 @@ def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
                 f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
                 f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
             )
+
+
+def _figures(file: Path) -> dict[str, dict[str, float]]:
+    """Model -> figures, from a file that `evaluate --json` wrote. Raises RunError."""
+    try:
+        content = json.loads(_read(file))
+        name = Path(content["path"]).name
+        return {
+            name if len(content["scores"]) == 1 else f"{name} {part}": {key: float(value) for key, value in row.items()}
+            for part, row in content["scores"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file} cannot be read as figures of evaluate --json ({error!r}); write it again") from error
 
 
 def _read(path: Path) -> str:

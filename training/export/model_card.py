@@ -3,13 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.evaluate.figures import search_columns
+from training.evaluate.machine import processor, threads
 
-__all__ = ["model_card", "parent_licence"]
+__all__ = ["SECTIONS", "model_card", "parent_licence"]
+
+SECTIONS: Final = {
+    "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
+    "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
+    "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
+    "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
+}
+"""What the card says of the suites that come after similarity and search."""
 
 
 def model_card(
@@ -20,16 +29,17 @@ def model_card(
     licence: str | None = None,
     notes: str = "",
     parts: Sequence[str] = (),
+    beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
     """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
 
-    `parts` are sentences about what a graph has beside backbone and pooling.
+    `parts` are sentences about what a graph has beside backbone and pooling. `beside` has other models' figures.
     """
     sections = [
         _front_matter(provenance, licence),
         f"# {name}\n\n{_summary(config, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
-        f"## Figures\n\n{_figures(provenance, sizes)}",
+        f"## Figures\n\n{_figures(provenance, sizes, beside or {})}",
         f"## Training\n\n{_training(provenance)}",
         f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
         f"## Licence\n\n{_licence(provenance, licence)}",
@@ -88,23 +98,32 @@ def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
     return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
 
 
-def _figures(provenance: Provenance, sizes: Mapping[Precision, int]) -> str:
+def _figures(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapping[str, Mapping[str, float]]) -> str:
     if not provenance.scores:
         missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
         return f"Not scored: the export was given no evaluation data.{missing}"
-    similarity = _table(provenance, sizes, (*STS_TASKS, "Avg.", *DEV_TASKS))
-    text = f"Spearman ×100, 'all' aggregation, measured on the graphs themselves.\n\n{similarity}"
-    if columns := search_columns(provenance.scores.values()):
-        text += f"\n\nSearch by cosine, ×100.\n\n{_table(provenance, sizes, columns)}"
-    return text
+    rows: dict[str, Mapping[str, float]] = {
+        precision if precision in sizes else f"{precision} (not in this bundle)": scores
+        for precision, scores in provenance.scores.items()
+    }
+    rows |= beside
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    tables = {
+        "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": (*STS_TASKS, "Avg.", *DEV_TASKS),
+        "Search by cosine, ×100.": search_columns(rows.values()),
+    }
+    tables |= {text: [name for name in columns if name.startswith(f"{suite} ")] for suite, text in SECTIONS.items()}
+    return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
 
 
-def _table(provenance: Provenance, sizes: Mapping[Precision, int], columns: Sequence[str]) -> str:
-    rows = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
-    for precision, scores in provenance.scores.items():
-        where = precision if precision in sizes else f"{precision} (not in this bundle)"
-        rows.append(f"| {where} | {' | '.join(f'{scores[column]:.2f}' for column in columns)} |")
-    return "\n".join(rows)
+def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
+    """One row per model; a figure that a model has not is left empty."""
+    titles = [column.split(" ", 1)[1] if column.split(" ")[0] in SECTIONS else column for column in columns]
+    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
+    for name, row in rows.items():
+        cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _training(provenance: Provenance) -> str:

@@ -4,8 +4,6 @@ The sentences are the first of STS-B test; the speed is the median of several pa
 the peak of this process so far, with all that was loaded before. A server has only a speed, as its client sees it.
 """
 
-import os
-import platform
 import resource
 import sys
 import time
@@ -16,6 +14,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from training.data.sts_sets import load_tasks
+from training.evaluate.machine import processor, threads
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task
@@ -32,7 +31,7 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     if own or data is None:
         return []
     sentences = load_tasks(data, ("STS-B",))["STS-B"].left[:SENTENCES]
-    return [CostTask("STS-B", sentences, f"{platform.node()}, {platform.machine()}, {os.cpu_count()} cores")]
+    return [CostTask("STS-B", sentences, f"{processor()}, CPUs: {threads()}")]
 
 
 @dataclass(frozen=True)
