@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from harness import ROOT, Serve
 
-from benchmarks import machine, serving, serving_report, training
+from benchmarks import serving, serving_report, training
 from benchmarks.peers import Server
 from benchmarks.serving import Workload
+from training.evaluate import machine
 
 WORK = ("short, 1 per request", "mixed, 32 per request", "long, 8 per request")
 SPEEDS = {"Cloze, int8": 300.0, "Cloze, fp32": 200.0, "infinity, torch": 100.0, "infinity, ONNX": 50.0}
