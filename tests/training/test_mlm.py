@@ -28,6 +28,7 @@ from transformers import (
 
 from encoding.command import run as run_command
 from training.errors import EncoderError, RecipeError
+from training.methods.diffcse import DiffCSE
 from training.methods.mlm import MLM
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead, load_masked_lm, save_masked_lm
@@ -259,7 +260,55 @@ def logged(run: Path) -> Iterator[dict[str, float]]:
         yield json.loads(line)
 
 
-@pytest.mark.parametrize("keys", [[], ["--no-tied", "--whole-words"], ["--from-scratch"]], ids=str)
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@torch.no_grad()
+def test_the_first_layers_are_the_encoders_own(
+    family: str, tiny_bert: Path, tiny_roberta: Path, tmp_path: Path
+) -> None:
+    """A model of one of two layers gives what the encoder has after its first layer."""
+    folder = {"bert": tiny_bert, "roberta": tiny_roberta, "distilbert": tmp_path / "distilbert"}[family]
+    if family == "distilbert":
+        tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+        tokenizer.save_pretrained(folder)
+        with quiet():
+            DistilBertModel(DistilBertConfig(**THIN | {"n_layers": 2}, vocab_size=len(tokenizer))).save_pretrained(
+                folder
+            )
+    objective = build(folder, layers="1").eval()
+    texts = objective.views(ROWS)["texts"]
+    whole = SentenceEncoder.load(str(folder), template="[X]", pooling="cls").backbone.eval()
+    states = whole(**texts, output_hidden_states=True).hidden_states
+    assert len(states) == 3
+    hidden = objective.encoder.hidden(**texts)
+    attended = texts["attention_mask"].bool()
+    torch.testing.assert_close(hidden[attended], states[1][attended])
+    assert objective.encoder.backbone.config.num_hidden_layers == 1
+    assert all(
+        torch.equal(whole.state_dict()[key], value) for key, value in objective.encoder.backbone.state_dict().items()
+    )
+
+
+def test_more_layers_than_the_encoder_has_are_refused(tiny_bert: Path) -> None:
+    with pytest.raises(RecipeError, match="layers is 3; the encoder has 2: lower it"):
+        build(tiny_bert, layers="3")
+
+
+def test_a_smaller_model_edits_for_the_encoder_it_is_made_of(tmp_path: Path, words: list[str], tiny_bert: Path) -> None:
+    """DiffCSE's generator: the same vocabulary, fewer layers."""
+    run = tmp_path / "run"
+    assert main([*words, "--layers", "1", "--out", str(run)]) == 0
+    recipe = load_recipe(
+        "diffcse", {"encoder": [str(tiny_bert)], "corpus": ["unused.txt"], "generator": [str(run / "model")]}
+    )
+    objective = DiffCSE(SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls"), recipe)
+    assert objective.editor.generator.config.num_hidden_layers == 1
+    assert objective.discriminator.backbone.config.num_hidden_layers == 2
+    assert objective(**objective.views(ROWS))["loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    "keys", [[], ["--no-tied", "--whole-words"], ["--from-scratch"], ["--from-scratch", "--layers", "1"]], ids=str
+)
 def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     tmp_path: Path, words: list[str], keys: list[str]
 ) -> None:

@@ -184,6 +184,20 @@ def test_one_head_of_the_papers_width_starts_as_bert_does(tiny_bert: Path) -> No
     torch.testing.assert_close(objective.head(vectors), F.gelu(F.linear(hidden, second.weight, second.bias)))
 
 
+@pytest.mark.parametrize("variant", ["base", "opt1", "opt2", "opt3"])
+def test_without_a_head_the_vectors_themselves_are_compared(variant: str, tiny_bert: Path) -> None:
+    """Table 5's last row."""
+    objective = build("sg-opt", tiny_bert, variant=[variant], head_width=["0"]).eval()
+    assert not list(objective.head.parameters())
+    views = objective.draw(objective.views(ROWS))
+    vectors = {name: objective.encode(name, view) for name, view in views.items()}
+    expected = SELF_GUIDED[variant](vectors["tuned"], vectors["frozen"], 0.01)
+    torch.testing.assert_close(objective.loss(vectors, views)["contrast"], expected)
+    objective.train()(**objective.views(ROWS))["loss"].backward()
+    idle = {key for key, weight in objective.named_parameters() if weight.grad is None}
+    assert all(key.startswith("encoder.backbone.embeddings.") for key in idle)
+
+
 def test_the_schedule_is_the_papers(tiny_bert: Path, tmp_path: Path) -> None:
     objective = build("sg-opt", tiny_bert)
     corpus = Corpus(rows=ROWS * 8)

@@ -1,7 +1,7 @@
 """A corpus: files of text as rows of sentences, counted and checked before a model is loaded.
 
-A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). Empty rows and rows outside the
-length limits are left out and counted.
+A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). With `next_sentences` it also has
+those of the next row. Empty rows and rows outside the length limits are left out and counted.
 """
 
 import csv
@@ -11,6 +11,7 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,6 +33,7 @@ class Corpus:
     sources: list[Source] = field(default_factory=list)
     empty: int = 0
     outside: int = 0
+    last: int = 0  # rows without a next one
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -41,6 +43,8 @@ class Corpus:
 
     def __str__(self) -> str:
         left_out = f"left out: {self.empty:,} empty, {self.outside:,} by length"
+        if self.last:
+            left_out += f", {self.last:,} without a next sentence"
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}"
 
 
@@ -51,8 +55,12 @@ def read_corpus(
     max_words: int | None = None,
     sample: int | None = None,
     seed: int = 0,
+    next_sentences: bool = False,
 ) -> Corpus:
     """Read every file, in order; then keep a random, seeded `sample` of the rows if one is given.
+
+    With `next_sentences` a row also has the sentences of the next row, which follows it in the file with none left out
+    in between.
 
     Raises CorpusError, with file and line, for a missing file, a missing column or bytes that are not UTF-8.
     """
@@ -63,13 +71,13 @@ def read_corpus(
     corpus = Corpus()
     for path in map(Path, paths):
         before = len(corpus.rows)
-        for row in _rows(path, columns):
-            if not all(map(_says_something, row)):
-                corpus.empty += 1
-            elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
+        for row, following in pairwise(chain(_fitting(corpus, path, columns, min_words, max_words), [None])):
+            if row is not None and not next_sentences:
                 corpus.rows.append(row)
+            elif row is not None and following is not None:
+                corpus.rows.append(row + following)
             else:
-                corpus.outside += 1
+                corpus.last += row is not None
         corpus.sources.append(Source(name=path.name, sentences=len(corpus.rows) - before, sha256=sha256(path)))
     if not corpus.rows:
         raise CorpusError(
@@ -123,6 +131,21 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             f"{path}, line {reader.reader.line_num}: {error}; is its quoting right? A quote inside a text is written "
             'twice: "she said ""yes"""'
         ) from error
+
+
+def _fitting(
+    corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None
+) -> Iterator[Row | None]:
+    """The rows of a file; None in place of each that is left out, which `corpus` counts."""
+    for row in _rows(path, columns):
+        if not all(map(_says_something, row)):
+            corpus.empty += 1
+            yield None
+        elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
+            yield row
+        else:
+            corpus.outside += 1
+            yield None
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:

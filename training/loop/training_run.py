@@ -84,7 +84,13 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
         raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
     dev = DevData.load(recipe)
     corpus = read_corpus(
-        recipe.corpus, recipe.columns, recipe.min_words, recipe.max_words, recipe.sentences, recipe.seed
+        recipe.corpus,
+        recipe.columns,
+        recipe.min_words,
+        recipe.max_words,
+        recipe.sentences,
+        recipe.seed,
+        recipe.next_sentences,
     )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")

@@ -7,7 +7,7 @@ activations are thrown away (GradCache). `loss` sees the vectors of all rows, an
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -71,16 +71,10 @@ class PairsRecipe(ContrastiveRecipe):
 class Contrastive(Objective):
     """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
 
-    rowwise: ClassVar[bool] = True  # False if the rows of a pass depend on each other (BatchNorm): no chunks then
     head: nn.Module  # between vectors and loss
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
         super().__init__(encoder, recipe)
-        if recipe.mini_batch_size and not self.rowwise:
-            raise RecipeError(
-                f"mini_batch_size is {recipe.mini_batch_size}, and method {recipe.method!r} has BatchNorm, which sees "
-                "all rows at once; remove mini_batch_size"
-            )
         if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
             raise RecipeError(
                 f"dimensions has {max(recipe.dimensions)}; the encoder's vectors have {encoder.dimension}: lower it"

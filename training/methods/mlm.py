@@ -4,6 +4,7 @@ Gives an encoder the masked-word head that prompt methods, template search and D
 from scratch. PromptBERT A.2 compares a tied head with an untied one.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from training.data.corpus import Row
 from training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
-from training.errors import EncoderError
+from training.errors import EncoderError, RecipeError
 from training.methods.objective import Objective
-from training.methods.parts.gather import gather
+from training.methods.parts.gather import total
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead, save_masked_lm
 from training.model.views import View, trimmed, view
@@ -33,6 +34,9 @@ class MLMRecipe(Recipe):
     method: Literal["mlm"]
     from_scratch: bool = Field(
         False, description="initialise all weights; encoder gives only configuration and tokenizer"
+    )
+    layers: Positive | None = Field(
+        None, description="keep only the encoder's first layers, this many, for a smaller model; unset: all"
     )
     head: Literal["fresh", "kept"] = Field(
         "fresh", description="initialise a new masked-word head, or continue with the encoder's"
@@ -67,6 +71,8 @@ class MLM(Objective):
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
         if encoder.tokenizer.mask_token_id is None:
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; choose another encoder")
+        if recipe.layers:
+            encoder = SentenceEncoder(_shorter(encoder.backbone, recipe.layers), encoder.tokenizer, encoder.config)
         if recipe.from_scratch:
             fresh = AutoModel.from_config(encoder.backbone.config)
             encoder = SentenceEncoder(fresh, encoder.tokenizer, encoder.config)
@@ -94,9 +100,9 @@ class MLM(Objective):
         )
         hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
         scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
-        guesses = _total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
-        loss = _total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
-        return {"loss": loss, "accuracy": _total(scores.detach().argmax(-1) == answers) / guesses}
+        guesses = total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
+        loss = total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
+        return {"loss": loss, "accuracy": total(scores.detach().argmax(-1) == answers) / guesses}
 
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
         """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""
@@ -112,6 +118,12 @@ class MLM(Objective):
         save_masked_lm(self.encoder.backbone, self.head, folder)
 
 
-def _total(numbers: Tensor) -> Tensor:
-    """The sum over all processes, a scalar."""
-    return gather(numbers.sum().view(1)).sum()
+def _shorter(backbone: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A copy of the embeddings and the first layers. Raises RecipeError if there are fewer."""
+    config = copy.deepcopy(backbone.config)
+    if layers > config.num_hidden_layers:
+        raise RecipeError(f"layers is {layers}; the encoder has {config.num_hidden_layers}: lower it")
+    config.num_hidden_layers = layers
+    shorter: PreTrainedModel = AutoModel.from_config(config)
+    shorter.load_state_dict(backbone.state_dict(), strict=False)  # without the layers above, and without a pooler
+    return shorter

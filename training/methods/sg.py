@@ -18,7 +18,6 @@ from training.methods.contrastive import Contrastive, ContrastiveRecipe
 from training.methods.losses import SELF_GUIDED, parameter_drift
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
-from training.recipes.keys import Positive
 
 __all__ = ["SG", "SGRecipe"]
 
@@ -42,7 +41,9 @@ class SGRecipe(ContrastiveRecipe):
     )
     first_layer: Layer = Field(0, description="lowest layer of the frozen copy that guides; 0: the embeddings")
     last_layer: Layer | None = Field(None, description="highest layer of the frozen copy that guides; unset: the last")
-    head_width: Positive = Field(4096, description="width of both layers of the head that only training uses")
+    head_width: Annotated[int, Field(ge=0)] = Field(
+        4096, description="width of both layers of the head that only training uses; 0: no head"
+    )
     drift_weight: Annotated[float, Field(ge=0)] = Field(
         0.1, description="weight of the squared distance between the parameters and those of the frozen copy"
     )
@@ -84,7 +85,7 @@ class SG(Contrastive):
         frozen.requires_grad_(False)
         self._frozen = (frozen,)  # in a tuple, so that it is not a submodule
         encoder.backbone.embeddings.requires_grad_(False)
-        self.head = _head(encoder, recipe.head_width)
+        self.head = _head(encoder, recipe.head_width) if recipe.head_width else nn.Identity()
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))

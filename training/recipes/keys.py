@@ -85,6 +85,11 @@ class Recipe(BaseModel):
         42, description="seed of the order, the dropout and new weights"
     )
 
+    @property
+    def next_sentences(self) -> bool:
+        """Whether a row of the corpus needs the sentence that follows it in its file."""
+        return False
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         try:

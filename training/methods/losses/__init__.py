@@ -1,8 +1,9 @@
-"""Losses: tensors in, scalar out. No model, no data, no optimiser.
+"""Losses: tensors in, scalar out, or a value per token. No model, no data, no optimiser.
 
 n is the number of rows and d the dimension. Each docstring names the paper's equation.
 """
 
+from training.methods.losses.corrected_words import corrected_words
 from training.methods.losses.distillation import cosine_distance, similarity_divergence
 from training.methods.losses.edit_detection import edit_detection
 from training.methods.losses.info_nce import cosine_matrix, info_nce
@@ -10,6 +11,7 @@ from training.methods.losses.self_guided import SELF_GUIDED, parameter_drift
 
 __all__ = [
     "SELF_GUIDED",
+    "corrected_words",
     "cosine_distance",
     "cosine_matrix",
     "edit_detection",

@@ -1,6 +1,7 @@
 """Edited sentences, and which of their tokens were edited: replaced or inserted by a language model, or deleted.
 
-The edits of DiffCSE section 5 (arXiv:2204.10298). [CLS] is never edited and padding stays padding, with label 0.
+The edits of DiffCSE section 5 (arXiv:2204.10298). [CLS] is never edited and padding stays padding, with label 0. Words
+can also be masked, for a discriminator that guesses them.
 """
 
 from typing import Literal, NamedTuple, Self
@@ -23,7 +24,10 @@ Guessing = Literal["best", "sampled"]
 
 
 class Edited(NamedTuple):
-    """A batch of edited sentences, all (n, L). `labels` are 1 where the discriminator should find an edit."""
+    """A batch of edited sentences, all (n, L). `labels` are 1 where the discriminator should find an edit.
+
+    For a discriminator that guesses words they are the words' ids, and -100 where it guesses none.
+    """
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -49,7 +53,7 @@ class Editor:
     def load(
         cls, source: str | None, tokenizer: PreTrainedTokenizerBase, share: float, guessing: Guessing = "best"
     ) -> Self:
-        """Load the masked language model in `source`, which needs the tokenizer's vocabulary; None: only delete.
+        """Load the masked language model in `source`, which needs the tokenizer's vocabulary; None: delete and mask.
 
         Raises EncoderError if the vocabulary differs, or if there is no masked-word head.
         """
@@ -72,12 +76,25 @@ class Editor:
         edits = {"replace": self._replace, "insert": self._insert, "delete": self._delete}
         return edits[kind](input_ids, attention_mask)
 
+    def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Edited:
+        """Sentences (n, L) -> the same sentences with words masked, which are the labels."""
+        masked, chosen = self._mask(input_ids)
+        return Edited(masked, attention_mask, input_ids.where(chosen, -100))
+
+    def correct(self, input_ids: Tensor, attention_mask: Tensor) -> Edited:
+        """Sentences (n, L) -> the same sentences with words replaced. All their tokens but [CLS] are the labels."""
+        edited = self.edit("replace", input_ids, attention_mask)
+        answers = input_ids.where(attention_mask.bool(), -100)
+        answers[:, 0] = -100
+        return edited._replace(labels=answers)
+
+    def _mask(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        tokenizer = self.tokenizer
+        return mask_tokens(ids, maskable_tokens(ids, tokenizer), self.share, tokenizer.mask_token_id, len(tokenizer))
+
     def _replace(self, ids: Tensor, attention: Tensor) -> Edited:
         """Label 1 where a token differs: a masked word that was guessed right is not an edit."""
-        tokenizer = self.tokenizer
-        masked, chosen = mask_tokens(
-            ids, maskable_tokens(ids, tokenizer), self.share, tokenizer.mask_token_id, len(tokenizer)
-        )
+        masked, chosen = self._mask(ids)
         places = chosen if self.guessing == "sampled" else attention.bool()
         edited = self._guess(masked, attention, places)
         edited[:, 0] = ids[:, 0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["average_gradients", "gather", "many", "own"]
+__all__ = ["average_gradients", "gather", "many", "own", "total"]
 
 
 def many() -> bool:
@@ -29,6 +29,11 @@ def gather(rows: Tensor) -> Tensor:
 def own(rows: Tensor) -> Tensor:
     """Rows of all processes -> those of this one, so each process may compute its own loss; gradients are averaged."""
     return rows.chunk(distributed.get_world_size())[distributed.get_rank()] if many() else rows
+
+
+def total(numbers: Tensor) -> Tensor:
+    """The sum of the numbers of all processes, a scalar."""
+    return gather(numbers.sum().view(1)).sum()
 
 
 def average_gradients(module: torch.nn.Module) -> None:
