@@ -32,7 +32,7 @@ from service.inference.session import Session
 from service.inference.threads import share_threads
 from training.export.graph import trace
 from training.export.shipped_graph import make_graph
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SentenceEncoder, weights_digest
 
 __all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]
 
@@ -182,7 +182,8 @@ def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32",
         for name in ("README.md", "config.json", *TOKENIZER_FILES):
             shutil.copyfile(model / name, folder / name)
         nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}
-        seal(folder, encoder.config, encoder.dimension, Provenance(parent=model.name, **nothing))
+        provenance = Provenance(parent=model.name, **nothing)
+        seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     return out
 
 

@@ -1,6 +1,7 @@
 """A bundle: a folder that contains everything needed to turn a text into a vector.
 
     config.json                 the encoder's architecture
+    canaries.json               ten texts and their vectors; bundles of before format 3 have none
     tokenizer.json, tokenizer_config.json
     onnx/model.onnx             fp32; and/or model_fp16.onnx, model_int8.onnx
     README.md                   the model card
@@ -22,8 +23,9 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from encoding.canaries import CANARY_FILE, Canaries
 from encoding.errors import BundleError, TemplateError
-from encoding.template import PoolingMode, Template
+from encoding.template import MASK, PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
 
 __all__ = [
@@ -45,7 +47,7 @@ __all__ = [
     "upgrade",
 ]
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 SPEC_FILE: Final = "embedding.json"
 INPUTS: Final = ("input_ids", "attention_mask")
 OUTPUT: Final = "sentence_embedding"
@@ -95,9 +97,13 @@ class Provenance(_Record):
 
 
 class EmbeddingConfig(_Record):
-    """How a text becomes token ids and how its vector is pooled. A trained model and its bundle share this."""
+    """How a text becomes token ids and how its vector is pooled. A trained model and its bundle share this.
+
+    `templates` has named templates for texts of one kind, such as queries; `template` is for all others.
+    """
 
     template: str
+    templates: dict[str, str] = Field(default_factory=dict)
     pooling: PoolingMode
     max_tokens: Annotated[int, Field(ge=3)]
     final_period: bool
@@ -108,16 +114,59 @@ class EmbeddingConfig(_Record):
         template = Template.parse(self.template, self.pooling)
         return TextEncoder.load(folder, template, self.max_tokens, self.final_period)
 
+    def named_encoders(self, text_encoder: TextEncoder) -> dict[str, TextEncoder]:
+        """Return an encoder for each named template, with the tokenizer of `text_encoder`.
+
+        Raises TemplateError where the graph, which reads [MASK] at a fixed place, would read another token.
+        """
+        found = {}
+        for name, source in self.templates.items():
+            encoder = text_encoder.within(Template.parse(source, self.pooling))
+            if encoder.mask_index != text_encoder.mask_index:
+                raise TemplateError(
+                    f"template {name} {source!r} has {MASK} at place {encoder.mask_index}, template {self.template!r} "
+                    f"at {text_encoder.mask_index}; write the same words between {MASK} and the nearer end"
+                )
+            if self.denoising:
+                raise TemplateError(
+                    f"template {name} {source!r}: the vector of one template is subtracted, so there can be no other; "
+                    "export without denoising"
+                )
+            found[name] = encoder
+        return found
+
 
 class Spec(EmbeddingConfig):
-    """`embedding.json`: the embedding configuration, the graph's inputs, output and dimension, and all digests."""
+    """`embedding.json`: the embedding configuration, the graph's inputs, output and dimension, and all digests.
 
-    format_version: Literal[2]
+    `weights` is the digest of the weights that the graphs of all precisions were made from.
+    """
+
+    format_version: Literal[3]
     dimension: Annotated[int, Field(ge=1)]
     inputs: tuple[Literal["input_ids"], Literal["attention_mask"]]
     output: Literal["sentence_embedding"]
+    weights: Sha256
     files: dict[str, Sha256]
     provenance: Provenance
+
+    @property
+    def space(self) -> str:
+        """Return a short digest of all that decides a vector but the arithmetic's precision: 16 hexadecimal digits.
+
+        Vectors of two different spaces must not be compared.
+        """
+        parts = (
+            self.weights,
+            self.template,
+            sorted(self.templates.items()),
+            self.final_period,
+            self.denoising,
+            self.pooling,
+            self.dimension,
+            [self.files.get(name) for name in TOKENIZER_FILES],
+        )
+        return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -127,6 +176,7 @@ class Bundle:
     path: Path
     spec: Spec
     text_encoder: TextEncoder
+    named: dict[str, TextEncoder]  # by the names of the spec's `templates`
     created: int  # seconds since 1970 when it was written
     stamps: dict[str, tuple[int, int]]  # size and modification time of every file, before it was read
 
@@ -142,11 +192,12 @@ class Bundle:
             created = int((folder / SPEC_FILE).stat().st_mtime)
             stamps = _check_files(folder, spec)
             encoder = spec.text_encoder(folder)
+            named = spec.named_encoders(encoder)
         except TemplateError as error:
             raise BundleError(f"{folder / SPEC_FILE}: {error}") from error
         except OSError as error:
             raise unreadable(folder, error) from error
-        return cls(folder, spec, encoder, created, stamps)
+        return cls(folder, spec, encoder, named, created, stamps)
 
     @property
     def name(self) -> str:
@@ -159,6 +210,11 @@ class Bundle:
             return same and _read_spec(self.path) == self.spec
         except OSError as error:
             raise unreadable(self.path, error) from error
+
+    @property
+    def canaries(self) -> Canaries | None:
+        """The texts whose vectors are known. Raises BundleError."""
+        return Canaries.read(self.path) if CANARY_FILE in self.spec.files else None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -197,8 +253,11 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
         folder.rename(target)
 
 
-def seal(folder: Path, config: EmbeddingConfig, dimension: int, provenance: Provenance) -> Spec:
-    """Hash every file in `folder` and write the contract, atomically and last: then the folder is a bundle."""
+def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, provenance: Provenance) -> Spec:
+    """Hash every file in `folder` and write the contract, atomically and last: then the folder is a bundle.
+
+    `weights` is the sha256 of the weights that the graphs were made from.
+    """
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     spec = Spec(
         **config.model_dump(),
@@ -206,6 +265,7 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, provenance: Prov
         dimension=dimension,
         inputs=INPUTS,
         output=OUTPUT,
+        weights=weights,
         files={name: sha256(folder / name) for name in files if name != SPEC_FILE},
         provenance=provenance,
     )
@@ -222,12 +282,16 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, provenance: Prov
 def upgrade(content: Any) -> Any:
     """Return an embedding configuration, or a whole contract, in the present format.
 
-    Version 1 differs in one name: it called `pooling` `read_out`.
+    In version 1 it called `pooling` `read_out`. Version 2 had no `weights`: a digest of the graphs' digests is used.
     """
-    if not isinstance(content, dict) or "read_out" not in content:
+    if not isinstance(content, dict):
         return content
     content = {"pooling" if key == "read_out" else key: value for key, value in content.items()}
-    return content | {"format_version": 2} if content.get("format_version") == 1 else content
+    if content.get("format_version") in (1, 2) and isinstance(content.get("files"), dict):
+        graphs = [content["files"].get(graph) for graph in GRAPHS.values()]
+        weights = hashlib.sha256(json.dumps(graphs).encode()).hexdigest()
+        content |= {"format_version": FORMAT_VERSION, "weights": weights}
+    return content
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:

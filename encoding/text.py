@@ -8,6 +8,7 @@ gives RoBERTa's `Ġhello`, `"[X]"` gives `hello`). A blank before `[MASK]` belon
 `<mask>` token. For word-piece tokenizers it makes no difference.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -162,17 +163,9 @@ class TextEncoder:
         self._tokenizer.no_padding()
         _reserve(self._tokenizer, special)
         self.special = special
-        self.template = template
         self.max_tokens = max_tokens
         self.final_period = final_period
-        self._blank = " " if template.prefix[-1:].isspace() else ""
-        self.prefix_ids = [special.cls, *self._template_ids(template.prefix)]
-        self.suffix_ids = [*self._template_ids(template.suffix), special.sep]
-        if self.text_tokens < 1:
-            raise TemplateError(
-                f"template {str(template)!r} takes {self.template_tokens} tokens and max_tokens is {max_tokens}; "
-                f"raise max_tokens to {self.template_tokens + 1} or more"
-            )
+        self._use(template)
 
     @classmethod
     def load(cls, folder: Path, template: Template, max_tokens: int, final_period: bool = False) -> Self:
@@ -183,6 +176,12 @@ class TextEncoder:
         except Exception as error:  # tokenizers raises plain Exception
             raise BundleError(f"{path} is not a readable tokenizer ({error})") from error
         return cls(tokenizer, SpecialTokens.load(folder, tokenizer), template, max_tokens, final_period)
+
+    def within(self, template: Template) -> Self:
+        """Return an encoder for another template with the same tokenizer and limit. Raises TemplateError."""
+        other = copy.copy(self)
+        other._use(template)
+        return other
 
     @property
     def template_tokens(self) -> int:
@@ -316,6 +315,17 @@ class TextEncoder:
                 position=position,
             )
         return Tokens([*self.prefix_ids, *ids[kept.start : kept.stop], *self.suffix_ids], cut)
+
+    def _use(self, template: Template) -> None:
+        self.template = template
+        self._blank = " " if template.prefix[-1:].isspace() else ""
+        self.prefix_ids = [self.special.cls, *self._template_ids(template.prefix)]
+        self.suffix_ids = [*self._template_ids(template.suffix), self.special.sep]
+        if self.text_tokens < 1:
+            raise TemplateError(
+                f"template {str(template)!r} takes {self.template_tokens} tokens and max_tokens is {self.max_tokens}; "
+                f"raise max_tokens to {self.template_tokens + 1} or more"
+            )
 
     def _kept(self, count: int, direction: Direction) -> range:
         """Return the indices of a text's `count` tokens that are kept."""

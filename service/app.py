@@ -13,8 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import answer, respond
-from service.http import compare, embed, openai, pages, status, tokens
+from service.errors import answer, respond, shape_of
+from service.http import cohere, compare, embed, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware, Traffic
 from service.http.request import Services
@@ -30,9 +30,9 @@ from service.monitoring.tracing import configure
 from service.settings import Settings
 
 DESCRIPTION = (
-    "Sentence embeddings from prompt templates, in text-embeddings-inference's wire format and in OpenAI's. Where "
-    "several models are served, a request names its model in the body, or in the path: every route with texts, /info, "
-    "/health and /v1/models also exist under /models/NAME."
+    "Sentence embeddings from prompt templates, in the wire formats of text-embeddings-inference, OpenAI and Cohere. "
+    "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
+    "/info, /health and /v1/models also exist under /models/NAME."
 )
 PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
 BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
@@ -99,7 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     needs_key = [Security(BEARER)] if keys else []
-    for router in (openai.router, embed.router, compare.router, tokens.router, status.router):
+    for router in (openai.router, cohere.router, embed.router, compare.router, tokens.router, status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
     app.include_router(status.admin, dependencies=[Security(BEARER)])
@@ -118,7 +118,7 @@ async def _respond(request: Request, error: Exception) -> Response:
     record.error_type = answer(error).error_type
     return respond(
         error,
-        openai=request.scope["path"].startswith(f"{openai.router.prefix}/"),
+        shape=shape_of(request.scope["path"]),
         where=f"{request.method} {record.path[:200]}",
         docs=bool(request.app.openapi_url),
     )

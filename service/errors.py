@@ -3,7 +3,7 @@
 ClozeError
 ├── SessionError              at start: a graph that cannot be run as asked
 └── ServiceError              a request that gets no vectors; ANSWERS has the status of each
-    ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, BodyTooLarge,
+    ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, OtherSpace, BodyTooLarge,
     │   UnsupportedMediaType, ValidationFailed, BackendFailed
     └── Retriable             may succeed when it is sent again after `retry_after` seconds
         └── Overloaded, Unavailable, DeadlineExceeded
@@ -12,10 +12,11 @@ The error types on the wire are those of text-embeddings-inference where it has 
 logged and answered with a bare 500.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from fastapi.exceptions import RequestValidationError
@@ -55,6 +56,14 @@ class Unauthorized(ServiceError):
 
 class ModelNotFound(ServiceError):
     """No model of that name is served."""
+
+
+class OtherSpace(ServiceError):
+    """The client expects vectors of another space than the model's."""
+
+    def __init__(self, message: str, space: str) -> None:
+        super().__init__(message)
+        self.headers = {"x-embedding-space": space}
 
 
 class RequestTimeout(ServiceError):
@@ -124,6 +133,7 @@ ANSWERS: Final[dict[type[Exception], Answer]] = {
     ModelNotFound: Answer(404, "ModelNotFound", "No model of that name is served", openai_code="model_not_found"),
     RequestTimeout: Answer(408, "Slow", "The body did not arrive in time", "timeout_error"),
     ReloadFailed: Answer(409, "ReloadFailed", "A bundle cannot be served; nothing has changed"),
+    OtherSpace: Answer(412, "OtherSpace", "The model has another vector space than If-Match expects"),
     BodyTooLarge: Answer(413, "PayloadTooLarge", "The body is larger than the limit"),
     UnsupportedMediaType: Answer(415, "UnsupportedMediaType", "The content type is not JSON"),
     ValidationFailed: INVALID,
@@ -173,13 +183,34 @@ class OpenAIErrorBody(BaseModel):
     error: OpenAIError
 
 
-def documented(*statuses: int, openai: bool = False) -> dict[int | str, dict[str, Any]]:
+class CohereErrorBody(BaseModel):
+    """Every error of Cohere's route."""
+
+    message: str
+
+
+Shape = Literal["native", "openai", "cohere"]
+SHAPES: Final[dict[str, Shape]] = {"v1": "openai", "v2": "cohere"}
+VERSIONED: Final = re.compile(r"(?:/models/[^/]+)?/(v1|v2)/")
+BODIES: Final[dict[Shape, type[BaseModel]]] = {
+    "native": ErrorBody,
+    "openai": OpenAIErrorBody,
+    "cohere": CohereErrorBody,
+}
+
+
+def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
     found = {known.status: known.description for known in ANSWERS.values() if known.status != 409 or 409 in statuses}
-    if openai:  # OpenAI's clients do not know 424
+    if shape != "native":  # its clients do not know 424
         found[500] = found.pop(424)
-    model = OpenAIErrorBody if openai else ErrorBody
-    return {status: {"model": model, "description": found[status]} for status in sorted(statuses or found)}
+    return {status: {"model": BODIES[shape], "description": found[status]} for status in sorted(statuses or found)}
+
+
+def shape_of(path: str) -> Shape:
+    """Return the shape in which the clients of a path expect an error."""
+    found = VERSIONED.match(path)
+    return SHAPES[found[1]] if found else "openai" if path == "/embeddings" else "native"
 
 
 def too_many(found: int, things: str, limit: int) -> ValidationFailed:
@@ -194,17 +225,16 @@ def answer(error: Exception) -> Answer:
     return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), INTERNAL)
 
 
-def respond(error: Exception, *, openai: bool, where: str = "", docs: bool = False) -> Response:
-    """Make the response, in the native shape or OpenAI's. `where` is the method and path that was asked for."""
+def respond(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
+    """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
     found = answer(error)
-    status = 500 if openai and isinstance(error, BackendFailed) else found.status
+    status = 500 if shape != "native" and isinstance(error, BackendFailed) else found.status
     message = _message(error, found, where, docs)
-    if openai:
-        content: Any = {
-            "error": {"message": message, "type": found.openai_type, "param": None, "code": found.openai_code}
-        }
-    else:
-        content = {"error": message, "error_type": found.error_type}
+    content: Any = {"error": message, "error_type": found.error_type}
+    if shape == "openai":
+        content = {"error": {"message": message, "type": found.openai_type, "param": None, "code": found.openai_code}}
+    if shape == "cohere":
+        content = {"message": message}
     return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
 
 

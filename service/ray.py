@@ -22,7 +22,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import OptionError
-from service.errors import Unavailable, respond
+from service.errors import Unavailable, respond, shape_of
 from service.monitoring.health import Health
 from service.monitoring.logs import configure
 from service.settings import Settings
@@ -142,5 +142,4 @@ class ProxyMiddleware:
 
         await self.app(scope, receive, watch)
         if scope["type"] == "http" and not started:
-            openai = "/v1/" in scope["path"] or scope["path"] == "/embeddings"
-            await respond(Unavailable(LOST, RETRY_AFTER), openai=openai)(scope, receive, send)
+            await respond(Unavailable(LOST, RETRY_AFTER), shape=shape_of(scope["path"]))(scope, receive, send)

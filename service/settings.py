@@ -55,6 +55,7 @@ class Settings(Options):
 
     bundle: Path = Field(description="Folder of one bundle, or of several, each served under its folder's name.")
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
+    alias: str = Field("", description="Other names of models, as NAME=MODEL, separated by commas.")
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")
     provider: ProviderChoice = Field("auto", description="Where to run the graph. auto: CUDA where it is available.")
     threads: int = Field(0, ge=0, le=1024, description="Threads that run graphs on the CPU. 0: the available CPUs.")
@@ -109,6 +110,22 @@ class Settings(Options):
         """Refuse an empty path, which would be the working directory."""
         if isinstance(value, str) and not value.strip():
             raise PydanticCustomError("blank", "should be a path; write one, or leave it out")
+        return value
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Return the model of each other name."""
+        return dict(each.split("=", 1) for each in _split(self.alias))
+
+    @field_validator("alias")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        for each in _split(value):
+            name, _, model = each.partition("=")
+            if not name or not model or "/" in name:
+                raise PydanticCustomError(
+                    "alias", "{each} is not NAME=MODEL, as text-embedding-3-small=cloze-mini", {"each": repr(each)}
+                )
         return value
 
     @property

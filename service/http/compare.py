@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import AS_BYTES, embed, embed_texts, respond
-from service.http.request import Context, JSONRoute, resolve_model
+from service.http.request import Context, JSONRoute, named_template, resolve_model
 from service.http.schemas import (
     AnyRequest,
     Found,
@@ -21,6 +21,7 @@ from service.http.schemas import (
     Sentences,
     SimilarityRequest,
 )
+from service.inference.embedder import Part
 from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
 
 Cosines = list[float] | list[list[float]]
@@ -43,7 +44,8 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or Options()
     layout = _layout(body.inputs)
     model = resolve_model(context, body.model, options.model)
-    found = await embed(layout.texts, context, model, options, layout.field)
+    parts = [Part(layout.texts, named_template(model, options.prompt_name))]
+    found = await embed(parts, context, model, options, layout.field)
     return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
 
 
@@ -61,9 +63,12 @@ async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:
         raise EmptyInput("texts is an empty list; send at least one text")
     model = resolve_model(context, body.model)
-    found = await embed(
-        [body.query, *body.texts], context, model, body, lambda index: f"texts[{index - 1}]" if index else "query"
-    )
+    names = model.bundle.named
+    parts = [
+        Part([body.query], named_template(model, body.prompt_name) or ("query" if "query" in names else None)),
+        Part(body.texts, "document" if "document" in names else None),
+    ]
+    found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
 
     def rank() -> bytes:
         scores = cosines(np.stack(found.rows))

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter, time_ns
 from typing import Any, Final
 
@@ -12,9 +12,18 @@ from fastapi import APIRouter, Request, Response
 from encoding.errors import TextError
 from encoding.text import Direction
 from service.errors import ValidationFailed, documented
-from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, resolve_model
+from service.http.request import (
+    SPACE_HEADER,
+    SWITCH,
+    Context,
+    JSONRoute,
+    RequestContext,
+    as_list,
+    named_template,
+    resolve_model,
+)
 from service.http.schemas import LEFT, EmbedRequest, Options, Rows
-from service.inference.embedder import Embeddings, Inputs
+from service.inference.embedder import Embeddings, Part
 from service.inference.model import Model
 from service.inference.vectors import Raw, finish, to_bytes, to_json
 
@@ -39,7 +48,7 @@ async def embed_texts(body: EmbedRequest, request: Request, context: Context) ->
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body)
+    found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
     in_format = to_bytes if _prefers_bytes(request.headers.get("accept", "")) else to_json
 
     def write() -> bytes | Raw:
@@ -57,21 +66,25 @@ def check_dimensions(dimensions: int | None, model: Model) -> None:
 
 
 async def embed(
-    inputs: Inputs, context: RequestContext, model: Model, options: Options, field: Callable[[int], str] | None = None
+    parts: Sequence[Part],
+    context: RequestContext,
+    model: Model,
+    options: Options,
+    field: Callable[[int], str] | None = None,
 ) -> Embeddings:
     """Embed for the client of this request, and record how much it was.
 
     `field` returns what an error calls the input at an index: the field of the body that the client sent.
     """
     services, record = context.services, context.record
-    record.texts = len(inputs)
+    record.texts = sum(len(part.inputs) for part in parts)
     truncate = services.settings.auto_truncate if options.truncate is None else options.truncate
     direction: Direction = "left" if options.truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
-        found = await model.embedder.embed(inputs, truncate=truncate, direction=direction, client=record.client)
+        found = await model.embedder.embed(*parts, truncate=truncate, direction=direction, client=record.client)
     except TextError as error:
-        if type(error) is TextError and not isinstance(inputs[0], str):  # token ids, perhaps of another model
+        if type(error) is TextError and not isinstance(parts[0].inputs[0], str):  # token ids, perhaps of another model
             error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)
         if field is not None and error.position is not None:
             error.subject = field(error.position)
@@ -79,7 +92,7 @@ async def embed(
     record.tokens = found.tokens
     if services.tracing.provider is not None:
         timing = found.timing._asdict()
-        services.tracing.stages(begun, timing, model=model.name, texts=len(inputs), tokens=found.tokens)
+        services.tracing.stages(begun, timing, model=model.name, texts=record.texts, tokens=found.tokens)
     return found
 
 
@@ -99,13 +112,14 @@ async def respond(
 
 
 def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
-    """Return text-embeddings-inference's headers, in whole milliseconds, and the standard Server-Timing.
+    """Return the vector space, text-embeddings-inference's headers, in whole milliseconds, and Server-Timing.
 
     Queue and inference are means over the request's texts; compute is tokenising and the graph, total all until now.
     """
     total = perf_counter() - context.record.started
     ms = {name: 1000 * seconds for name, seconds in (found.timing._asdict() | {"total": total}).items()}
     return {
+        SPACE_HEADER: model.space,
         "x-compute-type": model.session.provider,
         "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
         "x-compute-characters": str(found.characters),

@@ -30,7 +30,7 @@ from service.settings import Settings
 DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
 ALIASES: Final = {"/embeddings": "/v1/embeddings", "/models": "/v1/models"}
 OF_MODEL: Final = re.compile(
-    r"/models/([^/]+)(/embed|/similarity|/search|/tokenize|/decode|/info|/health|/v1/embeddings|/v1/models)?"
+    r"/models/([^/]+)(/embed|/similarity|/search|/tokenize|/decode|/info|/health|/v1/embeddings|/v1/models|/v2/embed)?"
 )
 PATTERNS: Final = {route[: route.index("{")]: route for route in ROUTES if "{" in route}
 

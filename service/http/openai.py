@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import documented
 from service.http.embed import check_dimensions, embed, respond
-from service.http.request import Context, Inputs, JSONRoute, as_list, resolve_model
+from service.http.request import Context, Inputs, JSONRoute, as_list, named_template, resolve_model
 from service.http.schemas import Options
+from service.inference.embedder import Part
 from service.inference.model import Model
 from service.inference.vectors import Format, finish, rows
 
@@ -61,6 +62,8 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="seconds since 1970, when the bundle was written")
     owned_by: Literal["cloze"] = "cloze"
+    root: str = Field(description="the model's own name; `id` may be an alias")
+    embedding_space: str = Field(description="digest of all that decides a vector; see the header x-embedding-space")
 
 
 class ModelList(BaseModel):
@@ -71,7 +74,7 @@ class ModelList(BaseModel):
 
 
 router = APIRouter(prefix="/v1", tags=["openai"])  # errors below this prefix have OpenAI's shape
-posts = APIRouter(route_class=JSONRoute, responses=documented(openai=True))
+posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"))
 
 
 @posts.post("/embeddings", response_model=EmbeddingsResponse, summary="A vector for each text")
@@ -79,7 +82,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-    found = await embed(inputs, context, model, body)
+    found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
 
     def as_json() -> bytes:
         """Write the parts in OpenAI's order, the rows one by one."""
@@ -94,22 +97,29 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     return await respond(as_json, context, model, found)
 
 
-@router.get("/models", responses=documented(401, openai=True), summary="What is served")
+@router.get("/models", responses=documented(401, shape="openai"), summary="What is served")
 async def list_models(context: Context) -> ModelList:
-    """List every model; under /models/NAME that model alone."""
-    models = [resolve_model(context)] if context.record.model else context.services.models
-    return ModelList(data=[_card(model) for model in models])
+    """List every model and its aliases; under /models/NAME that model alone."""
+    models = context.services.models
+    served = [resolve_model(context)] if context.record.model else list(models)
+    aliases = {alias: models.served[name] for alias, name in models.aliases.items()}
+    return ModelList(
+        data=[
+            *(_card(model, model.name) for model in served),
+            *(_card(model, alias) for alias, model in aliases.items() if model in served),
+        ]
+    )
 
 
-@router.get("/models/{model}", responses=documented(401, 404, openai=True), summary="One of these")
+@router.get("/models/{model}", responses=documented(401, 404, shape="openai"), summary="One of these")
 async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
-    return _card(resolve_model(context, model))
+    return _card(resolve_model(context, model), model)
 
 
-def _card(model: Model) -> ModelCard:
-    return ModelCard(id=model.name, created=model.bundle.created)
+def _card(model: Model, name: str) -> ModelCard:
+    return ModelCard(id=name, created=model.bundle.created, root=model.name, embedding_space=model.space)
 
 
 router.include_router(posts)

@@ -14,7 +14,15 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Discriminator, Field, Tag
 
-from service.errors import EmptyInput, InvalidJSON, ModelNotFound, UnsupportedMediaType, ValidationFailed, too_many
+from service.errors import (
+    EmptyInput,
+    InvalidJSON,
+    ModelNotFound,
+    OtherSpace,
+    UnsupportedMediaType,
+    ValidationFailed,
+    too_many,
+)
 from service.http.middleware import Traffic
 from service.inference.admission import Admission
 from service.inference.embedder import MAX_TEXT_CHARACTERS
@@ -28,6 +36,7 @@ from service.monitoring.metrics import Metrics
 from service.monitoring.tracing import Tracing
 from service.settings import Settings
 
+SPACE_HEADER: Final = "x-embedding-space"
 SWITCH: Final = (
     "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
@@ -53,16 +62,24 @@ class Services:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The services, and the record of the request that is being served."""
+    """The services, the record of the request that is being served, and the vector spaces that its client accepts."""
 
     services: Services
     record: RequestRecord
+    spaces: frozenset[str]  # empty: any
 
 
 async def _context(request: Request) -> RequestContext:
     record = current_request.get()
     assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
-    return RequestContext(request.app.state.services, record)
+    return RequestContext(request.app.state.services, record, _spaces(request))
+
+
+def _spaces(request: Request) -> frozenset[str]:
+    """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
+    asked = ",".join(request.headers.get(name, "") for name in ("if-match", SPACE_HEADER))
+    found = frozenset(each.strip().removeprefix("W/").strip('"') for each in asked.split(","))
+    return frozenset() if "*" in found else found - {""}
 
 
 Context = Annotated[RequestContext, Depends(_context)]
@@ -71,17 +88,34 @@ Context = Annotated[RequestContext, Depends(_context)]
 def resolve_model(context: RequestContext, *names: str | None) -> Model:
     """Return the model that the path or the body names, or the default.
 
-    Raises ModelNotFound, and ValidationFailed where two models are named.
+    Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
+    vector space.
     """
     models, record = context.services.models, context.record
-    asked = list(dict.fromkeys(filter(None, (record.model, *names))))
+    asked = list(dict.fromkeys(models.aliases.get(name, name) for name in (record.model, *names) if name))
     if len(asked) > 1:
         raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
     found = models.served.get(asked[0] if asked else models.default)
     if found is None:
-        raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {', '.join(models.served)}")
+        there = ", ".join((*models.served, *models.aliases))
+        raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
     record.model = found.name
+    if context.spaces and found.space not in context.spaces:
+        raise OtherSpace(
+            f"model {found.name} has the vector space {found.space}, the request expects "
+            f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the stored "
+            "texts again, or serve the model that they were embedded with",
+            found.space,
+        )
     return found
+
+
+def named_template(model: Model, name: str | None) -> str | None:
+    """Return the name of a template that the model has. Raises ValidationFailed."""
+    if name is None or name in model.bundle.named:
+        return name
+    there = ", ".join(model.bundle.named) or "none"
+    raise ValidationFailed(f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}")
 
 
 def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids: bool) -> EmbedderInputs:

@@ -2,19 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.http.request import AnyIds, Inputs, TextList, TextOrTexts
 from service.inference.vectors import Format
-
-
-def _no_prompts(value: Any) -> None:
-    if value is not None:
-        raise PydanticCustomError(
-            "prompt_name", "a bundle has no prompts; every text is put into its template, which /info shows"
-        )
-
 
 ModelName = Annotated[str | None, Field(description="Name of the model; null: the default")]
 Rows = list[list[float]] | list[list[int]] | list[str]
@@ -32,7 +23,9 @@ class _Sided(_Body):
 
     model: ModelName = None
     truncation_direction: Literal["left", "Left", "right", "Right"] = Field("right", description="The truncated side")
-    prompt_name: Annotated[None, BeforeValidator(_no_prompts)] = Field(None, description="Bundles have no prompts")
+    prompt_name: str | None = Field(
+        None, description="Name of one of the model's templates, as /info lists them; null: its own template"
+    )
 
 
 class Options(_Sided):
@@ -110,7 +103,11 @@ AnyRequest = Annotated[
 
 
 class SearchRequest(Options):
-    """Texts to rank by their cosine with a query."""
+    """Texts to rank by their cosine with a query.
+
+    The query is put into the model's template `query`, or the one of `prompt_name`, and the texts into its template
+    `document`, where it has them.
+    """
 
     query: str
     texts: TextList
@@ -207,5 +204,8 @@ class Info(BaseModel):
     max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
     max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo
+    templates: dict[str, str] = Field(description="further templates, which a request names by `prompt_name`")
+    embedding_space: str = Field(description="digest of all that decides a vector; also the header x-embedding-space")
     models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
     default_model: str
+    aliases: dict[str, str] = Field(description="other names of the models")

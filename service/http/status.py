@@ -84,8 +84,11 @@ async def info(context: Context) -> Info:
             final_period=spec.final_period,
             denoising=spec.denoising,
         ),
+        templates=spec.templates,
+        embedding_space=model.space,
         models=list(models.served),
         default_model=models.default,
+        aliases=models.aliases,
     )
 
 

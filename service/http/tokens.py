@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 
 from encoding.text import Direction
 from service.errors import EmptyInput, ValidationFailed, documented, too_many
-from service.http.request import Context, JSONRoute, RequestContext, resolve_model
+from service.http.request import Context, JSONRoute, RequestContext, named_template, resolve_model
 from service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
 
 MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
@@ -29,7 +29,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
         raise ValidationFailed(
             f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
         )
-    encoder, special = model.bundle.text_encoder, body.add_special_tokens
+    encoder = model.text_encoders[named_template(model, body.prompt_name)]
+    special = body.add_special_tokens
     direction: Direction = "left" if body.truncation_direction in LEFT else "right"
 
     def explain() -> bytes:

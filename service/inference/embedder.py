@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -24,6 +24,14 @@ from service.monitoring.metrics import ModelMetrics
 from service.settings import Settings
 
 Inputs = Sequence[str] | Sequence[Sequence[int]]
+
+
+class Part(NamedTuple):
+    """Inputs of a request that share a template: the one of this name, or the bundle's own."""
+
+    inputs: Inputs
+    template: str | None = None
+
 
 MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
 SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
@@ -67,9 +75,12 @@ class Embeddings(NamedTuple):
 
 @dataclass(eq=False)
 class Embedder:
-    """Embeds texts with one graph. `start` begins to take requests, `stop` finishes those that were accepted."""
+    """Embeds texts with one graph. `start` begins to take requests, `stop` finishes those that were accepted.
 
-    text_encoder: TextEncoder
+    `text_encoders` has the bundle's own template under None, and its named templates.
+    """
+
+    text_encoders: Mapping[str | None, TextEncoder]
     session: Session
     graph: str  # sha256 of its file, in hex
     settings: Settings
@@ -108,17 +119,17 @@ class Embedder:
         await self._idle.wait()
         await self.batcher.drain()
 
-    async def embed(self, inputs: Inputs, *, truncate: bool, direction: Direction, client: str) -> Embeddings:
-        """Return one vector per text, or per list of the text's own token ids.
+    async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: str) -> Embeddings:
+        """Return one vector per text, or per list of the text's own token ids, of all parts in order.
 
         Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed; then none of the
         texts is embedded.
         """
-        self.check_lengths(inputs)
+        self.check_lengths([each for part in parts for each in part.inputs])
         self._requests += 1
         self._idle.clear()
         try:
-            return await self._embed(inputs, truncate, direction, client)
+            return await self._embed(parts, truncate, direction, client)
         finally:
             self._requests -= 1
             if not self._requests:
@@ -136,9 +147,9 @@ class Embedder:
                     f" has {len(each)} {unit}; at most {MAX_TEXT_CHARACTERS} are allowed: shorten it", position=position
                 )
 
-    async def _embed(self, inputs: Inputs, truncate: bool, direction: Direction, client: str) -> Embeddings:
+    async def _embed(self, parts: Sequence[Part], truncate: bool, direction: Direction, client: str) -> Embeddings:
         started = perf_counter()
-        tokens, keys = await self._tokenize(inputs, truncate, direction)
+        tokens, keys = await self._tokenize(parts, truncate, direction)
         now = perf_counter()
         vectors = [self.cache.get(key) for key in keys]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
@@ -159,16 +170,17 @@ class Embedder:
         metrics.drift.observe(found, [each.ids for each in tokens], cut)
         waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
         timing = Timing(now - started, _mean(waits), _mean([row.ran for row in rows]))
-        return Embeddings(found, total, sum(len(text) for text in inputs if isinstance(text, str)), timing)
+        characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
+        return Embeddings(found, total, characters, timing)
 
     async def _tokenize(
-        self, inputs: Inputs, truncate: bool, direction: Direction
+        self, parts: Sequence[Part], truncate: bool, direction: Direction
     ) -> tuple[list[Tokens], Sequence[bytes]]:
         """Return each text's tokens, and the key of its vector."""
         tokens, keys = list[Tokens](), list[bytes]()
-        for first, part in _slices(inputs):
-            encode = partial(self._encode, first, part, truncate, direction)
-            if sum(len(each) + EACH for each in part) <= SMALL:  # a thread would take longer
+        for part in _slices(parts):
+            encode = partial(self._encode, len(tokens), part, truncate, direction)
+            if sum(len(each) + EACH for each in part.inputs) <= SMALL:  # a thread would take longer
                 encoded = encode()
             else:
                 encoded = await asyncio.get_running_loop().run_in_executor(self.executors.workers, encode)
@@ -176,8 +188,8 @@ class Embedder:
             keys += [key for _, key in encoded]
         return tokens, keys
 
-    def _encode(self, first: int, inputs: Inputs, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
-        encoder = self.text_encoder
+    def _encode(self, first: int, part: Part, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
+        inputs, encoder = part.inputs, self.text_encoders[part.template]
         if isinstance(inputs[0], str):
             found = encoder.encode(cast(Sequence[str], inputs), truncate=truncate, direction=direction, first=first)
         else:
@@ -219,7 +231,7 @@ class Embedder:
     def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.float32], float, float]:
         """Return the vectors of one batch, when it began, and the seconds it ran."""
         started = perf_counter()  # in the thread: other batches may have come first
-        vectors = self.session.run(self.text_encoder.pad(sequences))
+        vectors = self.session.run(self.text_encoders[None].pad(sequences))
         return vectors, started, perf_counter() - started
 
 
@@ -228,16 +240,17 @@ def _key(graph: str, ids: Sequence[int]) -> bytes:
     return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(graph), digest_size=32).digest()
 
 
-def _slices(inputs: Inputs) -> Iterator[tuple[int, Inputs]]:
-    """Cut the inputs into slices to tokenise at once; yield each with the index of its first input."""
-    first, size = 0, 0
-    for position, each in enumerate(inputs):
-        if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
-            yield first, inputs[first:position]
-            first, size = position, 0
-        size += len(each)
-    if inputs:
-        yield first, inputs[first:]
+def _slices(parts: Iterable[Part]) -> Iterator[Part]:
+    """Cut the parts into slices to tokenise at once."""
+    for inputs, template in parts:
+        first, size = 0, 0
+        for position, each in enumerate(inputs):
+            if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
+                yield Part(inputs[first:position], template)
+                first, size = position, 0
+            size += len(each)
+        if inputs:
+            yield Part(inputs[first:], template)
 
 
 def _mean(values: Sequence[float]) -> float:

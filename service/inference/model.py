@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 from encoding.bundle import GRAPHS, Bundle
+from encoding.text import TextEncoder
 from service import VERSION
 from service.errors import BackendFailed, SessionError, Unavailable
 from service.inference.admission import Admission
@@ -35,7 +36,10 @@ class Model:
         self.session.running = executors.running
         self.graph = bundle.spec.files[GRAPHS[self.session.precision]]  # sha256
         self._executors = executors
-        self.embedder = Embedder(bundle.text_encoder, self.session, self.graph, settings, executors, admission, cache)
+        self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
+        self.text_encoders.update(bundle.named.items())
+        self.space = bundle.spec.space
+        self.embedder = Embedder(self.text_encoders, self.session, self.graph, settings, executors, admission, cache)
         self.load_seconds = perf_counter() - started  # `warm_up` adds its own
         self._metrics: ModelMetrics
         self._probe: asyncio.Task[BackendFailed | None] | None = None
@@ -74,6 +78,7 @@ class Model:
             "pooling": spec.pooling,
             "dimension": str(spec.dimension),
             "sha256": self.graph,
+            "space": self.space,
         }
         self._metrics = metrics.serve(self.name, self.load_seconds, facts)
         self.embedder.start(self._metrics)

@@ -37,8 +37,8 @@ class Models:
     ) -> None:
         """Load every bundle, check it and warm it up.
 
-        Raises BundleError or SessionError where one cannot be served, OptionError where the default is not clear. A
-        graph that hangs ends the process.
+        Raises BundleError or SessionError where one cannot be served, OptionError where the default or an alias is not
+        clear. A graph that hangs ends the process.
         """
         self._settings = settings
         self._metrics = metrics
@@ -46,6 +46,7 @@ class Models:
         self._load_model = load_model
         self._reloading = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
+        self.aliases = settings.aliases
         self.served: dict[str, Model] = {}
         self.served = self._load()
         self.default = settings.model or next(iter(self.served))
@@ -117,12 +118,18 @@ class Models:
             bundle = Bundle.load(folder)
             known = self.served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
-                known = self._load_model(bundle)
-                if not bundle.unchanged():  # its graph may be of another bundle
-                    raise BundleError(f"{folder} changed while it was loaded; reload when the copy is complete")
+                known = self._load_whole(bundle)
             served[bundle.name] = known
-        _check_default(self._settings, list(served))
+        _check_names(self._settings, list(served))
         return served
+
+    def _load_whole(self, bundle: Bundle) -> Model:
+        """Load a bundle's graph. Raises BundleError where the folder changed meanwhile: the graph may be another's."""
+        try:
+            return self._load_model(bundle)
+        finally:
+            if not bundle.unchanged():
+                raise BundleError(f"{bundle.path} changed while it was loaded; reload when the copy is complete")
 
 
 def _folders(path: Path) -> list[Path]:
@@ -141,9 +148,16 @@ def _folders(path: Path) -> list[Path]:
     return found
 
 
-def _check_default(settings: Settings, names: list[str]) -> None:
+def _check_names(settings: Settings, names: list[str]) -> None:
     listed = ", ".join(names)
     if settings.model and settings.model not in names:
         raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
+    for alias, name in settings.aliases.items():
+        if name not in names:
+            raise OptionError(f"alias is {alias}={name}, but {settings.bundle} has {listed}")
+        if alias in names:
+            raise OptionError(
+                f"alias is {alias}={name}, but {settings.bundle} has a model {alias}; choose another name"
+            )
     if not settings.model and len(names) > 1:
         raise OptionError(f"{settings.bundle} has several models and no default; set model to one of {listed}")

@@ -16,6 +16,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
+from encoding.canaries import TOLERANCES
 from encoding.text import Batch, TextEncoder
 from service.errors import BackendFailed, SessionError
 from service.inference.threads import available_cpus
@@ -88,8 +89,8 @@ class Session:
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
-        Raises SessionError where the provider is not available or the graph breaks the contract, BundleError where the
-        bundle has no graph of that precision.
+        Raises SessionError where the provider is not available, the graph breaks the contract or gives other vectors
+        than it once gave for the bundle's canary texts; BundleError where the bundle has no graph of that precision.
         """
         candidates: tuple[Provider, ...] = ("cuda", "cpu") if provider == "auto" else (provider,)
         for candidate in candidates:
@@ -98,7 +99,9 @@ class Session:
             dimension = bundle.spec.dimension
             sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
             if sessions:
-                return sessions[0] if len(sessions) == 1 else fastest(sessions, bundle.text_encoder, bundle.name)
+                chosen = sessions[0] if len(sessions) == 1 else fastest(sessions, bundle.text_encoder, bundle.name)
+                _check_canaries(chosen, bundle)
+                return chosen
         raise SessionError(
             "provider is cuda, and ONNX Runtime cannot use CUDA here "
             f"(it offers {', '.join(ort.get_available_providers())}); install `cloze[gpu]` where there is an "
@@ -232,3 +235,25 @@ def _check(session: ort.InferenceSession, bundle: Bundle, precision: Precision) 
     width = shape[1] if len(shape) == 2 else dimension  # a name or None where the graph leaves it open
     if kind != "tensor(float)" or (isinstance(width, int) and width != dimension):
         raise SessionError(f"{path} gives {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export it again")
+
+
+def _check_canaries(session: Session, bundle: Bundle) -> None:
+    """Check that the graph gives the vectors that it gave when it was exported."""
+    canaries = bundle.canaries
+    if canaries is None:
+        logger.warning(
+            "model %s: the bundle is of an older format and has no canary texts; export it again", bundle.name
+        )
+        return
+    encoder, precision = bundle.text_encoder, session.precision
+    try:
+        found = session.run(encoder.pad([tokens.ids for tokens in encoder.encode(canaries.texts)]))
+    except BackendFailed as error:
+        raise SessionError(f"{bundle.graph(precision)} fails on a canary text: {error.__cause__ or error}") from error
+    difference, text = canaries.difference(precision, found)
+    if not difference <= TOLERANCES[precision]:
+        raise SessionError(
+            f"{bundle.graph(precision)} no longer gives the vectors that it was exported with: they differ by "
+            f"{difference:.1e} for the text {text[:40]!r}, at most {TOLERANCES[precision]:.0e} is allowed. The file "
+            "was altered, or this machine computes it wrongly: restore the bundle or export it again"
+        )

@@ -2,7 +2,7 @@
 
 float            JSON numbers, as short as float32 allows
 base64, float16  base64 of the row as little-endian float32, float16
-int8             JSON integers: each row scaled so that its largest magnitude is 127
+int8, uint8      JSON integers: each row scaled so that its largest magnitude is 127; uint8 is the same plus 128
 binary, ubinary  JSON integers: a bit for each dimension, 1 where it is above 0, eight to a byte, the first highest,
                  zeros after the last; ubinary gives the bytes 0…255, binary the same less 128
 
@@ -22,7 +22,7 @@ from service.errors import ValidationFailed
 Vectors = NDArray[np.float32]
 Array = NDArray[Any]
 
-Format = Literal["float", "base64", "float16", "int8", "binary", "ubinary"]
+Format = Literal["float", "base64", "float16", "int8", "uint8", "binary", "ubinary"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 
@@ -107,6 +107,10 @@ def _int8(vectors: Array) -> Array:
     return np.rint(wide * 127 / np.where(largest > 0, largest, 1)).astype(np.int8)
 
 
+def _uint8(vectors: Array) -> Array:
+    return (_int8(vectors).astype(np.int16) + 128).astype(np.uint8)
+
+
 def _ubinary(vectors: Array) -> Array:
     return np.packbits(vectors > 0, axis=1)
 
@@ -135,6 +139,7 @@ _PACK: Final[dict[Format, Callable[[Array], Array]]] = {
     "base64": lambda vectors: vectors.astype("<f4"),
     "float16": lambda vectors: vectors.astype("<f2"),
     "int8": _int8,
+    "uint8": _uint8,
     "binary": _binary,
     "ubinary": _ubinary,
 }

@@ -23,7 +23,7 @@ from service.monitoring.drift import DriftSample
 Made = TypeVar("Made", Counter, Gauge, Histogram)
 Outcome = Literal["swapped", "unchanged", "failed"]
 
-MODEL_ROUTES: Final = ("/", "/embed", "/similarity", "/search", "/v1/embeddings")
+MODEL_ROUTES: Final = ("/", "/embed", "/similarity", "/search", "/v1/embeddings", "/v2/embed")
 TOKEN_ROUTES: Final = ("/tokenize", "/decode")
 STATUS_ROUTES: Final = (
     *("GET /", "/info", "/v1/models", "/v1/models/{model}", "/metrics", "/admin/reload"),
@@ -33,7 +33,15 @@ STATUS_ROUTES: Final = (
 OTHER: Final = "other"
 ROUTES: Final = (*MODEL_ROUTES, *TOKEN_ROUTES, *STATUS_ROUTES, OTHER)
 
-FACTS: Final = ("provider", "precision", "version", "pooling", "dimension", "sha256")  # labels of cloze_model_info
+FACTS: Final = (
+    "provider",
+    "precision",
+    "version",
+    "pooling",
+    "dimension",
+    "sha256",
+    "space",
+)  # labels of cloze_model_info
 
 CLIENT_GONE: Final = 499  # the client left before the answer, so nobody reads it
 DROPPED: Final = "Dropped"

@@ -19,6 +19,7 @@ READING = EmbeddingConfig(
 PROVENANCE = Provenance(
     parent="tiny", recipe={"method": "distill"}, data=[], commit=None, seeds=[1], scores={}, parity={"fp32": 0.0}
 )
+WEIGHTS = "0" * 64
 FILES = ("config.json", *TOKENIZER_FILES, "README.md", GRAPHS["int8"])
 
 
@@ -36,7 +37,7 @@ def fill(folder: Path, tiny_bert: Path, graph: bytes = b"graph") -> None:
     (folder / "README.md").write_text("# tiny\n")
     (folder / "onnx").mkdir()
     (folder / GRAPHS["int8"]).write_bytes(graph)
-    seal(folder, READING, 32, PROVENANCE)
+    seal(folder, READING, 32, WEIGHTS, PROVENANCE)
 
 
 def change(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -54,6 +55,61 @@ def test_loads_what_was_sealed(bundle: Path) -> None:
     assert loaded.text_encoder.max_tokens == 32
     assert loaded.precisions == ("int8",)
     assert loaded.graph("int8") == bundle / GRAPHS["int8"]
+
+
+TEMPLATES = {"query": 'This query "[X]" means [MASK].', "document": 'This text : "[X]" means [MASK].'}
+
+
+def named(bundle: Path, **fields: object) -> Bundle:
+    change(bundle, lambda content: content.update(fields))
+    return Bundle.load(bundle)
+
+
+def test_named_templates_share_the_tokenizer_and_the_limit(bundle: Path) -> None:
+    loaded = named(bundle, templates=TEMPLATES)
+    assert set(loaded.named) == {"query", "document"}
+    for name, encoder in loaded.named.items():
+        assert str(encoder.template) == TEMPLATES[name]
+        assert (encoder.mask_index, encoder.max_tokens) == (loaded.text_encoder.mask_index, 32)
+        alone = loaded.spec.model_copy(update={"template": TEMPLATES[name]}).text_encoder(bundle)
+        assert encoder.encode(["two dogs", "", "[MASK] rain " * 40]) == alone.encode(
+            ["two dogs", "", "[MASK] rain " * 40]
+        )
+    assert str(loaded.text_encoder.template) == READING.template
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"templates": {"query": "[X]"}}, r"\[MASK\] 0 times"),
+        ({"templates": {"query": "[X] means [MASK] here."}}, r"query .* at place -3, template .* at -3|at place -4"),
+        ({"templates": {"query": "This [MASK] : [X]"}}, "the same words between"),
+        ({"templates": TEMPLATES, "denoising": True}, "there can be no other; export without denoising"),
+        ({"templates": {"query": f"{'this ' * 40}[X] means [MASK]."}}, "raise max_tokens"),
+    ],
+)
+def test_a_named_template_that_cannot_be_used_is_refused(bundle: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        named(bundle, **fields)
+
+
+def test_the_space_changes_with_all_that_decides_a_vector(bundle: Path) -> None:
+    spec = Bundle.load(bundle).spec
+    changes: dict[str, Any] = {
+        "weights": "1" * 64,
+        "template": 'This sentence of "[X]" means [MASK]!',
+        "templates": TEMPLATES,
+        "final_period": True,
+        "denoising": True,
+        "pooling": "cls",
+        "dimension": 16,
+        "files": spec.files | {"tokenizer.json": "1" * 64},
+    }
+    spaces = {spec.space, *(spec.model_copy(update={name: value}).space for name, value in changes.items())}
+    assert len(spaces) == 1 + len(changes)
+    assert all(len(space) == 16 for space in spaces)
+    graph = spec.model_copy(update={"files": spec.files | {GRAPHS["int8"]: "1" * 64}})
+    assert graph.space == spec.space, "a graph of another precision, or quantised again, is in the same space"
 
 
 def test_a_precision_that_is_not_there_is_named(bundle: Path) -> None:
@@ -103,22 +159,28 @@ def test_a_torn_contract_is_named(bundle: Path, text: str) -> None:
         Bundle.load(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 4, "3", None])
 def test_another_version_is_refused(bundle: Path, version: object) -> None:
     change(bundle, lambda content: content.update(format_version=version))
-    with pytest.raises(BundleError, match=r"format_version .* reads 2; export again"):
+    with pytest.raises(BundleError, match=r"format_version .* reads 3; export again"):
         Bundle.load(bundle)
 
 
-def test_version_1_is_read(bundle: Path) -> None:
-    """It differs in one name."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_former_versions_are_read(bundle: Path, version: int) -> None:
+    """Version 1 called the pooling otherwise; neither had named templates or the weights' digest."""
     spec = Bundle.load(bundle).spec
 
     def downgrade(content: dict[str, Any]) -> None:
-        content.update(format_version=1, read_out=content.pop("pooling"))
+        del content["templates"], content["weights"]
+        content["format_version"] = version
+        if version == 1:
+            content["read_out"] = content.pop("pooling")
 
     change(bundle, downgrade)
-    assert Bundle.load(bundle).spec == spec
+    found = Bundle.load(bundle).spec
+    assert found == spec.model_copy(update={"weights": found.weights})
+    assert found.weights != spec.weights
 
 
 def test_a_contract_nested_too_deep_is_named(bundle: Path) -> None:

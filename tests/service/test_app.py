@@ -28,6 +28,8 @@ EMBEDDING = {
     "/models/other": {"inputs": "a man"},
     "/models/other/embed": {"inputs": "a man"},
     "/models/other/v1/embeddings": {"input": "a man"},
+    "/v2/embed": {"texts": ["a man"]},
+    "/models/other/v2/embed": {"texts": ["a man"]},
 }
 TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
 

@@ -19,6 +19,7 @@ FACTS = {
     "pooling": "mask",
     "dimension": "2",
     "sha256": "0" * 64,
+    "space": "0" * 16,
 }
 
 
@@ -172,7 +173,9 @@ def test_a_model_that_is_swapped_keeps_its_counts_and_changes_its_facts() -> Non
     assert found["cloze_texts_total{model=tiny}"] == 4
     info = [name for name in found if name.startswith("cloze_model_info")]
     assert len(info) == 1
-    assert f"model=tiny,pooling=mask,precision=fp32,provider=cpu,sha256={'1' * 64},version=1" in info[0]
+    assert (
+        f"model=tiny,pooling=mask,precision=fp32,provider=cpu,sha256={'1' * 64},space={'0' * 16},version=1" in info[0]
+    )
 
 
 def test_a_model_that_was_swapped_starts_with_an_empty_space() -> None:
@@ -198,7 +201,7 @@ def test_a_model_that_is_forgotten_leaves_nothing_and_does_not_come_back() -> No
 def test_a_space_is_told_once_it_has_a_shape() -> None:
     metrics = Metrics()
     space = begin(metrics).drift
-    assert {name for name in series(metrics) if "space" in name} == {"cloze_space_texts{model=tiny}"}
+    assert {name for name in series(metrics) if name.startswith("cloze_space")} == {"cloze_space_texts{model=tiny}"}
     space.observe(np.array([[3, 4], [0, 1]], dtype=np.float32), [[1], [2]], [0, 9])
     found = samples(metrics)
     assert found["cloze_space_texts{model=tiny}"] == 2

@@ -69,7 +69,7 @@ def test_each_answers_by_its_name(settings: Settings) -> None:
     assert list(services(app).models.served) == ["other", "tiny"]
 
     def found(path: str | None, *body: str | None) -> Model:
-        return resolve_model(RequestContext(services(app), RequestRecord("id", model=path)), *body)
+        return resolve_model(RequestContext(services(app), RequestRecord("id", model=path), frozenset()), *body)
 
     assert found(None) is found(None, "") is found("tiny") is found(None, None, "tiny") is default_model(app)
     assert found("other") is found("other", "other") is not found("tiny")

@@ -459,7 +459,7 @@ async def test_two_models_at_once_are_refused(both: httpx.AsyncClient, path: str
             {"inputs": "a", "prompt_name": "query"},
             422,
             "Validation",
-            "no prompts; every text is put",
+            "the templates that model tiny names are: none",
         ),
         ("/embed", {"inputs": "a", "model": 5}, 422, "Validation", "model: Input should be a valid string"),
         ("/similarity", {"inputs": "a"}, 422, "Validation", "inputs: should be a JSON object"),

@@ -116,6 +116,9 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "max_decode_ids": 262_144,
         "models": ["tiny"],
         "default_model": "tiny",
+        "aliases": {},
+        "templates": {},
+        "embedding_space": loaded.spec.space,
         "template": {
             "text": TEMPLATE,
             "pooling": "mask",
@@ -247,18 +250,19 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
     for path, error in (
         ("/embed", "/ErrorBody"),
         ("/v1/embeddings", "/OpenAIErrorBody"),
+        ("/v2/embed", "/CohereErrorBody"),
     ):
         post = document["paths"][path]["post"]
-        name = "EmbeddingsRequest" if path.endswith("/embeddings") else "EmbedRequest"
+        names = {"/embed": "EmbedRequest", "/v1/embeddings": "EmbeddingsRequest", "/v2/embed": "CohereRequest"}
         body = post["requestBody"]["content"]["application/json"]["schema"]
-        assert body == {"$ref": f"#/components/schemas/{name}"}
-        failed = "500" if path.endswith("/embeddings") else "424"
-        for status in ("400", "401", "404", "408", "413", "415", "422", failed, "429", "503", "504"):
+        assert body == {"$ref": f"#/components/schemas/{names[path]}"}
+        failed = "424" if path == "/embed" else "500"
+        for status in ("400", "401", "404", "408", "412", "413", "415", "422", failed, "429", "503", "504"):
             assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["oneOf"][0]["type"] == "string"
     native = ("/embed", "/similarity", "/search", "/tokenize", "/decode")
     assert set(document["paths"]) == {
         *native,
-        *("/", "/info", "/v1/embeddings", "/v1/models", "/v1/models/{model}"),
+        *("/", "/info", "/v1/embeddings", "/v1/models", "/v1/models/{model}", "/v2/embed"),
         *("/health", "/health/ready", "/health/live", "/health/startup", "/metrics", "/admin/reload"),
     }

@@ -2,6 +2,7 @@
 
 import string
 from functools import cache
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Precision, Provenance, seal, staging
+from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.template import PoolingMode
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
@@ -123,12 +125,15 @@ def write_bundle(
     dimension: int = DIMENSION,
     seed: int = 0,
     final_period: bool = False,
+    templates: dict[str, str] | None = None,
 ) -> Path:
     """Seal a bundle at `out`; every precision holds the same graph, that of `dimension` and `seed` if none is given."""
     with staging(out) as folder:
         (folder / "onnx").mkdir()
+        graph_is_own = model is None
+        model = model or graph(dimension=dimension, seed=seed)
         for precision in precisions:
-            onnx.save(model or graph(dimension=dimension, seed=seed), folder / GRAPHS[precision])
+            onnx.save(model, folder / GRAPHS[precision])
         tokenizer().save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(
             '{"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}'
@@ -136,8 +141,18 @@ def write_bundle(
         (folder / "config.json").write_text("{}")
         (folder / "README.md").write_text("# tiny\n")
         config = EmbeddingConfig(
-            template=template, pooling=pooling, max_tokens=max_tokens, final_period=final_period, denoising=False
+            template=template,
+            templates=templates or {},
+            pooling=pooling,
+            max_tokens=max_tokens,
+            final_period=final_period,
+            denoising=False,
         )
         provenance = Provenance(parent="none", recipe={}, data=[], commit=None, seeds=[0], scores={}, parity={})
-        seal(folder, config, dimension, provenance)
+        if graph_is_own:
+            sequences = config.text_encoder(folder).encode(CANARY_TEXTS)
+            vectors = np.stack([vector(tokens.ids, dimension, seed) for tokens in sequences])
+            Canaries.write(folder, dict.fromkeys(precisions, vectors))
+        weights = sha256(model.SerializeToString()).hexdigest()
+        seal(folder, config, dimension, weights, provenance)
     return out

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 from pydantic_settings import CliVariadicArg
 from rich.console import Console
@@ -20,7 +19,7 @@ from training.errors import RunError
 from training.evaluate.server_client import ServerEncoder
 from training.evaluate.subject import Subject
 from training.evaluate.task import Follow, ScoreCache
-from training.model.encoder import SentenceEncoder, saved_config
+from training.model.encoder import SentenceEncoder, saved_config, weights_digest
 from training.model.graph_encoder import GraphEncoder
 from training.model.masked_words import MaskedWords
 from training.model.model_path import kind_of
@@ -132,7 +131,7 @@ def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
 
 def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
     words = MaskedWords.load(folder, **changes)
-    digest = _digest("top", k, _model_digest(words.encoder), _weights_digest(words.head))
+    digest = _digest("top", k, _model_digest(words.encoder), weights_digest(words.head))
     return Subject.of(f"torch fp32, top {k} tokens", partial(words.embed, k=k), digest)
 
 
@@ -165,15 +164,7 @@ def _model_digest(encoder: SentenceEncoder) -> str:
     """Of the weights, the embedding configuration and the tokenizer, wherever they were loaded from."""
     tokenizer = encoder.tokenizer.backend_tokenizer.to_str()
     architecture = encoder.backbone.config.to_json_string()
-    return _digest(_weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture)
-
-
-def _weights_digest(module: torch.nn.Module) -> str:
-    found = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return _digest(weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture)
 
 
 def _digest(*parts: object) -> str:

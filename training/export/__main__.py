@@ -13,13 +13,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Final
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from encoding.bundle import GRAPHS, PRECISIONS, Precision, seal, staging
+from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.command import program
 from encoding.command import run as run_command
 from encoding.options import Command
@@ -34,7 +37,7 @@ from training.export.model_card import SECTIONS, model_card, parent_licence
 from training.export.parity import difference, probes
 from training.export.provenance import provenance_of
 from training.export.shipped_graph import make_graph
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder
 from training.model.model_path import kind_of
 
@@ -153,7 +156,8 @@ def export(
         encoder = SentenceEncoder.load(
             str(run / "model"), max_tokens=max_tokens, denoising=denoise, final_period=final_period
         )
-        findings = _graphs(encoder, folder, precisions, tasks)
+        findings, canaries = _graphs(encoder, folder, precisions, tasks)
+        Canaries.write(folder, canaries)
         provenance = provenance.model_copy(update=vars(findings))
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(run / "model" / name, folder / name)
@@ -161,7 +165,7 @@ def export(
         licence = licence or parent_licence(parent)
         card = model_card(out.name, encoder.config, provenance, sizes, licence, notes_text, _parts(encoder), others)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        seal(folder, encoder.config, encoder.dimension, provenance)
+        seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
 
@@ -178,9 +182,12 @@ def _parts(encoder: SentenceEncoder) -> list[str]:
 
 def _graphs(
     encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], tasks: Sequence[Task]
-) -> _Findings:
-    """Make, compare and score every precision, and always fp32: the others are measured against it."""
-    findings = _Findings()
+) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
+    """Make, compare and score every precision, and always fp32: the others are measured against it.
+
+    Return also the canary texts' vectors, (texts, d), by precision.
+    """
+    findings, canaries = _Findings(), dict[str, NDArray[np.float32]]()
     traced = cache(partial(trace, encoder))
     (folder / "onnx").mkdir()
     made: set[Precision] = {"fp32", *precisions}
@@ -191,14 +198,15 @@ def _graphs(
         onnx.save(model, path)
         graph = GraphEncoder(path, encoder.pooling.text_encoder)
         findings.parity[precision] = _parity(precision, encoder, graph)
+        canaries[precision] = graph.embed(CANARY_TEXTS)
         if tasks:
             findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
     if "int8" in precisions:
         _refuse_loss(findings.scores)
     if "fp32" not in precisions:
         (folder / GRAPHS["fp32"]).unlink()
-        del findings.graphs["fp32"], findings.parity["fp32"]
-    return findings
+        del findings.graphs["fp32"], findings.parity["fp32"], canaries["fp32"]
+    return findings, canaries
 
 
 def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:

@@ -4,6 +4,7 @@ It holds all that is served and nothing else: training's heads, teachers and sec
 A kept head and a continuous template are served, so they are here.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from training.model.heads import HEAD_FILE, Head
 from training.model.pooling import Pooling, token_batches
 from training.model.pretrained import looks_local, quiet, word_embeddings
 
-__all__ = ["SentenceEncoder", "loading", "saved_config"]
+__all__ = ["SentenceEncoder", "loading", "saved_config", "weights_digest"]
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
@@ -214,6 +215,15 @@ def saved_config(folder: Path) -> Path | None:
     """The file of a saved model's embedding configuration; None if the folder has none."""
     files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
     return next((file for file in files if file.is_file()), None)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Sha256 of the names and the values of all weights, in hexadecimal."""
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""Cohere's route: POST /v2/embed. The rows always have length 1. Images and unknown fields are ignored, or refused.
+
+`input_type` chooses the model's template of that name: search_query is `query`, search_document is `document`. A model
+without such a template uses its own.
+"""
+
+from typing import Annotated, Any, Final, Literal
+from uuid import uuid4
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.errors import EmptyInput, ValidationFailed, documented
+from service.http.embed import check_dimensions, embed, respond
+from service.http.request import Context, JSONRoute, TextList, resolve_model
+from service.http.schemas import Options
+from service.inference.embedder import Part
+from service.inference.vectors import finish, to_json
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
+TEMPLATES: Final[dict[InputType, str]] = {"search_query": "query", "search_document": "document"}
+
+router = APIRouter(prefix="/v2", route_class=JSONRoute, responses=documented(shape="cohere"), tags=["cohere"])
+
+
+class Content(BaseModel):
+    """One part of an input."""
+
+    type: str
+    text: str | None = None
+
+
+class Input(BaseModel):
+    """A text in parts, which are joined by a blank."""
+
+    content: list[Content]
+
+
+class CohereRequest(BaseModel):
+    """Texts, each to a vector in one or several types."""
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        json_schema_extra={
+            "example": {"model": "cloze-mini", "texts": ["A man plays a guitar."], "input_type": "search_document"}
+        },
+    )
+
+    model: str | None = None
+    texts: TextList | None = None
+    inputs: list[Input] | None = None
+    images: list[Any] | None = None
+    input_type: InputType | None = None
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] = ["float"]
+    truncate: Literal["NONE", "START", "END"] = "END"
+    output_dimension: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+
+
+class Meta(BaseModel):
+    """What the request cost."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+
+
+class CohereResponse(BaseModel):
+    """The rows by type, in the order of the texts."""
+
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    id: str
+    embeddings: dict[EmbeddingType, list[list[float]] | list[list[int]] | list[str]]
+    texts: list[str]
+    meta: Meta
+
+
+@router.post("/embed", response_model=CohereResponse, summary="A vector for each text")
+async def cohere_embed(body: CohereRequest, context: Context) -> Response:
+    model = resolve_model(context, body.model)
+    check_dimensions(body.output_dimension, model)
+    texts, field = _texts(body)
+    template = TEMPLATES.get(body.input_type) if body.input_type else None
+    options = Options(
+        truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
+    )
+    part = Part(texts, template if template in model.bundle.named else None)
+    found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
+
+    def as_json() -> bytes:
+        vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.output_dimension)
+        rows = b",".join(b'"%b":%b' % (kind.encode(), to_json(vectors, kind)) for kind in _distinct(body))
+        meta = orjson.dumps({"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}})
+        head = b'{"response_type":"embeddings_by_type","id":"%b"' % str(uuid4()).encode()
+        return b'%b,"embeddings":{%b},"texts":%b,"meta":%b}' % (head, rows, orjson.dumps(texts), meta)
+
+    return await respond(as_json, context, model, found)
+
+
+def _distinct(body: CohereRequest) -> list[EmbeddingType]:
+    return list(dict.fromkeys(body.embedding_types))
+
+
+def _texts(body: CohereRequest) -> tuple[list[str], str]:
+    """Return the texts, and the field that they came in. Raises EmptyInput and ValidationFailed."""
+    if body.images or body.input_type == "image":
+        raise ValidationFailed("images cannot be embedded; send texts")
+    if body.texts and body.inputs:
+        raise ValidationFailed("texts and inputs are both given; send one of them")
+    if body.texts:
+        return body.texts, "texts"
+    texts = []
+    for place, each in enumerate(body.inputs or []):
+        if any(part.type != "text" or part.text is None for part in each.content):
+            raise ValidationFailed(f"inputs[{place}] has content that is not text; send texts")
+        texts.append(" ".join(part.text or "" for part in each.content))
+    if not texts:
+        raise EmptyInput("texts is missing or empty; send at least one text")
+    return texts, "inputs"

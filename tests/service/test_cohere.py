@@ -1,0 +1,94 @@
+"""Cohere's route over HTTP: what its client sends, what it reads, and errors in its shape."""
+
+import base64
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tiny_bundle import MAX_TOKENS, sequence, vector
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = ["a man plays the guitar", "", "two dogs run"]
+
+
+async def test_the_answer_is_coheres(both: httpx.AsyncClient) -> None:
+    kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    body = {"model": "tiny", "texts": TEXTS, "input_type": "search_document", "embedding_types": kinds}
+    response = await both.post("/v2/embed", json=body)
+    found = response.json()
+    assert list(found) == ["response_type", "id", "embeddings", "texts", "meta"]
+    assert found["response_type"] == "embeddings_by_type"
+    assert found["texts"] == TEXTS
+    tokens = sum(len(sequence(text)) for text in TEXTS)
+    assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+    rows = np.stack([vector(sequence(text)) for text in TEXTS]).astype(np.float64)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    vectors = found["embeddings"]
+    assert list(vectors) == kinds
+    np.testing.assert_allclose(vectors["float"], units, atol=1e-6)
+    whole = np.rint(units * 127 / np.abs(units).max(1, keepdims=True))
+    np.testing.assert_allclose(vectors["int8"], whole, atol=1)
+    assert np.array_equal(vectors["uint8"], np.array(vectors["int8"]) + 128)
+    assert np.array_equal(vectors["ubinary"], np.packbits(units > 0, axis=1))
+    assert np.array_equal(vectors["binary"], np.packbits(units > 0, axis=1).astype(int) - 128)
+    read = [np.frombuffer(base64.b64decode(row), "<f4") for row in vectors["base64"]]
+    np.testing.assert_allclose(read, units, atol=1e-6)
+
+
+async def test_without_types_the_rows_are_floats(both: httpx.AsyncClient) -> None:
+    found = (await both.post("/v2/embed", json={"texts": ["a man"]})).json()
+    assert list(found["embeddings"]) == ["float"]
+    other = (await both.post("/models/other/v2/embed", json={"texts": ["a man"], "output_dimension": 4})).json()
+    assert np.linalg.norm(other["embeddings"]["float"][0]) == pytest.approx(1, abs=1e-6)
+    assert len(other["embeddings"]["float"][0]) == 4
+
+
+async def test_inputs_in_parts_are_texts(both: httpx.AsyncClient) -> None:
+    inputs = [{"content": [{"type": "text", "text": "a man"}, {"type": "text", "text": "plays"}]}]
+    parts = (await both.post("/v2/embed", json={"inputs": inputs})).json()
+    whole = (await both.post("/v2/embed", json={"texts": ["a man plays"]})).json()
+    assert parts["embeddings"] == whole["embeddings"]
+
+
+async def test_truncate_is_none_start_or_end(both: httpx.AsyncClient) -> None:
+    room = MAX_TOKENS - len(sequence(""))
+    text = "man " * room + "dogs " * room
+    rows = {}
+    for side, words in (("START", "dogs " * room), ("END", "man " * room)):
+        cut = (await both.post("/v2/embed", json={"texts": [text], "truncate": side})).json()
+        rows[side] = cut["embeddings"]["float"]
+        expected = vector(sequence(words.strip()))
+        np.testing.assert_allclose(rows[side][0], expected / np.linalg.norm(expected), atol=1e-6)
+    refused = await both.post("/v2/embed", json={"texts": ["a", text], "truncate": "NONE"})
+    assert refused.status_code == 422
+    assert refused.json() == {"message": refused.json()["message"]}
+    assert refused.json()["message"].startswith("texts[1] has")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({}, 400, "texts is missing or empty"),
+        ({"texts": []}, 400, "texts is missing or empty"),
+        ({"texts": "a"}, 422, "texts"),
+        ({"texts": ["a", 1]}, 422, "texts[1]"),
+        ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 422, "both given"),
+        ({"images": ["data:image/png;base64,AA"]}, 422, "images cannot be embedded"),
+        ({"texts": ["a"], "input_type": "image"}, 422, "images cannot be embedded"),
+        ({"inputs": [{"content": [{"type": "image_url"}]}]}, 422, "inputs[0] has content that is not text"),
+        ({"texts": ["a"], "input_type": "query"}, 422, "input_type"),
+        ({"texts": ["a"], "embedding_types": ["float64"]}, 422, "embedding_types[0]"),
+        ({"texts": ["a"], "embedding_types": []}, 422, "embedding_types"),
+        ({"texts": ["a"], "output_dimension": 17}, 422, "the model has 16"),
+        ({"texts": ["a"], "model": "embed-v4.0"}, 404, "no model 'embed-v4.0' is served"),
+    ],
+)
+async def test_errors_have_coheres_shape(
+    both: httpx.AsyncClient, body: dict[str, Any], status: int, words: str
+) -> None:
+    response = await both.post("/v2/embed", json=body)
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["message"]
+    assert words in response.json()["message"]

@@ -1,0 +1,194 @@
+"""Vector spaces: the digest in every answer, what a client expects, and the canary texts."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from harness import MakeBundle, MakeClient
+from onnx import numpy_helper
+from tiny_bundle import OTHER
+
+from encoding.bundle import GRAPHS, SPEC_FILE, Bundle
+from encoding.canaries import CANARY_FILE, CANARY_TEXTS
+from encoding.errors import BundleError
+from service.app import create_app
+from service.errors import ErrorBody, SessionError
+from service.inference.session import Session
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/embed": {"inputs": "a man"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["man"]}},
+    "/search": {"query": "a", "texts": ["man"]},
+    "/v1/embeddings": {"input": "a man"},
+    "/v2/embed": {"texts": ["a man"]},
+    "/models/other/embed": {"inputs": "a man"},
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_every_answer_tells_the_space(both: httpx.AsyncClient, path: str) -> None:
+    name = "other" if "other" in path else "tiny"
+    cards = {card["id"]: card["embedding_space"] for card in (await both.get("/v1/models")).json()["data"]}
+    info = (await both.get(f"/models/{name}/info")).json()["embedding_space"]
+    response = await both.post(path, json=REQUESTS[path])
+    assert response.headers["x-embedding-space"] == cards[name] == info
+    assert len(set(cards.values())) == 2
+
+
+@pytest.mark.parametrize("header", ["if-match", "x-embedding-space"])
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_another_space_is_refused(both: httpx.AsyncClient, path: str, header: str) -> None:
+    space = (await both.post(path, json=REQUESTS[path])).headers["x-embedding-space"]
+    for accepted in (space, f'"{space}"', f'W/"{space}"', f'"0000", "{space}"', "*", ""):
+        assert (await both.post(path, json=REQUESTS[path], headers={header: accepted})).status_code == 200
+    refused = await both.post(path, json=REQUESTS[path], headers={header: '"0123456789abcdef"'})
+    assert refused.status_code == 412
+    assert refused.headers["x-embedding-space"] == space
+    for words in (space, "0123456789abcdef", "embed the stored texts again"):
+        assert words in refused.text
+    assert ("error_type" in refused.json()) == ("/v" not in path)
+
+
+async def test_a_text_is_never_in_the_refusal(both: httpx.AsyncClient) -> None:
+    refused = await both.post("/embed", json={"inputs": "a secret"}, headers={"if-match": "x" * 5000})
+    assert ErrorBody.model_validate_json(refused.content).error_type == "OtherSpace"
+    assert "secret" not in refused.text
+    assert len(refused.text) < 1000
+
+
+async def test_one_character_of_the_template_changes_the_space(make_bundle: MakeBundle) -> None:
+    first, second = (Bundle.load(make_bundle(template=f'This sentence of "[X]" means [MASK]{end}')) for end in ".!")
+    assert first.spec.space != second.spec.space
+    assert Bundle.load(make_bundle(precisions=("fp32", "int8"))).spec.space == first.spec.space
+
+
+def forge(bundle: Path, edit: Callable[[Path], object], *names: str) -> None:
+    """Edit a bundle and write the digests of the edited files, as one would who hides the change."""
+    edit(bundle)
+    spec = json.loads((bundle / SPEC_FILE).read_text(encoding="utf-8"))
+    spec["files"] |= {name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names}
+    (bundle / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
+
+
+def alter_one_weight(bundle: Path) -> None:
+    path = bundle / GRAPHS["fp32"]
+    model = onnx.load(path)
+    (matrix,) = (each for each in model.graph.initializer if each.name == "matrix")
+    values = numpy_helper.to_array(matrix).copy()
+    values[3, 5] += 0.5
+    matrix.CopyFrom(numpy_helper.from_array(values, "matrix"))
+    onnx.save(model, path)
+
+
+def test_canaries_catch_one_altered_weight_with_a_forged_digest(make_bundle: MakeBundle) -> None:
+    bundle = make_bundle()
+    Session.load(Bundle.load(bundle), provider="cpu")
+    forge(bundle, alter_one_weight, GRAPHS["fp32"])
+    words = r"no longer gives the vectors that it was exported with.*at most 1e-03.*restore the bundle"
+    with pytest.raises(SessionError, match=words):
+        create_app(Settings(bundle=bundle, provider="cpu"))
+
+
+async def test_a_reload_refuses_what_the_canaries_refuse(make_bundle: MakeBundle, client: MakeClient) -> None:
+    bundle = make_bundle()
+    async with client(bundle=bundle, admin_keys="admin-0123456789abcdef") as http:
+        before = (await http.post("/embed", json={"inputs": "a man"})).json()
+        forge(bundle, alter_one_weight, GRAPHS["fp32"])
+        reload = await http.post("/admin/reload", headers={"authorization": "Bearer admin-0123456789abcdef"})
+        assert reload.status_code == 409
+        assert "no longer gives the vectors" in reload.text
+        assert (await http.post("/embed", json={"inputs": "a man"})).json() == before
+
+
+def test_a_machine_of_another_kind_is_within_the_tolerance(make_bundle: MakeBundle) -> None:
+    bundle = Bundle.load(make_bundle())
+    assert bundle.canaries is not None
+    vectors = np.array(bundle.canaries.vectors["fp32"], dtype=np.float32)
+    assert bundle.canaries.difference("fp32", vectors) == (0.0, CANARY_TEXTS[0])
+    longest = np.linalg.norm(vectors, axis=1).max()
+    vectors[4, 2] += 5e-4 * longest
+    difference, text = bundle.canaries.difference("fp32", vectors)
+    assert difference == pytest.approx(5e-4, rel=1e-3)
+    assert text == CANARY_TEXTS[4]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "canaries.json cannot be read"),
+        ('{"texts": [], "vectors": {}}', "has vectors of shape"),
+        ('{"texts": ["a"], "vectors": {"fp32": [[1.0]]}}', "has vectors of shape"),
+    ],
+)
+def test_canaries_that_cannot_be_used_are_refused(make_bundle: MakeBundle, content: str, message: str) -> None:
+    bundle = make_bundle()
+    forge(bundle, lambda folder: (folder / CANARY_FILE).write_text(content), CANARY_FILE)
+    with pytest.raises(BundleError, match=message):
+        Session.load(Bundle.load(bundle), provider="cpu")
+
+
+def test_a_bundle_of_before_has_none_and_says_so(make_bundle: MakeBundle, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = make_bundle()
+
+    def drop(folder: Path) -> None:
+        spec = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))
+        spec["format_version"] = 2
+        del spec["files"][CANARY_FILE], spec["weights"], spec["templates"]
+        (folder / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
+
+    forge(bundle, drop)
+    loaded = Bundle.load(bundle)
+    assert Session.load(loaded, provider="cpu").precision == "fp32"
+    assert "has no canary texts; export it again" in caplog.text
+    assert len(loaded.spec.space) == 16
+
+
+# Aliases
+
+
+async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Path) -> None:
+    alias = "text-embedding-3-small=other, ada=tiny"
+    async with client(bundle=two_bundles, model="tiny", alias=alias) as http:
+        plain = await http.post("/v1/embeddings", json={"input": "a man", "model": "other"})
+        named = await http.post("/v1/embeddings", json={"input": "a man", "model": "text-embedding-3-small"})
+        assert named.json() == plain.json()
+        assert named.json()["model"] == "other"
+        below = await http.post("/models/text-embedding-3-small/embed", json={"inputs": "a", "model": "other"})
+        assert below.status_code == 200
+        assert len(below.json()[0]) == OTHER["dimension"]
+        cards = (await http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in cards] == [
+            *(("other", "other"), ("tiny", "tiny")),
+            *(("text-embedding-3-small", "other"), ("ada", "tiny")),
+        ]
+        assert (await http.get("/v1/models/ada")).json()["root"] == "tiny"
+        assert (await http.get("/info")).json()["aliases"] == {"text-embedding-3-small": "other", "ada": "tiny"}
+        unknown = await http.post("/v1/embeddings", json={"input": "a", "model": "gpt"})
+        assert unknown.status_code == 404
+        assert "no model 'gpt' is served; there are other, tiny, text-embedding-3-small, ada" in unknown.text
+        metrics = (await http.get("/metrics")).text
+        assert 'model="text-embedding-3-small"' not in metrics
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [
+        ("small", "'small' is not NAME=MODEL"),
+        ("=tiny", "is not NAME=MODEL"),
+        ("a/b=tiny", "is not NAME=MODEL"),
+        ("small=large", "alias is small=large, but .* has other, tiny"),
+        ("other=tiny", "has a model other; choose another name"),
+    ],
+)
+def test_an_alias_that_cannot_be_is_refused(two_bundles: Path, alias: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        create_app(Settings(bundle=two_bundles, model="tiny", alias=alias, provider="cpu"))
