@@ -41,6 +41,7 @@ class BulkCommand(Command):
     text_column: str = Field("text", description="Column of the texts")
     id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
     columns: tuple[str, ...] = Field((), description="Columns to keep beside these two; else all")
+    prompt_name: str | None = Field(None, description="Name of one of the bundle's templates, such as document")
     dtype: Literal["float32", "float16", "int8", "binary"] = Field(
         "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
     )
@@ -75,12 +76,13 @@ def _main(arguments: Sequence[str]) -> int:
 def _embed(options: BulkCommand) -> int:
     """Check all that can be checked before Ray starts, and run the job."""
     from service.bulk import job  # importing Ray takes seconds, which --help does not need
-    from service.bulk.embed import Embed, check_dimensions
+    from service.bulk.embed import Embed, check_dimensions, text_encoder
     from service.bulk.output import Counts, Output
     from service.bulk.source import Source
 
     bundle = Bundle.load(options.bundle)
     check_dimensions(options.dimensions, bundle)
+    text_encoder(options.prompt_name, bundle)
     source = Source.find(
         options.input,
         text_column=options.text_column,
@@ -92,6 +94,7 @@ def _embed(options: BulkCommand) -> int:
     precision = _precision(options, bundle, output.manifest())
     vectors: dict[str, Any] = {
         "text_column": options.text_column,
+        "prompt_name": options.prompt_name,
         "dtype": options.dtype,
         "dimensions": options.dimensions,
         "normalize": options.normalize,
@@ -139,7 +142,12 @@ def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
     """Return what decides a bundle's vectors, for the output folder's record of the job."""
     spec = bundle.spec
     files = {name: spec.files[name] for name in (GRAPHS[precision], *TOKENIZER_FILES)}
-    options = {"template": spec.template, "max_tokens": spec.max_tokens, "final_period": spec.final_period}
+    options = {
+        "embedding_space": spec.space,
+        "template": spec.template,
+        "max_tokens": spec.max_tokens,
+        "final_period": spec.final_period,
+    }
     return options | {"sha256": files}
 
 

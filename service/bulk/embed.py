@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from encoding.bundle import Bundle
 from encoding.errors import OptionError, TextError
-from encoding.text import Tokens
+from encoding.text import TextEncoder, Tokens
 from service.errors import BackendFailed
 from service.inference.embedder import MAX_TEXT_CHARACTERS
 from service.inference.session import Session
@@ -27,6 +27,7 @@ FORMATS: Final[dict[Dtype, tuple[Format, pa.DataType]]] = {
     "int8": ("int8", pa.int8()),
     "binary": ("ubinary", pa.uint8()),
 }
+SPACE: Final = b"embedding_space"  # key of a table's metadata
 ADDED: Final = ("embedding", "tokens", "truncated", "error")
 SLICE: Final = 256  # texts that are tokenised in one call
 
@@ -48,7 +49,7 @@ class Embed:
         )
 
     The columns `embedding` (a list of fixed size), `tokens`, `truncated` and `error` are added. A row whose text cannot
-    be embedded has no embedding, and the reason in `error`.
+    be embedded has no embedding, and the reason in `error`. The schema's metadata has the `embedding_space`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Embed:
         bundle: str | Path,
         *,
         text_column: str = "text",
+        prompt_name: str | None = None,
         dtype: Dtype = "float32",
         dimensions: int | None = None,
         normalize: bool = True,
@@ -66,11 +68,13 @@ class Embed:
     ) -> None:
         """Load the bundle. `threads` run the graph on the CPU; 0 takes the available CPUs.
 
-        Raises BundleError, SessionError, and OptionError where the bundle has fewer dimensions.
+        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. Raises BundleError,
+        SessionError, and OptionError where the bundle has fewer dimensions or no such template.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
         self.bundle = Bundle.load(bundle)
         check_dimensions(dimensions, self.bundle)
+        self._text_encoder = text_encoder(prompt_name, self.bundle)
         shared = share_threads(threads)
         self.session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
         self.text_column = text_column
@@ -97,7 +101,7 @@ class Embed:
         )
         for name, column in zip(ADDED, columns, strict=True):
             table = table.append_column(name, column)
-        return table
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), SPACE: self.bundle.spec.space})
 
     def embed(self, texts: Sequence[str | bytes | None]) -> Embedded:
         """Embed every text; bytes are UTF-8. Equal texts are embedded once."""
@@ -125,7 +129,7 @@ class Embed:
 
     def _encode(self, texts: list[str]) -> tuple[list[Tokens], list[tuple[int, str]]]:
         try:
-            return self.bundle.text_encoder.encode(texts, truncate=self.truncate), []
+            return self._text_encoder.encode(texts, truncate=self.truncate), []
         except TextError as error:
             if len(texts) == 1:
                 return [Tokens([], 0)], [(0, str(error.args[0]).strip())]
@@ -143,9 +147,7 @@ class Embed:
 
         def run(places: list[int]) -> None:
             try:
-                vectors[places] = self.session.run(
-                    self.bundle.text_encoder.pad([tokens[place].ids for place in places])
-                )
+                vectors[places] = self.session.run(self._text_encoder.pad([tokens[place].ids for place in places]))
             except BackendFailed as error:
                 if len(places) == 1:
                     errors[places[0]] = str(error)
@@ -167,6 +169,16 @@ def check_dimensions(dimensions: int | None, bundle: Bundle) -> None:
     most = bundle.spec.dimension
     if dimensions is not None and not 1 <= dimensions <= most:
         raise OptionError(f"dimensions is {dimensions}; {bundle.name} has {most}: ask for 1 to {most}")
+
+
+def text_encoder(prompt_name: str | None, bundle: Bundle) -> TextEncoder:
+    """Return the encoder of a named template, or of the bundle's own. Raises OptionError."""
+    if prompt_name is None:
+        return bundle.text_encoder
+    if prompt_name not in bundle.named:
+        there = ", ".join(bundle.named) or "none"
+        raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {bundle.name} names are: {there}")
+    return bundle.named[prompt_name]
 
 
 def check_columns(schema: pa.Schema, text_column: str) -> None:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from encoding.errors import ClozeError, OptionError
+from service.bulk.embed import SPACE
 from service.bulk.source import Failure
 
 SHARD: Final = 10_000_000  # rows of one folder
@@ -123,7 +124,7 @@ class Output:
             if failures:
                 columns = {"id": [each.id for each in failures], "reason": [each.reason for each in failures]}
                 self._write(f"errors/{place}", pa.table(columns, pa.schema({"id": pa.string(), "reason": pa.string()})))
-            metadata = {COUNTS: json.dumps(counts._asdict())}
+            metadata = {COUNTS: json.dumps(counts._asdict()), SPACE: (good.schema.metadata or {}).get(SPACE, b"")}
             self._write(f"vectors/{place}", good.drop_columns(["error"]).replace_schema_metadata(metadata))
         except OSError as error:
             raise OutputError(

@@ -6,20 +6,23 @@ from typing import Any
 import httpx
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from harness import open_client
-from tiny_bundle import DIMENSION, MAX_TOKENS, TEMPLATE, sequence, vector
+from tiny_bundle import DIMENSION, MAX_TOKENS, TEMPLATE, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
 from encoding.errors import OptionError
 from service.app import create_app
 from service.bulk import Embed
 from service.bulk.embed import ADDED, FORMATS, _batches, _distinct, check_columns
+from service.bulk.output import Output
 from service.inference.session import Session
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
+DOCUMENT = 'A man of "[X]" means [MASK].'
 TEXTS = ["a man", "", "the man plays the guitar", "a [MASK] b", "a man", "two dogs run " * 40, "ümlaut", " a man "]
 
 
@@ -61,6 +64,23 @@ async def test_vectors_are_those_of_the_service(bundle: Path, dtype: Any, asked:
     column = found.column("embedding").combine_chunks()
     assert column.type == pa.list_(FORMATS[dtype][1], width)
     np.testing.assert_array_equal(np.asarray(column.flatten()).astype(kind).reshape(rows, width), served)
+
+
+def test_the_metadata_tells_the_space(bundle: Path, tmp_path: Path) -> None:
+    found = Embed(bundle, threads=1)(table(["a man"]).replace_schema_metadata({"kept": "yes"}))
+    space = Bundle.load(bundle).spec.space.encode()
+    assert found.schema.metadata == {b"kept": b"yes", b"embedding_space": space}
+    Output.at(str(tmp_path), 8).write(0, 0, found, [])
+    (file,) = tmp_path.rglob("*.parquet")
+    assert pq.read_schema(file).metadata[b"embedding_space"] == space
+
+
+def test_a_named_template_is_used_by_name(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "tiny", templates={"document": DOCUMENT})
+    (row,) = Embed(bundle, prompt_name="document", normalize=False, threads=1).embed(["a man"]).vectors
+    np.testing.assert_allclose(row, vector(sequence("a man", DOCUMENT)), rtol=1e-5, atol=1e-6)
+    with pytest.raises(OptionError, match="prompt_name is 'query'; the templates that tiny names are: document"):
+        Embed(bundle, prompt_name="query")
 
 
 def test_the_columns_beside_the_vectors(bundle: Path) -> None:
