@@ -264,6 +264,17 @@ class TextEncoder:
             *(self._token(token, template=True) for token in self.suffix_ids),
         ]
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of the text begins and ends in it. Raises TextError."""
+        [encoding] = self._tokenize([text], offsets=True)
+        found = self._spans(text, encoding.offsets)
+        return [(start, stop) for start, stop in found if start is not None and stop is not None]
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, however long, without the template's. Raises TextError."""
+        [encoding] = self._tokenize([text])
+        return len(encoding.ids)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the ids as text, joined by the tokenizer. Raises TextError for an id outside the vocabulary."""
         for place, token in enumerate(ids):

@@ -2,15 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, time_ns
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from encoding.chunks import Chunk, chunked
 from encoding.errors import TextError
-from encoding.text import Direction
+from encoding.text import Direction, TextEncoder
 from service.errors import ValidationFailed, documented
 from service.http.request import (
     SPACE_HEADER,
@@ -22,10 +23,10 @@ from service.http.request import (
     named_template,
     resolve_model,
 )
-from service.http.schemas import LEFT, EmbedRequest, Options, Rows
-from service.inference.embedder import Embeddings, Part
+from service.http.schemas import LEFT, Chunking, ChunkRow, EmbedRequest, Options, Rows
+from service.inference.embedder import Embeddings, Inputs, Part
 from service.inference.model import Model
-from service.inference.vectors import Raw, finish, to_bytes, to_json
+from service.inference.vectors import Raw, finish, rows, to_bytes, to_json
 
 BYTES: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -43,11 +44,13 @@ AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post("/embed", response_model=Rows, responses=AS_BYTES, summary="A vector for each text")
+@router.post("/embed", response_model=Rows | list[list[ChunkRow]], responses=AS_BYTES, summary="A vector for each text")
 async def embed_texts(body: EmbedRequest, request: Request, context: Context) -> Response:
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
     inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
+    if body.chunk is not None:
+        return await embed_chunks(body, body.chunk, inputs, context, model)
     found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
     in_format = to_bytes if _prefers_bytes(request.headers.get("accept", "")) else to_json
 
@@ -56,6 +59,56 @@ async def embed_texts(body: EmbedRequest, request: Request, context: Context) ->
         return in_format(vectors, body.encoding_format or "float")
 
     return await respond(write, context, model, found)
+
+
+async def embed_chunks(
+    body: EmbedRequest, chunking: Chunking, inputs: Inputs, context: RequestContext, model: Model
+) -> Response:
+    """Answer with a list of chunks for each text, or with the mean of its chunks' vectors."""
+    if not isinstance(inputs[0], str):
+        raise ValidationFailed("token ids cannot be cut into chunks; send texts")
+    texts, template = cast(Sequence[str], inputs), named_template(model, body.prompt_name)
+    encoder = model.text_encoders[template]
+    tokens = _chunk_tokens(chunking, encoder)
+    model.embedder.check_lengths(texts)
+
+    def cut() -> list[list[Chunk]]:
+        return [chunked(encoder, text, tokens, chunking.overlap) for text in texts]
+
+    chunks = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, cut)
+    owners = [place for place, each in enumerate(chunks) for _ in each]
+    parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
+    found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
+
+    def write() -> bytes:
+        vectors = np.stack(found.rows)
+        kind = body.encoding_format or "float"
+        if chunking.mean:
+            units = finish(vectors, normalize=True)
+            ends = np.cumsum([len(each) for each in chunks])
+            vectors = np.stack([part.mean(axis=0) for part in np.split(units, ends[:-1])])
+        vectors = finish(vectors, normalize=body.normalize, dimensions=body.dimensions)
+        return to_json(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
+
+    return await respond(write, context, model, found)
+
+
+def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
+    """Return the most tokens of a chunk. Raises ValidationFailed."""
+    tokens = encoder.text_tokens if chunking.tokens is None else chunking.tokens
+    if tokens > encoder.text_tokens:
+        raise ValidationFailed(f"chunk.tokens is {tokens}; at most {encoder.text_tokens} fit into the template")
+    if chunking.overlap > tokens // 2:
+        raise ValidationFailed(f"chunk.overlap is {chunking.overlap}; at most half of the {tokens} tokens is allowed")
+    return tokens
+
+
+def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) -> bytes:
+    texts = []
+    for each in chunks:
+        found = (b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in each)
+        texts.append(b"[%b]" % b",".join(found))
+    return b"[%b]" % b",".join(texts)
 
 
 def check_dimensions(dimensions: int | None, model: Model) -> None:
@@ -124,6 +177,7 @@ def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str
         "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
         "x-compute-characters": str(found.characters),
         "x-compute-tokens": str(found.tokens),
+        "x-truncated-texts": str(found.truncated),
         "x-total-time": f"{ms['total']:.0f}",
         "x-tokenization-time": f"{ms['tokenize']:.0f}",
         "x-queue-time": f"{ms['queue']:.0f}",

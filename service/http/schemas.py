@@ -34,8 +34,29 @@ class Options(_Sided):
     truncate: bool | None = Field(None, description="Truncate or refuse a text that is too long; null: as /info says")
 
 
+class Chunking(_Body):
+    """How a long text is cut into chunks, at the ends of words and, where it can be, of sentences."""
+
+    tokens: int | None = Field(None, ge=1, description="Tokens of a chunk at most; null: as many as fit")
+    overlap: int = Field(
+        0, ge=0, description="Tokens that a chunk shares with the one before, at most half of `tokens`"
+    )
+    mean: bool = Field(False, description="One vector for each text: the mean of its chunks' vectors of length 1")
+
+
+class ChunkRow(BaseModel):
+    """One chunk: its place in the text, in characters, and its vector."""
+
+    start: int
+    stop: int
+    embedding: list[float] | list[int] | str
+
+
+ChunkRows = list[list[ChunkRow]]
+
+
 class EmbedRequest(Options):
-    """One text or several, each to a vector."""
+    """One text or several, each to a vector, or to one for each of its chunks."""
 
     inputs: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
     normalize: bool = Field(True, description="Give each vector length 1")
@@ -45,6 +66,8 @@ class EmbedRequest(Options):
         description="null or float: JSON numbers; base64: little-endian float32; float16: base64 of little-endian "
         "float16; int8: integers, each row scaled to 127; binary, ubinary: signs, eight to a byte",
     )
+
+    chunk: Chunking | None = Field(None, description="Cut long texts into chunks instead of truncating them")
 
     model_config = ConfigDict(json_schema_extra={"example": {"inputs": ["A man plays a guitar."]}})
 

@@ -70,6 +70,7 @@ class Embeddings(NamedTuple):
     rows: list[NDArray[np.float32]]
     tokens: int  # of all sequences, templates included
     characters: int  # of all texts; 0 for token ids
+    truncated: int  # texts
     timing: Timing
 
 
@@ -165,13 +166,14 @@ class Embedder:
         metrics.tokenize_seconds.observe(now - started)
         metrics.texts.inc(len(tokens))
         metrics.tokens.inc(total)
-        metrics.truncations.inc(sum(lost > 0 for lost in cut))
+        truncated = sum(lost > 0 for lost in cut)
+        metrics.truncations.inc(truncated)
         metrics.cache_hits.inc(len(tokens) - len(missing))
         metrics.drift.observe(found, [each.ids for each in tokens], cut)
         waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
         timing = Timing(now - started, _mean(waits), _mean([row.ran for row in rows]))
         characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
-        return Embeddings(found, total, characters, timing)
+        return Embeddings(found, total, characters, truncated, timing)
 
     async def _tokenize(
         self, parts: Sequence[Part], truncate: bool, direction: Direction

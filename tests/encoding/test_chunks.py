@@ -1,0 +1,95 @@
+"""Chunks: they cover the text, fit, and end where words and sentences end."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from tiny_bundle import TEMPLATE, tokenizer, vocabulary
+
+from encoding.chunks import Chunk, chunked
+from encoding.template import Template
+from encoding.text import SpecialTokens, TextEncoder
+
+SENTENCES = (
+    "A man plays the guitar. Two dogs run! The man means a sentence of the guitar? A man. Two dogs run of a man."
+)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    special = SpecialTokens(*(vocabulary()[token] for token in ("[CLS]", "[SEP]", "[PAD]", "[MASK]")))
+    return TextEncoder(tokenizer(), special, Template.parse(TEMPLATE, "mask"), 32)
+
+
+def texts(text: str, chunks: list[Chunk]) -> list[str]:
+    return [text[chunk.start : chunk.stop] for chunk in chunks]
+
+
+def test_a_short_text_is_one_chunk(encoder: TextEncoder) -> None:
+    assert chunked(encoder, "  two dogs run ", 10) == [Chunk(2, 14)]
+    assert chunked(encoder, "", 10) == chunked(encoder, "  \n ", 10) == [Chunk(0, 0)]
+
+
+def test_chunks_end_with_sentences_where_these_end_late_enough(encoder: TextEncoder) -> None:
+    assert texts(SENTENCES, chunked(encoder, SENTENCES, 12)) == [
+        "A man plays the guitar. Two dogs run!",
+        "The man means a sentence of the guitar? A man.",
+        "Two dogs run of a man.",
+    ]
+
+
+def test_a_sentence_that_ends_too_early_is_not_the_end(encoder: TextEncoder) -> None:
+    text = "A man. Two dogs run the guitar of the man plays a sentence of the man."
+    first, second, *_ = texts(text, chunked(encoder, text, 10))
+    assert first == "A man. Two dogs run the guitar of the"
+    assert second.startswith("man plays")
+
+
+def test_a_word_of_too_many_tokens_is_cut(encoder: TextEncoder) -> None:
+    text = "two xylophonequartets run"
+    found = texts(text, chunked(encoder, text, 6))
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+    assert all(encoder.count(part) <= 6 for part in found)
+
+
+def test_an_overlap_begins_with_a_word_before_the_last_end(encoder: TextEncoder) -> None:
+    text = " ".join(["two", "dogs", "run", "a", "man"] * 8)
+    found = chunked(encoder, text, 10, overlap=3)
+    assert all(text[chunk.start - 1 : chunk.start] in ("", " ") for chunk in found)
+    assert all(encoder.count(text[second.start : first.stop]) == 3 for first, second in pairwise(found))
+
+
+@pytest.mark.parametrize("final_period", [False, True])
+def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period: bool) -> None:
+    encoder = TextEncoder(encoder._tokenizer, encoder.special, encoder.template, 32, final_period)
+    chance = random.Random(7)
+    pieces = [
+        "two",
+        "dogs",
+        " ",
+        " ",
+        ". ",
+        "\n",
+        "xylophone",
+        "!",
+        "東京",
+        "?\n\n",
+        "[MASK]",
+        "é",
+        "…",
+        "\u200b",
+        '."',
+    ]
+    for _ in range(300):
+        text = "".join(chance.choices(pieces, k=chance.randint(0, 60)))
+        tokens = chance.randint(1, encoder.text_tokens)
+        overlap = chance.randint(0, tokens // 2)
+        found = chunked(encoder, text, tokens, overlap)
+        assert all(encoder.encode([part], truncate=False) for part in texts(text, found)), (text, tokens)
+        limit = max(tokens, 1 + final_period)
+        assert all(encoder.count(part) <= limit for part in texts(text, found)), (text, tokens)
+        covered = set[int]().union(*(range(chunk.start, chunk.stop) for chunk in found))
+        assert all(set(range(start, stop)) <= covered for start, stop in encoder.spans(text)), (text, tokens)
+        assert all(first.start < second.start and first.stop < second.stop for first, second in pairwise(found))
+        if not overlap:
+            assert all(first.stop <= second.start for first, second in pairwise(found))

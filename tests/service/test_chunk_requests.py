@@ -1,0 +1,89 @@
+"""POST /embed with `chunk`: a vector for each chunk with its place, or their mean; nothing is truncated in silence."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from harness import MakeClient
+from tiny_bundle import MAX_TOKENS, sequence, vector
+
+pytestmark = pytest.mark.anyio
+
+ROOM = MAX_TOKENS - len(sequence(""))
+LONG = "a man plays the guitar. two dogs run. " * 8
+TEXTS = [LONG, "two dogs", "", "the man " * 40]
+
+
+async def ask(http: httpx.AsyncClient, **body: Any) -> Any:
+    response = await http.post("/embed", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-truncated-texts"] == "0"
+    return response.json()
+
+
+async def test_each_chunk_has_its_place_and_the_vector_of_its_text(both: httpx.AsyncClient) -> None:
+    found = await ask(both, inputs=TEXTS, chunk={})
+    assert [len(each) > 1 for each in found] == [True, False, False, True]
+    for text, chunks in zip(TEXTS, found, strict=True):
+        parts = [text[chunk["start"] : chunk["stop"]] for chunk in chunks]
+        assert " ".join(parts).split() == text.split()
+        assert all(len(sequence(part.replace(".", " ."))) <= MAX_TOKENS for part in parts)
+        alone = await ask(both, inputs=parts)
+        np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], alone, atol=1e-6)
+
+
+async def test_the_mean_is_of_vectors_of_length_1(both: httpx.AsyncClient) -> None:
+    chunks = await ask(both, inputs=TEXTS, chunk={"tokens": 10, "overlap": 3})
+    means = await ask(both, inputs=TEXTS, chunk={"tokens": 10, "overlap": 3, "mean": True})
+    for row, each in zip(means, chunks, strict=True):
+        mean = np.mean([chunk["embedding"] for chunk in each], axis=0)
+        np.testing.assert_allclose(row, mean / np.linalg.norm(mean), atol=1e-6)
+    short = await ask(both, inputs="two dogs", chunk={"mean": True}, dimensions=4, normalize=False)
+    expected = vector(sequence("two dogs"))
+    np.testing.assert_allclose(short[0], (expected / np.linalg.norm(expected))[:4], atol=1e-6)
+
+
+async def test_formats_are_those_of_embed(both: httpx.AsyncClient) -> None:
+    for name in ("base64", "int8", "ubinary"):
+        chunks = await ask(both, inputs=LONG, chunk={}, encoding_format=name)
+        parts = [LONG[chunk["start"] : chunk["stop"]] for chunk in chunks[0]]
+        assert [chunk["embedding"] for chunk in chunks[0]] == await ask(both, inputs=parts, encoding_format=name)
+
+
+async def test_a_truncated_text_is_counted_in_the_answer(both: httpx.AsyncClient) -> None:
+    response = await both.post("/embed", json={"inputs": [LONG, "a", LONG]})
+    assert response.headers["x-truncated-texts"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"inputs": LONG, "chunk": {"tokens": ROOM + 1}}, 422, f"chunk.tokens is {ROOM + 1}; at most {ROOM} fit"),
+        ({"inputs": LONG, "chunk": {"tokens": 10, "overlap": 6}}, 422, "chunk.overlap is 6; at most half of the 10"),
+        ({"inputs": LONG, "chunk": {"tokens": 0}}, 422, "chunk.tokens"),
+        ({"inputs": LONG, "chunk": {"overlap": -1}}, 422, "chunk.overlap"),
+        ({"inputs": LONG, "chunk": 10}, 422, "chunk"),
+        ({"inputs": [], "chunk": {}}, 400, "empty list"),
+    ],
+)
+async def test_what_cannot_be_is_refused(
+    both: httpx.AsyncClient, body: dict[str, Any], status: int, words: str
+) -> None:
+    response = await both.post("/embed", json=body)
+    assert response.status_code == status, response.text
+    assert words in response.json()["error"]
+
+
+async def test_more_chunks_than_texts_are_allowed_is_refused(client: MakeClient) -> None:
+    async with client(max_client_batch_size=5) as http:
+        response = await http.post("/embed", json={"inputs": LONG, "chunk": {"tokens": 5}})
+        assert response.status_code == 422
+        assert "at most 5 are allowed" in response.json()["error"]
+
+
+async def test_token_ids_have_no_chunks(client: MakeClient) -> None:
+    async with client(token_ids=True) as http:
+        response = await http.post("/embed", json={"inputs": [[7, 8]], "chunk": {}})
+        assert response.status_code == 422
+        assert "send texts" in response.json()["error"]
