@@ -12,6 +12,7 @@ from service.http.embed import AS_BYTES, embed, embed_texts, respond
 from service.http.request import Context, JSONRoute, named_template, resolve_model
 from service.http.schemas import (
     AnyRequest,
+    ChunkRows,
     Found,
     Lists,
     Options,
@@ -49,7 +50,9 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
 
 
-@router.post("/", response_model=Rows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the body")
+@router.post(
+    "/", response_model=Rows | ChunkRows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the body"
+)
 async def either(body: Annotated[AnyRequest, Body()], request: Request, context: Context) -> Response:
     if isinstance(body, SimilarityRequest):
         return await similarity(body, context)

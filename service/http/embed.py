@@ -23,7 +23,7 @@ from service.http.request import (
     named_template,
     resolve_model,
 )
-from service.http.schemas import LEFT, Chunking, ChunkRow, EmbedRequest, Options, Rows
+from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
 from service.inference.embedder import Embeddings, Inputs, Part
 from service.inference.model import Model
 from service.inference.vectors import Raw, finish, rows, to_bytes, to_json
@@ -44,7 +44,7 @@ AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post("/embed", response_model=Rows | list[list[ChunkRow]], responses=AS_BYTES, summary="A vector for each text")
+@router.post("/embed", response_model=Rows | ChunkRows, responses=AS_BYTES, summary="A vector for each text")
 async def embed_texts(body: EmbedRequest, request: Request, context: Context) -> Response:
     model = resolve_model(context, body.model)
     check_dimensions(body.dimensions, model)
