@@ -62,6 +62,7 @@ class ModelCard(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="seconds since 1970, when the bundle was written")
     owned_by: Literal["cloze"] = "cloze"
+    max_model_len: int = Field(description="tokens of a sequence, template included; vLLM's name for it")
     root: str = Field(description="the model's own name; `id` may be an alias")
     embedding_space: str = Field(description="digest of all that decides a vector; see the header x-embedding-space")
 
@@ -119,7 +120,13 @@ async def one_model(
 
 
 def _card(model: Model, name: str) -> ModelCard:
-    return ModelCard(id=name, created=model.bundle.created, root=model.name, embedding_space=model.space)
+    return ModelCard(
+        id=name,
+        created=model.bundle.created,
+        root=model.name,
+        embedding_space=model.space,
+        max_model_len=model.bundle.spec.max_tokens,
+    )
 
 
 router.include_router(posts)
