@@ -5,31 +5,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import StratifiedKFold
 from suite_data import numbers, text
 from torch import nn
 
 from training.data.transfer_sets import COUNTS, Labelled, TransferSet, load_transfer
 from training.errors import CorpusError
 from training.evaluate import senteval_classifier as classifier
-from training.evaluate.senteval_classifier import Rows, fit, fold_protocol, nested_protocol, split_protocol
+from training.evaluate.senteval_classifier import (
+    PENALTIES,
+    Problem,
+    Rows,
+    fit,
+    fold_protocol,
+    nested_protocol,
+    split_protocol,
+)
 from training.evaluate.suites.transfer import FastTransferTask, TransferTask, features
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
-def rows(count: int, seed: int = 0, noise: float = 0.5) -> Rows:
-    """Two classes on either side of a line, some on the wrong one."""
+def rows(count: int, seed: int = 0, classes: int = 2) -> Rows:
+    """Classes on either side of lines, some rows on the wrong one."""
     chance = np.random.default_rng(seed)
     vectors = chance.normal(size=(count, 3))
-    classes = (vectors[:, 0] + noise * chance.normal(size=count) > 0).astype(int)
-    return Rows.of(vectors, classes.tolist())
+    places = np.searchsorted([0, 1][: classes - 1], vectors[:, 0] + 0.5 * chance.normal(size=count))
+    return Rows.of(vectors, places.tolist())
 
 
-def plain(train: Rows, dev: Rows, penalty: float) -> nn.Linear:
-    """SentEval's loop, one penalty and one classifier."""
-    random = np.random.RandomState(classifier.SEED)
+def plain(
+    train: Rows, dev: Rows, penalty: float, random: np.random.RandomState | None = None
+) -> tuple[nn.Linear, float]:
+    """SentEval's loop, one penalty and one classifier; the accuracy is that on the development rows."""
+    random = random or np.random.RandomState(classifier.SEED)
     torch.manual_seed(classifier.SEED)
-    model = nn.Linear(train.features.shape[1], 2)
+    model = nn.Linear(train.features.shape[1] - 1, int(train.classes.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=penalty)
     best, kept, misses, epochs = -1.0, {}, 0, 0
     while True:
@@ -37,12 +49,13 @@ def plain(train: Rows, dev: Rows, penalty: float) -> nn.Linear:
             order = torch.from_numpy(random.permutation(len(train)))
             for start in range(0, len(train), classifier.BATCH):
                 batch = order[start : start + classifier.BATCH]
-                loss = nn.functional.cross_entropy(model(train.features[batch]), train.classes[batch])
+                logits = model(train.features[batch, :-1])
+                loss = nn.functional.cross_entropy(logits, train.classes[batch])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
         epochs += classifier.ROUND
-        accuracy = (model(dev.features).argmax(1) == dev.classes).double().mean().item()
+        accuracy = right(model, dev).mean()
         stop = False
         if accuracy > best:
             best, kept = accuracy, {name: value.clone() for name, value in model.state_dict().items()}
@@ -51,16 +64,37 @@ def plain(train: Rows, dev: Rows, penalty: float) -> nn.Linear:
             misses += 1
         if stop or epochs > classifier.MOST_EPOCHS:
             model.load_state_dict(kept)
-            return model
+            return model, best
+
+
+def right(model: nn.Linear, rows: Rows) -> NDArray[np.bool_]:
+    with torch.no_grad():
+        found: NDArray[np.bool_] = (model(rows.features[:, :-1]).argmax(1) == rows.classes).numpy()
+    return found
+
+
+def plain_penalized(rows: Rows) -> nn.Linear:
+    """SentEval's choice of a penalty by folds, and its last fit."""
+    folds = StratifiedKFold(classifier.FOLDS, shuffle=True, random_state=classifier.SEED)
+    splits = list(folds.split(np.zeros(len(rows)), rows.classes))
+    means = [np.mean([plain(rows[train], rows[dev], each)[1] for train, dev in splits]) for each in PENALTIES]
+    random = np.random.RandomState(classifier.SEED)
+    order, held_out = random.permutation(len(rows)), int(classifier.HELD_OUT * len(rows))
+    penalty = PENALTIES[int(np.argmax([round(100 * mean, 2) for mean in means]))]
+    return plain(rows[order[held_out:]], rows[order[:held_out]], penalty, random)[0]
 
 
 def test_classifiers_side_by_side_are_those_apart() -> None:
-    train, dev = rows(150), rows(60, seed=1)
-    found = fit(train, dev, 2, classifier.PENALTIES)
-    for place, penalty in enumerate(classifier.PENALTIES):
-        model = plain(train, dev, penalty)
-        torch.testing.assert_close(found.weight[place].T, model.weight.detach(), atol=1e-4, rtol=1e-3)
-        torch.testing.assert_close(found.bias[place, 0], model.bias.detach(), atol=1e-4, rtol=1e-3)
+    """Two problems draw the same orders, one has fewer rows, one stops later; rounding grows with the epochs."""
+    data = rows(260)
+    parts = ((0, 150, 210), (60, 210, 260), (10, 153, 260))
+    problems = [Problem(np.arange(start, end), np.arange(end, last)) for start, end, last in parts]
+    for problem, found in zip(problems, fit(data, problems), strict=True):
+        for place, penalty in enumerate(PENALTIES):
+            model, accuracy = plain(data[problem.train], data[problem.dev], penalty)
+            torch.testing.assert_close(found.weight[place, :, :-1], model.weight.detach(), atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(found.weight[place, :, -1], model.bias.detach(), atol=1e-4, rtol=1e-3)
+            assert found.accuracy[place].item() == accuracy
 
 
 @pytest.fixture
@@ -81,6 +115,24 @@ def test_every_row_is_scored_once_by_both_suites() -> None:
         (fast,) = FastTransferTask("set", TransferSet(pairs, test, dev)).run(numbers())
         assert fast.value == 100
         assert (score.suite, fast.suite) == ("transfer", "transfer-fast")
+
+
+@pytest.mark.usefixtures("short")
+def test_the_protocols_are_sentevals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets whose folds differ in size, and three classes."""
+    monkeypatch.setattr(classifier, "BATCH", 16)
+    monkeypatch.setattr(classifier, "MOST_EPOCHS", 12)
+    data, test, dev = rows(92, classes=3), rows(50, seed=1, classes=3), rows(40, seed=2, classes=3)
+    nested = np.zeros(len(data), dtype=bool)
+    for train, outside in StratifiedKFold(3, shuffle=True, random_state=classifier.SEED).split(
+        np.zeros(len(data)), data.classes
+    ):
+        nested[outside] = right(plain_penalized(data[train]), data[outside])
+    np.testing.assert_array_equal(nested_protocol(data), nested)
+    np.testing.assert_array_equal(fold_protocol(data, test), right(plain_penalized(data), test))
+    found = [plain(data, dev, penalty) for penalty in PENALTIES]
+    best = int(np.argmax([round(100 * accuracy, 2) for _, accuracy in found]))
+    np.testing.assert_array_equal(split_protocol(data, dev, test), right(found[best][0], test))
 
 
 @pytest.mark.usefixtures("short")

@@ -2,14 +2,17 @@
 
 Softmax regression by Adam in batches of 64. After every `ROUND` epochs the accuracy on held-out rows is measured;
 training stops after `PATIENCE` + 1 rounds in all that were not better than the best so far, and the best weights are
-kept. The L2 penalty is chosen from `PENALTIES`, each of which SentEval trains apart from the same seed. They are
-trained side by side here: the seed gives them the same first weights and the same order of rows, so the result is the
-same up to rounding.
+kept. The L2 penalty is chosen from `PENALTIES`.
+
+A set with nested folds needs 410 classifiers, which SentEval trains one after the other. Here many are trained at once,
+each on its own rows, with its own penalty and its own last round. Each starts from the same seed, so those with equally
+many rows have the same first weights and the same order of rows; the result is the same up to rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-__all__ = ["Rows", "fit", "fold_protocol", "nested_protocol", "split_protocol"]
+__all__ = ["Fitted", "Problem", "Rows", "fit", "fold_protocol", "nested_protocol", "split_protocol"]
 
 PENALTIES: Final = (1e-5, 1e-4, 1e-3, 1e-2)
 BATCH: Final = 64
@@ -27,40 +30,59 @@ MOST_EPOCHS: Final = 200
 FOLDS: Final = 10
 HELD_OUT: Final = 0.05  # of the rows, for the last fit
 SEED: Final = 1111
+AT_ONCE: Final = 10  # problems that are trained together; their batches fit into the processor's cache
+
+Places: TypeAlias = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Features (n, d) float32 and classes (n)."""
+    """Features (n, d), the last of which is 1 and carries the bias, and classes (n)."""
 
     features: Tensor
     classes: Tensor
 
     @classmethod
     def of(cls, features: NDArray[np.floating], classes: Sequence[int]) -> "Rows":
-        return cls(torch.tensor(features, dtype=torch.float32), torch.tensor(classes))
+        values = torch.tensor(features, dtype=torch.float32)
+        return cls(torch.cat([values, torch.ones(len(values), 1)], 1), torch.tensor(classes))
 
     def __len__(self) -> int:
         return len(self.classes)
 
-    def __getitem__(self, rows: NDArray[np.intp] | Tensor) -> "Rows":
-        index = torch.as_tensor(rows)
+    def __add__(self, other: "Rows") -> "Rows":
+        return Rows(torch.cat([self.features, other.features]), torch.cat([self.classes, other.classes]))
+
+    def __getitem__(self, places: Places) -> "Rows":
+        index = torch.from_numpy(places)
         return Rows(self.features[index], self.classes[index])
+
+    def right(self, weight: Tensor) -> Tensor:
+        """Which rows each classifier gets right, (r, n); weights (r, c, d)."""
+        logits = (weight.flatten(0, 1) @ self.features.T).unflatten(0, weight.shape[:2])  # (r, c, n)
+        right: Tensor = logits.argmax(1) == self.classes
+        return right
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Several classifiers of the same rows: weights (r, d, c) and biases (r, 1, c)."""
+class Problem:
+    """The rows to train on, the rows that choose the weights, and the penalties, each of which has a classifier.
+
+    `drawn` is how many rows were shuffled with the same seed before the training.
+    """
+
+    train: Places
+    dev: Places
+    penalties: tuple[float, ...] = PENALTIES
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The weights (r, c, d) of a problem's classifiers, and their accuracies (r) on its development rows."""
 
     weight: Tensor
-    bias: Tensor
-
-    def right(self, rows: Rows) -> Tensor:
-        """Which rows each classifier gets right, (r, n)."""
-        return (rows.features @ self.weight + self.bias).argmax(-1) == rows.classes
-
-    def accuracy(self, rows: Rows) -> Tensor:
-        return self.right(rows).double().mean(1)
+    accuracy: Tensor
 
 
 def nested_protocol(rows: Rows) -> NDArray[np.bool_]:
@@ -69,100 +91,126 @@ def nested_protocol(rows: Rows) -> NDArray[np.bool_]:
     SentEval rounds the accuracy of each outer fold and averages them; the mean over rows differs by less than 0.01.
     """
     right = np.zeros(len(rows), dtype=bool)
-    classes = int(rows.classes.max()) + 1
-    for train, test in _folds(rows):
-        penalty = _best_penalty(rows[train], classes)
-        right[test] = _last_fit(rows[train], classes, penalty).right(rows[test])[0].numpy()
+    outer = _folds(rows)
+    fitted = _penalized(rows, [train for train, _ in outer])
+    for (_, test), each in zip(outer, fitted, strict=True):
+        right[test] = rows[test].right(each.weight)[0].numpy()
     return right
 
 
 def fold_protocol(train: Rows, test: Rows) -> NDArray[np.bool_]:
     """Which test rows are right; folds of the training rows choose the penalty: TREC and MRPC."""
-    classes = int(train.classes.max()) + 1
-    model = _last_fit(train, classes, _best_penalty(train, classes))
-    right: NDArray[np.bool_] = model.right(test)[0].numpy()
+    (fitted,) = _penalized(train, [np.arange(len(train))])
+    right: NDArray[np.bool_] = test.right(fitted.weight)[0].numpy()
     return right
 
 
 def split_protocol(train: Rows, dev: Rows, test: Rows) -> NDArray[np.bool_]:
-    """Which test rows are right; the development rows choose the penalty and when to stop: SST-2."""
-    classes = int(train.classes.max()) + 1
-    penalty = _choose(fit(train, dev, classes, PENALTIES).accuracy(dev))
-    right: NDArray[np.bool_] = fit(train, dev, classes, [penalty]).right(test)[0].numpy()
+    """Which test rows are right; the development rows choose the penalty and when to stop: SST-2.
+
+    SentEval trains the classifier with the best penalty again, which gives the same weights.
+    """
+    places = np.arange(len(train) + len(dev))
+    (fitted,) = fit(train + dev, [Problem(places[: len(train)], places[len(train) :])])
+    right: NDArray[np.bool_] = test.right(fitted.weight)[_highest(fitted.accuracy)].numpy()
     return right
 
 
-def fit(
-    train: Rows, dev: Rows, classes: int, penalties: Sequence[float], random: np.random.RandomState | None = None
-) -> Linear:
-    """One classifier per penalty, each with the weights that were best on the development rows."""
-    random = random or np.random.RandomState(SEED)
-    first = _first_layer(train.features.shape[1], classes)
-    weight = first.weight.detach().T.repeat(len(penalties), 1, 1).requires_grad_()  # (r, d, c)
-    bias = first.bias.detach().repeat(len(penalties), 1, 1).requires_grad_()  # (r, 1, c)
-    optimizer = torch.optim.Adam([weight, bias], lr=1e-3)
-    decay = torch.tensor(penalties).view(-1, 1, 1)
-    best = Linear(weight.detach().clone(), bias.detach().clone())
-    highest = torch.full((len(penalties),), -1.0, dtype=torch.float64)
-    misses = torch.zeros(len(penalties), dtype=torch.int64)
+def fit(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
+    """Train the classifiers of problems about the same rows; each problem has as many penalties."""
+    found: dict[int, Fitted] = {}
+    with _one_thread():
+        for group in _alike(problems):
+            found |= zip(group, _train(rows, [problems[place] for place in group]), strict=True)
+    return [found[place] for place in range(len(problems))]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The products are so small that sharing them out takes longer than computing them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _alike(problems: Sequence[Problem]) -> Iterator[list[int]]:
+    """The places of problems that draw the same orders of rows, `AT_ONCE` at most."""
+    keys = [(len(problem.train), problem.drawn) for problem in problems]
+    for key in sorted(set(keys)):
+        places = [place for place, other in enumerate(keys) if other == key]
+        for start in range(0, len(places), AT_ONCE):
+            yield places[start : start + AT_ONCE]
+
+
+def _train(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
+    """SentEval's loop, for the r classifiers of each of p problems."""
+    random = np.random.RandomState(SEED)
+    random.permutation(problems[0].drawn)
+    train = np.stack([problem.train for problem in problems])  # (p, n)
+    devs = [rows[problem.dev] for problem in problems]
+    decay = torch.tensor([problem.penalties for problem in problems])[..., None, None]  # (p, r, 1, 1)
+    weight = _first_layer(rows).repeat(*decay.shape[:2], 1, 1)  # (p, r, c, d)
+    optimizer = torch.optim.Adam([weight], lr=1e-3, fused=True)
+    best = weight.clone()
+    highest = torch.full(decay.shape[:2], -1.0, dtype=torch.float64)  # (p, r)
+    misses = torch.zeros_like(highest)
     epochs = 0
     while epochs <= MOST_EPOCHS and bool((misses <= PATIENCE).any()):
         for _ in range(ROUND):
-            _epoch(train, weight, bias, decay, optimizer, random)
+            _epoch(rows, train[:, random.permutation(train.shape[1])], weight, decay, optimizer)
         epochs += ROUND
-        accuracy = Linear(weight.detach(), bias.detach()).accuracy(dev)
+        accuracy = torch.stack([dev.right(each).double().mean(1) for dev, each in zip(devs, weight, strict=True)])
         better = (accuracy > highest) & (misses <= PATIENCE)
-        highest = torch.where(better, accuracy, highest)
         misses += ~better
-        best.weight[better], best.bias[better] = weight.detach()[better], bias.detach()[better]
-    return best
+        highest = torch.where(better, accuracy, highest)
+        best = torch.where(better[..., None, None], weight, best)
+    return [Fitted(*each) for each in zip(best, highest, strict=True)]
 
 
-def _epoch(
-    train: Rows,
-    weight: Tensor,
-    bias: Tensor,
-    decay: Tensor,
-    optimizer: torch.optim.Optimizer,
-    random: np.random.RandomState,
-) -> None:
-    shuffled = train[random.permutation(len(train))]
-    batches = zip(shuffled.features.split(BATCH), shuffled.classes.split(BATCH), strict=True)
-    for features, classes in batches:
-        logits = features @ weight + bias  # (r, n, c)
-        # The sum over penalties of each one's mean loss; half the decay times the square is Adam's weight_decay.
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), classes.repeat(len(weight)), reduction="sum")
-        loss = loss / len(classes) + (decay / 2 * weight.square()).sum() + (decay / 2 * bias.square()).sum()
-        optimizer.zero_grad()
-        loss.backward()
+def _epoch(rows: Rows, order: Places, weight: Tensor, decay: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One epoch of p problems, whose rows are in the order (p, n)."""
+    flat = weight.flatten(1, 2)  # (p, r * c, d)
+    targets = nn.functional.one_hot(rows.classes).float()
+    for places in torch.from_numpy(order).split(BATCH, 1):
+        features = rows.features.index_select(0, places.flatten()).unflatten(0, places.shape)  # (p, b, d)
+        logits = torch.bmm(flat, features.transpose(1, 2)).unflatten(1, weight.shape[1:3])  # (p, r, c, b)
+        wrong = logits.softmax(2) - targets[places].transpose(1, 2).unsqueeze(1)
+        # The gradient of the mean cross-entropy, and Adam's weight_decay.
+        gradient = torch.bmm(wrong.flatten(1, 2), features).div_(places.shape[1])
+        weight.grad = gradient.view_as(weight).addcmul_(decay, weight)
         optimizer.step()
 
 
-def _first_layer(width: int, classes: int) -> nn.Linear:
+def _first_layer(rows: Rows) -> Tensor:
+    """The weights (c, d) that SentEval starts with."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return nn.Linear(width, classes)
+        layer = nn.Linear(rows.features.shape[1] - 1, int(rows.classes.max()) + 1)
+    return torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
 
 
-def _best_penalty(rows: Rows, classes: int) -> float:
-    """By the mean accuracy of the folds, which also decide when to stop."""
-    accuracies = [fit(rows[train], rows[test], classes, PENALTIES).accuracy(rows[test]) for train, test in _folds(rows)]
-    return _choose(torch.stack(accuracies).mean(0))
+def _penalized(rows: Rows, parts: Sequence[Places]) -> list[Fitted]:
+    """The classifier of each part of the rows, with the penalty that is best in the mean over the part's folds."""
+    inner = [[Problem(part[train], part[dev]) for train, dev in _folds(rows[part])] for part in parts]
+    fitted = iter(fit(rows, [problem for problems in inner for problem in problems]))
+    problems = []
+    for part in parts:
+        accuracy = torch.stack([next(fitted).accuracy for _ in range(FOLDS)]).mean(0)
+        order = part[np.random.RandomState(SEED).permutation(len(part))]
+        held_out = int(HELD_OUT * len(part))
+        penalty = PENALTIES[_highest(accuracy)]
+        problems.append(Problem(order[held_out:], order[:held_out], (penalty,), len(part)))
+    return fit(rows, problems)
 
 
-def _choose(accuracy: Tensor) -> float:
-    """The smallest penalty with the highest accuracy in two decimals."""
-    return PENALTIES[int(np.argmax(np.round(100 * accuracy.numpy(), 2)))]
+def _highest(accuracy: Tensor) -> int:
+    """The place of the highest accuracy in two decimals; of equal ones the first, which has the smallest penalty."""
+    return int(np.argmax(np.round(100 * accuracy.numpy(), 2)))
 
 
-def _last_fit(rows: Rows, classes: int, penalty: float) -> Linear:
-    """On all rows but the held-out share."""
-    random = np.random.RandomState(SEED)
-    order = random.permutation(len(rows))
-    held_out = int(HELD_OUT * len(rows))
-    return fit(rows[order[held_out:]], rows[order[:held_out]], classes, [penalty], random)
-
-
-def _folds(rows: Rows) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+def _folds(rows: Rows) -> list[tuple[Places, Places]]:
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED)
     return list(folds.split(np.zeros(len(rows)), rows.classes.numpy()))
