@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
+from training.errors import RunError
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 
@@ -31,6 +33,10 @@ class Task(ABC):
     @abstractmethod
     def run(self, subject: Subject) -> list[Score]:
         """The scores; the first is the one that compares models."""
+
+    def obstacle(self, subject: Subject) -> str | None:
+        """Why this subject cannot be scored at all, in one line; None if it can."""
+        return None
 
     @property
     def digest(self) -> str:
@@ -66,7 +72,16 @@ class ScoreCache:
 def score_tasks(
     subject: Subject, tasks: Sequence[Task], follow: Follow = iter, cache: ScoreCache | None = None, fresh: bool = False
 ) -> list[Score]:
-    """All scores, in the tasks' order. Finished tasks are read from the cache, unless `fresh`, and kept in it."""
+    """All scores, in the tasks' order. Finished tasks are read from the cache, unless `fresh`, and kept in it.
+
+    Tasks that this subject cannot have are left out, with a line on stderr. Raises RunError if none is left.
+    """
+    obstacles = list(dict.fromkeys(reason for task in tasks if (reason := task.obstacle(subject))))
+    tasks = [task for task in tasks if not task.obstacle(subject)]
+    if obstacles and not tasks:
+        raise RunError(obstacles[0])
+    for reason in obstacles:
+        print(f"left out: {reason}", file=sys.stderr)
     scores: list[Score] = []
     for task, _ in zip(tasks, follow([task.name for task in tasks]), strict=True):
         found = cache.find(subject, task) if cache and not fresh else None

@@ -1,0 +1,1 @@
+"""Vectors made from an encoder's states without training the encoder: whitening, flow, WK pooling, word averages."""
