@@ -79,6 +79,7 @@ def test_collections_are_found_by_folder(tmp_path: Path) -> None:
     [
         ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl"),
         ("q1\td1\tmuch\n", r"line 2: score 'much' is not a whole number"),
+        ("q7\td1\t1\nq8\td1\t1\n", r"qrels\.tsv judges no query of .*queries\.jsonl \(it has 'q8'\); give both"),
         ("q1\td1\t0\n", "has no query with a relevant document"),
         ("q1\td1\n", "line 2: no text under 'score'"),
     ],
@@ -98,6 +99,30 @@ def test_a_missing_file_is_named(file: str, tmp_path: Path) -> None:
 def test_a_record_without_its_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"corpus\.jsonl, line 1: no text under 'text' \(it has _id, body\)"):
         load_collection(write(tmp_path, corpus=[{"_id": "d1", "body": "x"}]))
+
+
+@pytest.mark.parametrize("file", ["corpus", "queries"])
+def test_an_id_that_occurs_twice_is_named(tmp_path: Path, file: str) -> None:
+    twice: list[object] = [{"_id": "x", "text": "north"}, {"_id": "x", "text": "east"}]
+    with pytest.raises(CorpusError, match=rf"{file}\.jsonl, line 2: the id 'x' is that of another line too"):
+        load_collection(write(tmp_path, **{file: twice}))
+
+
+def test_a_query_that_is_a_document_does_not_find_itself(tmp_path: Path) -> None:
+    """As in BEIR, where the id is shared; but a number that is shared by chance leaves no document out."""
+    documents: list[object] = [
+        {"_id": "1", "title": "a title", "text": "north"},
+        {"_id": "2", "text": "up"},
+        {"_id": "3", "text": "east"},
+    ]
+    queries: list[object] = [{"_id": "1", "text": " north"}, {"_id": "3", "text": "up"}]
+    qrels = "1\t2\t1\n3\t2\t1\n"
+    collection = load_collection(write(tmp_path, qrels, corpus=documents, queries=queries))
+    assert collection.own == {0: 0}
+    vectors = {"a title north": (0.0, 1.0), **VECTORS}
+    assert search_score(lambda texts: np.array([vectors[each] for each in texts]), collection) == 100
+    whole = Collection(*(getattr(collection, name) for name in ("name", "documents", "queries", "relevance")))
+    assert search_score(lambda texts: np.array([vectors[each] for each in texts]), whole) == 81.55
 
 
 def test_dev_data_chooses_by_the_mean_of_its_figures(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ import pytrec_eval
 from suite_data import embed, numbers, text
 
 from training.data.search_collection import Collection, search_score
+from training.errors import RunError
+from training.evaluate.__main__ import EvaluateOptions
+from training.evaluate.inputs import subjects
 from training.evaluate.subject import Subject
 from training.evaluate.suites.retrieval import METRICS, RetrievalTask, rankings, search_metrics
 
@@ -57,6 +60,37 @@ def test_queries_have_their_own_template() -> None:
     turned = Subject("turned", embed, lambda texts: embed(texts)[:, ::-1], "digest")
     assert RetrievalTask("two", data).run(turned)[0].value == 100
     assert RetrievalTask("two", data).run(numbers())[0].value == pytest.approx(63.093, abs=1e-3)
+
+
+def test_documents_have_their_own_template() -> None:
+    data = Collection("two", [text(1, 0), text(0, 1)], [text(1, 0)], [{1: 1}])
+    turned = Subject("turned", embed, embed, "digest", embed_documents=lambda texts: embed(texts)[:, ::-1])
+    assert RetrievalTask("two", data).run(turned)[0].value == 100
+
+
+def test_templates_of_queries_and_documents_are_options(tiny_bert: Path) -> None:
+    def subject(*words: str) -> Subject:
+        return subjects(str(tiny_bert), EvaluateOptions.read([str(tiny_bert), *words], "p"))[0]
+
+    config, templates = ["--template", "[X]", "--pooling", "cls"], ["--query-template", "a [X]"]
+    templates += ["--document-template", "the [X]"]
+    plain, found = subject(*config), subject(*config, *templates)
+    expected = {name: plain.embed([f"{name} dogs run"]) for name in ("a", "the")}
+    np.testing.assert_allclose(found.embed_queries(["dogs run"]), expected["a"], atol=1e-6)
+    np.testing.assert_allclose(found.documents(["dogs run"]), expected["the"], atol=1e-6)
+    np.testing.assert_array_equal(found.embed(["dogs run"]), plain.documents(["dogs run"]))
+    assert found.digest != plain.digest
+    with pytest.raises(RunError, match=r"--top-k has one template .* leave out --query-template, --document"):
+        subject("--top-k", "5", *templates)
+
+
+def test_a_querys_own_document_is_left_out_of_its_results() -> None:
+    documents = np.array([[1.0, 0], [0.9, 0.1], [0, 1]])
+    found = rankings(np.array([[1.0, 0], [0, 1]]), documents, {0: 0})
+    assert [ranking.tolist() for ranking in found] == [[1, 2], [2, 1, 0]]
+    data = Collection("c", [text(*row) for row in documents], [text(1, 0)], [{0: 1, 1: 1}], {0: 0})
+    scores = {score.metric: score.value for score in RetrievalTask("c", data).run(numbers())}
+    assert scores["recall@1"] == 50  # its own judgement counts as one that was not found, as in BEIR
 
 
 def test_collections_of_data_and_own_folders(tmp_path: Path) -> None:

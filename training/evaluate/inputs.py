@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,8 @@ from training.model.pretrained import fastest_device
 
 __all__ = ["ScoringOptions", "fitting", "progress", "subjects"]
 
-CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise", "query_template")
+CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
+SEARCH_TEMPLATES = ("query_template", "document_template")
 Paths = CliVariadicArg[list[Path]]
 
 
@@ -48,6 +49,9 @@ class ScoringOptions(Command):
         None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
     )
     query_template: str | None = Field(None, description="words around a search query (default: as around a text)")
+    document_template: str | None = Field(
+        None, description="words around a document that is searched (default: as around a text)"
+    )
     pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="longest sequence (default: what the encoder has positions for)"
@@ -80,13 +84,14 @@ def subjects(path: str, options: ScoringOptions) -> list[Subject]:
     if options.top_k and options.pooling not in (None, "mask"):
         raise RunError(f"--top-k needs mask pooling; leave out --pooling {options.pooling}")
     folder = str(Path(path, "model")) if kind_of(path) == "run" else path
-    changes = _changes(options)
+    changes = _changes(options, CONFIG_OPTIONS)
     changes["denoising"] = changes.pop("denoise", None)
-    query_template = changes.pop("query_template", None)
+    templates = _changes(options, SEARCH_TEMPLATES)
     if options.top_k:
+        if templates:
+            raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
         return [_words(folder, options.top_k, changes)]
-    encoder = SentenceEncoder.load(folder, **changes).to(fastest_device())
-    return [_torch(encoder, query_template)]
+    return [_torch(SentenceEncoder.load(folder, **changes).to(fastest_device()), templates)]
 
 
 def progress(subject: Subject) -> Follow:
@@ -100,12 +105,12 @@ def fitting(path: str, options: ScoringOptions) -> ScoringOptions:
     kind = "server" if _is_server(path) else kind_of(path)
     unused = [] if kind == "bundle" else ["precision"]
     if kind != "encoder" or saved_config(Path(path)) is not None:
-        unused += [*CONFIG_OPTIONS, "top_k"]
+        unused += [*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "top_k"]
     return options.model_copy(update=dict.fromkeys(unused))
 
 
 def _server(url: str, options: ScoringOptions) -> Subject:
-    changes = [*_changes(options), *(name for name in ("precision", "top_k") if getattr(options, name))]
+    changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "precision", "top_k"))
     if changes:
         raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
     key = options.key_file.read_text(encoding="utf-8").strip() if options.key_file else None
@@ -114,7 +119,7 @@ def _server(url: str, options: ScoringOptions) -> Subject:
 
 
 def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
-    changes = [*_changes(options), *(["top_k"] if options.top_k else [])]
+    changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "top_k"))
     if changes:
         raise RunError(f"{path} is a bundle and its configuration is fixed; leave out {_flags(changes)}")
     bundle = Bundle.load(path)
@@ -135,28 +140,39 @@ def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
     return Subject.of(f"torch fp32, top {k} tokens", partial(words.embed, k=k), digest)
 
 
-def _torch(encoder: SentenceEncoder, query_template: str | None) -> Subject:
-    embed_queries, digest = encoder.embed, _model_digest(encoder)
-    if query_template is not None:
-        if encoder.continuous is not None:
-            raise RunError("--query-template: this model's template is trained; leave the option out")
-        config = encoder.config.model_copy(update={"template": query_template})
-        asking = SentenceEncoder(encoder.backbone, encoder.tokenizer, config)
-        asking.head = encoder.head
-        embed_queries, digest = asking.embed, _digest(digest, query_template)
+def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
+    """`templates` are those of search queries and of documents, by option."""
+    if templates and encoder.continuous is not None:
+        raise RunError(f"{_flags(templates)}: this model's template is trained; leave the option out")
+    queries, documents = (
+        _with_template(encoder, templates[name]).embed if name in templates else encoder.embed
+        for name in SEARCH_TEMPLATES
+    )
+    digest = _model_digest(encoder)
+    if templates:
+        digest = _digest(digest, templates)
     size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
-    return Subject("torch fp32", encoder.embed, embed_queries, digest, size, encoder)
+    return Subject("torch fp32", encoder.embed, queries, digest, size, encoder, documents)
+
+
+def _with_template(encoder: SentenceEncoder, template: str) -> SentenceEncoder:
+    """The same weights with other words around the text."""
+    config = encoder.config.model_copy(update={"template": template})
+    found = SentenceEncoder(encoder.backbone, encoder.tokenizer, config)
+    found.head = encoder.head
+    return found
 
 
 def _is_server(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
-def _changes(options: ScoringOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in CONFIG_OPTIONS if getattr(options, name) is not None}
+def _changes(options: ScoringOptions, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the named options that are given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
-def _flags(names: list[str]) -> str:
+def _flags(names: Iterable[str]) -> str:
     return ", ".join(map(flag, names))
 
 

@@ -1,10 +1,11 @@
 """Search: exact search by cosine in folders of BEIR's layout, with trec_eval's metrics (pytrec_eval).
 
 nDCG@10 and recall@k as in BEIR (arXiv:2104.08663), MRR and MAP over the first 1,000 documents. Documents with equal
-cosines stay in the order of the corpus. A model with a template for queries embeds them with it.
+cosines stay in the order of the corpus. A query that is itself a document of the collection does not find itself.
+Queries and documents have templates of their own if the model is given them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -46,7 +47,7 @@ class RetrievalTask(Task):
 
     def run(self, subject: Subject) -> list[Score]:
         queries = subject.embed_queries(self.collection.queries)
-        found = rankings(queries, subject.embed(self.collection.documents))
+        found = rankings(queries, subject.documents(self.collection.documents), self.collection.own)
         metrics = search_metrics(found, self.collection.relevance)
         counts = {"documents": len(self.collection.documents), "queries": len(queries)}
         return [
@@ -54,14 +55,17 @@ class RetrievalTask(Task):
         ]
 
 
-def rankings(queries: NDArray[np.floating], documents: NDArray[np.floating]) -> list[NDArray[np.intp]]:
-    """For each query the indices of its `DEPTH` nearest documents, nearest first."""
+def rankings(
+    queries: NDArray[np.floating], documents: NDArray[np.floating], own: Mapping[int, int] | None = None
+) -> list[NDArray[np.intp]]:
+    """For each query the indices of its `DEPTH` nearest documents, nearest first, without its `own` document."""
     queries, transposed = units(queries), units(documents).T
     found: list[NDArray[np.intp]] = []
     for start in range(0, len(queries), QUERIES):
         cosines = queries[start : start + QUERIES] @ transposed
-        found += list(np.argsort(-cosines, axis=1, kind="stable")[:, :DEPTH])
-    return found
+        found += list(np.argsort(-cosines, axis=1, kind="stable")[:, : DEPTH + 1])
+    own = own or {}
+    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, ranking in enumerate(found)]
 
 
 def search_metrics(found: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:
