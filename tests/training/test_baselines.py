@@ -43,7 +43,7 @@ def test_every_baseline_is_scored(tiny_bert: Path) -> None:
         "static",
         *(f"layer {number} {pooling}" for number in range(3) for pooling in POOLINGS),
         *("static -freq", "static -freq -sub", "static -freq -sub -pun"),
-        *("first-last", "whitening", "BERT-flow", "WK pooling"),
+        *("first-last", "last-two", "whitening", "BERT-flow", "WK pooling"),
     ]
     assert scores["layer 2 mean"] == pytest.approx(spearman(encoder.embed, PAIRS))
     assert np.isfinite(list(scores.values())).all()

@@ -25,8 +25,8 @@ def server(embed: Answers = embedded, info: object = INFO) -> tuple[ServerEncode
         return httpx.Response(200, json=info) if request.url.path == "/info" else embed(request)
 
     pauses: list[float] = []
-    client = httpx.Client(transport=httpx.MockTransport(answer))
-    return ServerEncoder("http://host:1/", client=client, wait=pauses.append), pauses
+    transport = httpx.MockTransport(answer)
+    return ServerEncoder("http://host:1/", transport=transport, wait=pauses.append), pauses
 
 
 def in_turn(*answers: Answers) -> Answers:
@@ -123,5 +123,5 @@ def test_the_key_is_sent() -> None:
         seen.append(request.headers.get("authorization", ""))
         return httpx.Response(200, json=INFO)
 
-    ServerEncoder("http://host", "secret", client=httpx.Client(transport=httpx.MockTransport(answer)))
+    ServerEncoder("http://host", "secret", transport=httpx.MockTransport(answer))
     assert seen == ["Bearer secret"]

@@ -23,7 +23,8 @@ LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
 class ServerEncoder:
     """A server's /embed. Requests that the server is too busy for are sent again after the time in Retry-After.
 
-    Raises ServerError if the server cannot be reached, refuses a request or stays busy. `wait` is replaced in tests.
+    Raises ServerError if the server cannot be reached, refuses a request or stays busy. Tests replace `transport` and
+    `wait`.
     """
 
     def __init__(
@@ -31,14 +32,15 @@ class ServerEncoder:
         url: str,
         key: str | None = None,
         *,
-        client: httpx.Client | None = None,
+        transport: httpx.BaseTransport | None = None,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url.rstrip("/")
-        self._client = client or httpx.Client(timeout=120)
+        self._transport = transport
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._wait = wait
-        self.info = self._request("GET", "/info")
+        with self._client() as client:
+            self.info = self._request(client, "GET", "/info")
         if not isinstance(self.info, dict) or "model_id" not in self.info:
             raise ServerError(f"{self.url}/info does not describe a model; give the address of an embedding server")
 
@@ -55,21 +57,25 @@ class ServerEncoder:
         size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         found: list[list[float]] = [[]] * len(texts)
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            inputs = [texts[row] for row in rows]
-            vectors = self._request("POST", "/embed", {"inputs": inputs, "truncate": True})
-            if not isinstance(vectors, list) or len(vectors) != len(rows):
-                raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
-            for row, vector in zip(rows, vectors, strict=True):
-                found[row] = vector
+        with self._client() as client:
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                inputs = [texts[row] for row in rows]
+                vectors = self._request(client, "POST", "/embed", {"inputs": inputs, "truncate": True})
+                if not isinstance(vectors, list) or len(vectors) != len(rows):
+                    raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
+                for row, vector in zip(rows, vectors, strict=True):
+                    found[row] = vector
         return np.array(found, dtype=np.float32)
 
-    def _request(self, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
+    def _client(self) -> httpx.Client:
+        return httpx.Client(timeout=120, headers=self._headers, transport=self._transport)
+
+    def _request(self, client: httpx.Client, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
         problem = ""
         for attempt in range(ATTEMPTS):
             try:
-                response = self._client.request(method, self.url + route, json=body, headers=self._headers)
+                response = client.request(method, self.url + route, json=body)
             except httpx.TransportError as error:
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:

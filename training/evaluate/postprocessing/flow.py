@@ -1,9 +1,9 @@
 """BERT-flow (arXiv:2011.05864): a small Glow that maps vectors to a standard Gaussian, trained on the vectors alone.
 
 Three levels of three steps; a step is a scale and shift per dimension, a linear mixing of all dimensions, and an
-additive coupling 32 wide. After each level half of the dimensions are finished. Adam at 1e-3 with gradients clipped at
-1, as in the published code; the encoder is not trained. That code makes one pass over the text. Sets are small here,
-so there are `EPOCHS`. Unlike Glow's, the prior is the standard Gaussian on every level.
+additive coupling 32 wide. After each level half of the dimensions are finished. One pass over the vectors by Adam at
+1e-3 with gradients clipped at 1, as in the published code; the encoder is not trained. Unlike Glow's, the prior is the
+standard Gaussian on every level.
 """
 
 from itertools import pairwise
@@ -20,7 +20,7 @@ LEVELS: Final = 3
 DEPTH: Final = 3
 WIDTH: Final = 32
 RATE: Final = 1e-3
-EPOCHS: Final = 5
+EPOCHS: Final = 1
 BATCH: Final = 64
 SEED: Final = 0
 

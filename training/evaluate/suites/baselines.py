@@ -3,9 +3,9 @@
 The text has no template. A layer's mean and maximum are over all tokens, special ones included; layer 0 are the
 embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the word embeddings alone, and the rows after it
 leave biased tokens out (PromptBERT, arXiv:2201.04337, Table 3). `first-last` is the mean of layers 1 and last, as in
-SimCSE since 2022. `whitening` is fitted on that mean, `BERT-flow` on the mean of the last two layers, both on the
-set's own distinct sentences. `WK pooling` is SBERT-WK's. Figures are Spearman's correlation x100 ('all') on the seven
-STS sets.
+SimCSE since 2022, `last-two` that of the last two. `whitening` is fitted on the first of these means and `BERT-flow` on
+the second, both on the set's own distinct sentences. `WK pooling` is SBERT-WK's. Figures are Spearman's correlation
+x100 ('all') on the seven STS sets.
 """
 
 from collections.abc import Sequence
@@ -102,6 +102,7 @@ class BaselineTask(Task):
             **layers,
             **static_averages(encoder, texts, self.frequent),
             "first-last": first_last,
+            "last-two": last_two,
             "whitening": whiten(first_last),
             "BERT-flow": flow_vectors(last_two, self.flow_epochs),
             "WK pooling": wk,
