@@ -399,5 +399,8 @@ class TextEncoder:
     @property
     def _mask_id(self) -> int:
         if self.special.mask is None:
-            raise TemplateError(f"template {str(self.template)!r} has {MASK}, and the tokenizer has no mask token")
+            raise TemplateError(
+                f"template {str(self.template)!r} has {MASK}, and the tokenizer has no mask token; choose cls or mean "
+                "pooling and a template without it"
+            )
         return self.special.mask

@@ -7,12 +7,17 @@ from pathlib import Path
 from threading import Thread
 
 import httpx
+import numpy as np
 import pytest
 from harness import Process
 from tiny_bundle import write_bundle
 
 from encoding.command import run
+from training.data.similarity import units as unit
+from training.errors import RunError
 from training.evaluate import __main__ as evaluate
+from training.evaluate.__main__ import EvaluateOptions
+from training.evaluate.inputs import subjects
 from training.evaluate.server_client import ATTEMPTS
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
@@ -20,7 +25,8 @@ TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny")
+    templates = {"query": '"[X]" means [MASK].', "document": 'the sentence "[X]" means [MASK].'}
+    return write_bundle(tmp_path_factory.mktemp("bundle") / "tiny", templates=templates)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +89,19 @@ def gateway(service: str) -> Iterator[Gateway]:
 
 
 @pytest.fixture
+def collection(tmp_path: Path) -> str:
+    """Each text as a query for the next one."""
+    folder = tmp_path / "collection"
+    folder.mkdir()
+    for name, ids in (("corpus", "d"), ("queries", "q")):
+        lines = [json.dumps({"_id": f"{ids}{number}", "text": text}) for number, text in enumerate(TEXTS)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    grades = [f"q{number}\td{(number + 1) % len(TEXTS)}\t1" for number in range(len(TEXTS))]
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *grades]) + "\n")
+    return str(folder)
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Two files of scored pairs; the five texts of each are one request."""
     found = []
@@ -98,18 +117,36 @@ def files(tmp_path: Path) -> list[str]:
     return found
 
 
-def figures(path: str, files: list[str], folder: Path) -> dict[str, float]:
+def figures(path: str, files: list[str], folder: Path, *words: str) -> dict[str, float]:
     out = folder / "figures.json"
     out.unlink(missing_ok=True)
-    evaluate.main([path, "--pairs", *files, "--cache", str(folder / "cache"), "--json", str(out)])
+    evaluate.main([path, "--pairs", *files, "--cache", str(folder / "cache"), "--json", str(out), *words])
     (found,) = json.loads(out.read_text())["scores"].values()
     return dict(found)
 
 
 def test_a_service_has_the_figures_of_its_bundle(bundle: Path, service: str, files: list[str], tmp_path: Path) -> None:
     expected = figures(str(bundle), files, tmp_path)
-    assert list(expected) == ["a spearman", "a pearson", "b spearman", "b pearson"]
+    assert list(expected) == [f"pairs {name} {metric}" for name in "ab" for metric in ("spearman", "pearson")]
     assert figures(service, files, tmp_path) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_service_searches_with_the_bundles_templates(
+    bundle: Path, service: str, files: list[str], collection: str, tmp_path: Path
+) -> None:
+    (local,), (remote,) = (subjects(path, EvaluateOptions.read([path], "p")) for path in (str(bundle), service))
+    for kind in ("embed", "embed_queries", "documents"):
+        np.testing.assert_allclose(unit(getattr(local, kind)(TEXTS)), unit(getattr(remote, kind)(TEXTS)), atol=1e-5)
+    assert not np.allclose(local.embed(TEXTS), local.embed_queries(TEXTS), atol=1e-3)
+    assert not np.allclose(local.embed(TEXTS), local.documents(TEXTS), atol=1e-3)
+    expected = figures(str(bundle), files[:1], tmp_path, "--retrieval", collection)
+    assert "collection nDCG@10" in expected
+    assert figures(service, files[:1], tmp_path, "--retrieval", collection) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
+        subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p"))
 
 
 def test_a_service_that_is_busy_for_a_moment_is_asked_again(

@@ -29,6 +29,7 @@ __all__ = ["ScoringOptions", "fitting", "progress", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
+SEARCH_NAMES = ("query", "document")  # of a model's own templates
 Paths = CliVariadicArg[list[Path]]
 
 
@@ -48,9 +49,9 @@ class ScoringOptions(Command):
     template: str | None = Field(
         None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
     )
-    query_template: str | None = Field(None, description="words around a search query (default: as around a text)")
+    query_template: str | None = Field(None, description="words around a search query (default: the model's own)")
     document_template: str | None = Field(
-        None, description="words around a document that is searched (default: as around a text)"
+        None, description="words around a document that is searched (default: the model's own)"
     )
     pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
@@ -113,9 +114,19 @@ def _server(url: str, options: ScoringOptions) -> Subject:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "precision", "top_k"))
     if changes:
         raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
-    key = options.key_file.read_text(encoding="utf-8").strip() if options.key_file else None
-    server = ServerEncoder(url, key)
-    return Subject.of(str(server.info["model_id"]), server.embed, server.digest)
+    server = ServerEncoder(url, _key(options.key_file) if options.key_file else None)
+    queries, documents = (
+        partial(server.embed, prompt=name) if name in server.templates else server.embed for name in SEARCH_NAMES
+    )
+    name = str(server.info["model_id"])
+    return Subject(name, server.embed, queries, server.digest, embed_documents=documents)
+
+
+def _key(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
 
 
 def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
@@ -126,11 +137,13 @@ def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
     found = []
     for precision in [options.precision] if options.precision else bundle.precisions:
         graph = bundle.graph(precision)
-        embed = GraphEncoder.of(bundle, precision).embed
+        encoder = GraphEncoder.of(bundle, precision)
+        queries, documents = (encoder.within(bundle.named.get(name, encoder.text_encoder)) for name in SEARCH_NAMES)
         spec = bundle.spec.model_dump(mode="json", exclude={"provenance", "files"})
         files = {name: digest for name, digest in bundle.spec.files.items() if name.startswith("tokenizer")}
         digest = _digest(spec, files, bundle.spec.files[GRAPHS[precision]])
-        found.append(Subject(precision, embed, embed, digest, graph.stat().st_size))
+        size = graph.stat().st_size
+        found.append(Subject(precision, encoder.embed, queries.embed, digest, size, embed_documents=documents.embed))
     return found
 
 
@@ -141,18 +154,21 @@ def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:
 
 
 def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
-    """`templates` are those of search queries and of documents, by option."""
+    """`templates` replace the encoder's own for search queries and documents, by option."""
     if templates and encoder.continuous is not None:
         raise RunError(f"{_flags(templates)}: this model's template is trained; leave the option out")
     queries, documents = (
-        _with_template(encoder, templates[name]).embed if name in templates else encoder.embed
-        for name in SEARCH_TEMPLATES
+        encoder if template is None else _with_template(encoder, template)
+        for template in (
+            templates.get(option, encoder.config.templates.get(name))
+            for option, name in zip(SEARCH_TEMPLATES, SEARCH_NAMES, strict=True)
+        )
     )
     digest = _model_digest(encoder)
     if templates:
         digest = _digest(digest, templates)
     size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
-    return Subject("torch fp32", encoder.embed, queries, digest, size, encoder, documents)
+    return Subject("torch fp32", encoder.embed, queries.embed, digest, size, encoder, documents.embed)
 
 
 def _with_template(encoder: SentenceEncoder, template: str) -> SentenceEncoder:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -45,15 +45,26 @@ class ServerEncoder:
             raise ServerError(f"{self.url}/info does not describe a model; give the address of an embedding server")
 
     @property
+    def templates(self) -> Mapping[str, str]:
+        """The model's named templates; a server that does not know them has none."""
+        found = self.info.get("templates")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def digest(self) -> str:
         """Of the model's name and digest; of the address too if the server gives no digest."""
         known = {name: self.info.get(name) for name in ("model_id", "model_sha", "model_dtype", "template", "version")}
+        known["templates"] = self.templates
         if not known["model_sha"]:
             known["url"] = self.url
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
-    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Texts -> vectors (n, d) float32, in the texts' order. Texts of similar length share a request."""
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32, in the texts' order, in one of the named templates if `prompt` is given.
+
+        Texts of similar length share a request.
+        """
+        options: dict[str, Any] = {"truncate": True} | ({"prompt_name": prompt} if prompt else {})
         size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         found: list[list[float]] = [[]] * len(texts)
@@ -61,7 +72,7 @@ class ServerEncoder:
             for start in range(0, len(order), size):
                 rows = order[start : start + size]
                 inputs = [texts[row] for row in rows]
-                vectors = self._request(client, "POST", "/embed", {"inputs": inputs, "truncate": True})
+                vectors = self._request(client, "POST", "/embed", {"inputs": inputs} | options)
                 if not isinstance(vectors, list) or len(vectors) != len(rows):
                     raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
                 for row, vector in zip(rows, vectors, strict=True):

@@ -1,5 +1,6 @@
 """Run a bundle's graph: the vectors of the service without the service."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,12 @@ class GraphEncoder:
     def of(cls, bundle: Bundle, precision: Precision) -> Self:
         """Raises BundleError if the bundle has no graph of that precision."""
         return cls(bundle.graph(precision), bundle.text_encoder)
+
+    def within(self, text_encoder: TextEncoder) -> Self:
+        """The same graph with another text encoder, such as that of a named template."""
+        other = copy.copy(self)
+        other.text_encoder = text_encoder
+        return other
 
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
         """Texts -> vectors (n, d) float32, in the texts' order."""

@@ -2,7 +2,7 @@
 
 nDCG@10 and recall@k as in BEIR (arXiv:2104.08663), MRR and MAP over the first 1,000 documents. Documents with equal
 cosines stay in the order of the corpus. A query that is itself a document of the collection does not find itself.
-Queries and documents have templates of their own if the model is given them.
+Queries and documents are embedded with the model's templates `query` and `document`, if it has them.
 """
 
 from collections.abc import Mapping, Sequence
