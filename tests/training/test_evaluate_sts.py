@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,16 @@ from numpy.typing import NDArray
 from training.data.downstream import find_downstream
 from training.data.scored_pairs import Pairs, load_pairs, spearman
 from training.data.similarity import cosines, rank_correlation
-from training.data.sts_sets import COUNTS, DEV_TASKS, STS_TASKS, average, evaluate_sts, load_tasks
+from training.data.sts_sets import (
+    COUNTS,
+    DEV_TASKS,
+    FILES,
+    PARTS,
+    STS_TASKS,
+    average,
+    evaluate_sts,
+    load_tasks,
+)
 from training.errors import CorpusError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -133,6 +143,42 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_tasks(sick(tmp_path, 1), ("STS-B",))
     with pytest.raises(CorpusError, match=r"STS\.input\.MSRpar\.txt is missing"):
         load_tasks(tmp_path, ("STS12",))
+
+
+def semeval(folder: Path, part: str, rows: int) -> None:
+    """A part of `rows` pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"STS.input.{part}.txt").write_text("".join(f"a dog {row}\ta cat\n" for row in range(rows)))
+    (folder / f"STS.gs.{part}.txt").write_text("".join(f"{row % 5}\n" for row in range(rows)))
+
+
+@pytest.mark.parametrize(("task", "part"), [(task, part) for task, parts in PARTS.items() for part in parts])
+def test_the_pairs_of_every_part_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, part: str
+) -> None:
+    monkeypatch.setitem(PARTS, task, dict.fromkeys(PARTS[task], 12))
+    for each in PARTS[task]:
+        semeval(tmp_path / "STS" / f"{task}-en-test", each, 12)
+    assert len(load_tasks(tmp_path, (task,))[task]) == 12 * len(PARTS[task])
+    semeval(tmp_path / "STS" / f"{task}-en-test", part, 11)
+    message = rf"STS\.gs\.{re.escape(part)}\.txt holds 11 scored pairs, {re.escape(part)} of {task} has 12"
+    with pytest.raises(CorpusError, match=message):
+        load_tasks(tmp_path, (task,))
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_the_pairs_of_every_single_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    monkeypatch.setitem(COUNTS, task, 12)
+    path = tmp_path / FILES[task]
+    (tmp_path / "STS").mkdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [f"1\ta dog {row}\ta cat\t{row % 5}\t{row % 5}\ta dog\ta cat" for row in range(12)]
+    rows = [*(["a header"] if task.startswith("SICK") else []), *rows]
+    path.write_text("\n".join(rows) + "\n")
+    assert len(load_tasks(tmp_path, (task,))[task]) == 12
+    path.write_text("\n".join(rows[:-1]) + "\n")
+    with pytest.raises(CorpusError, match=rf"{re.escape(path.name)} holds 11 scored pairs, {task} has 12"):
+        load_tasks(tmp_path, (task,))
 
 
 @needs_data

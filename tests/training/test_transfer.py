@@ -1,5 +1,6 @@
 """SentEval's classifier against a plain one, its protocols on data that is known, and the counts of the sets."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,16 @@ def test_sets_are_read_in_sentevals_order(tmp_path: Path) -> None:
 def test_altered_sets_are_refused(tmp_path: Path, name: str, content: list[str], message: str) -> None:
     with pytest.raises(CorpusError, match=message):
         load_transfer(write(tmp_path, **{name: content}))
+
+
+@pytest.mark.parametrize("file", COUNTS)
+def test_the_rows_of_every_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    for name in COUNTS:
+        monkeypatch.setitem(COUNTS, name, 12)
+    path = write(tmp_path) / file
+    path.write_bytes(path.read_bytes().removesuffix(b"\n").rpartition(b"\n")[0] + b"\n")
+    with pytest.raises(CorpusError, match=rf"{re.escape(file)} has 11 rows, SentEval's has 12"):
+        load_transfer(tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
