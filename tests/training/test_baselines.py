@@ -1,5 +1,6 @@
 """Layers that are the encoder's own, every baseline by name, and models without layers."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ from suite_data import numbers
 
 from training.data.scored_pairs import Pairs, spearman
 from training.errors import RunError
+from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.suites.baselines import BaselineTask, pooled_layers
 from training.evaluate.suites.pairs import ScoredPairsTask
+from training.evaluate.tables import show
 from training.evaluate.task import score_tasks
 from training.model.encoder import SentenceEncoder
 
@@ -47,6 +50,18 @@ def test_every_baseline_is_scored(tiny_bert: Path) -> None:
     ]
     assert scores["layer 2 mean"] == pytest.approx(spearman(encoder.embed, PAIRS))
     assert np.isfinite(list(scores.values())).all()
+
+
+def test_the_table_has_a_row_per_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {("a", "static"): 40.0, ("a", "layer 0 max"): 50.0, ("b", "static"): 45.0, ("b", "layer 0 max"): 60.0}
+    show("path", {"tiny": [Score("baselines", *names, value, {}) for names, value in figures.items()]})
+    lines = [re.findall(r"[\w.:]+(?: [\w.]+)*", line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["baselines: tiny"]
+    assert [line for line in lines[1:] if line] == [
+        ["a", "b", "Avg."],
+        ["static", "40.00", "45.00", "42.50"],
+        ["layer 0 max", "50.00", "60.00", "55.00"],
+    ]
 
 
 def test_a_model_without_layers_is_scored_by_the_other_suites(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 from rich.console import Console
@@ -15,6 +16,7 @@ __all__ = ["print_table", "show"]
 
 KNOWN: Final = {*STS_TASKS, *DEV_TASKS}
 DECIMALS: Final = {"space": 4, "cost": 1}  # of suites whose figures are not x100
+BY_METRIC: Final = ("baselines",)  # suites with the same many metrics for each set
 WIDTH: Final = 110  # of a pipe, which has no width of its own
 
 
@@ -31,7 +33,10 @@ def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
             cells = [[name, *(f"{row[column]:.2f}" for column in columns)] for name, row in short.items()]
             print_table(title, [column.removesuffix(SEARCH) for column in columns], cells)
     for suite in dict.fromkeys(score.suite for row in scores.values() for score in row):
-        _show_suite(suite, scores)
+        if suite in BY_METRIC:
+            _show_metrics(suite, scores)
+        else:
+            _show_suite(suite, scores)
 
 
 def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
@@ -46,6 +51,21 @@ def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
         columns = list(dict.fromkeys(metric for row in rows.values() for metric in row))
         cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
         print_table(f"{suite}: {task}", columns, cells)
+
+
+def _show_metrics(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
+    """A table per model, for suites with many metrics: its sets are the columns, and their mean is the last one."""
+    for name, row in scores.items():
+        rows: dict[str, dict[str, float]] = {}
+        for score in row:
+            if score.suite == suite:
+                rows.setdefault(score.metric, {})[score.task] = score.value
+        columns = list(dict.fromkeys(task for values in rows.values() for task in values))
+        cells = [
+            [metric, *(f"{value:.2f}" for value in (*values.values(), fmean(values.values())))]
+            for metric, values in rows.items()
+        ]
+        print_table(f"{suite}: {name}", [*columns, "Avg."], cells)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
