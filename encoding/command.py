@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
     "compare": ("training.compare", "show which differences between models are more than chance"),
+    "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
     "templates": ("training.templates", "find the template that suits an encoder best"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),

@@ -25,7 +25,7 @@ from training.model.masked_words import MaskedWords
 from training.model.model_path import kind_of
 from training.model.pretrained import fastest_device
 
-__all__ = ["ScoringOptions", "fitting", "progress", "subjects"]
+__all__ = ["ModelOptions", "ScoringOptions", "fitting", "progress", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
@@ -33,17 +33,9 @@ SEARCH_NAMES = ("query", "document")  # of a model's own templates
 Paths = CliVariadicArg[list[Path]]
 
 
-class ScoringOptions(Command):
-    """What `evaluate` and `compare` share."""
+class ModelOptions(Command):
+    """How the model that a command names is read."""
 
-    data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
-    sts: Paths = Field([], description="own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
-    retrieval: Paths = Field([], description="own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv")
-    pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
-    triplets: Paths = Field([], description="own files with anchor, positive and negative")
-    labels: Paths = Field([], description="own files with text and label")
-    cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
-    fresh: bool = Field(False, description="score again what the cache has")
     key_file: Path | None = Field(None, description="file with the API key of a server")
     precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
     template: str | None = Field(
@@ -63,6 +55,19 @@ class ScoringOptions(Command):
         None, description="for a masked language model: use the word embeddings of the K likeliest tokens"
     )
 
+
+class ScoringOptions(ModelOptions):
+    """What `evaluate` and `compare` share."""
+
+    data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
+    sts: Paths = Field([], description="own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
+    retrieval: Paths = Field([], description="own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv")
+    pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
+    triplets: Paths = Field([], description="own files with anchor, positive and negative")
+    labels: Paths = Field([], description="own files with text and label")
+    cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
+    fresh: bool = Field(False, description="score again what the cache has")
+
     @property
     def own(self) -> dict[str, list[Path]]:
         """Suite -> the user's own files and folders."""
@@ -74,7 +79,7 @@ class ScoringOptions(Command):
         return ScoreCache(self.cache)
 
 
-def subjects(path: str, options: ScoringOptions) -> list[Subject]:
+def subjects(path: str, options: ModelOptions) -> list[Subject]:
     """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError."""
     if _is_server(path):
         return [_server(path, options)]
@@ -110,7 +115,7 @@ def fitting(path: str, options: ScoringOptions) -> ScoringOptions:
     return options.model_copy(update=dict.fromkeys(unused))
 
 
-def _server(url: str, options: ScoringOptions) -> Subject:
+def _server(url: str, options: ModelOptions) -> Subject:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "precision", "top_k"))
     if changes:
         raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
@@ -129,7 +134,7 @@ def _key(file: Path) -> str:
         raise RunError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
 
 
-def _graphs(path: str, options: ScoringOptions) -> list[Subject]:
+def _graphs(path: str, options: ModelOptions) -> list[Subject]:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "top_k"))
     if changes:
         raise RunError(f"{path} is a bundle and its configuration is fixed; leave out {_flags(changes)}")
@@ -183,7 +188,7 @@ def _is_server(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 
-def _changes(options: ScoringOptions, names: Sequence[str]) -> dict[str, Any]:
+def _changes(options: ModelOptions, names: Sequence[str]) -> dict[str, Any]:
     """Those of the named options that are given."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
