@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,8 @@ def test_every_method_has_a_loss_and_is_not_disturbed(name: str, masked: Path) -
     assert held_out.figures(objective) == figures
 
 
-def test_the_loss_is_the_mean_of_equal_batches_and_the_rest_is_of_served_vectors(masked: Path) -> None:
-    objective = build("simcse", masked, columns=["a", "b"])
-    for module in objective.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    objective.encoder.backbone.config.attention_probs_dropout_prob = 0.0
-    for layer in objective.encoder.backbone.encoder.layer:
-        layer.attention.self.dropout.p = 0.0
+def test_the_loss_is_the_mean_of_equal_batches_and_the_rest_is_of_served_vectors(steady: dict[str, list[str]]) -> None:
+    objective = build("simcse", Path(*steady["encoder"]), columns=["a", "b"])
     rows = [(f"The {word} run.", f"A {word}.") for word in WORDS] + [("Rain.", "Nothing.")] * 4
     objective.recipe = objective.recipe.model_copy(update={"batch_size": 5})
     figures = HeldOut(rows, 0).figures(objective)
@@ -176,21 +171,32 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-def loss_of_one_of_two(rank: int, masked: Path) -> dict[str, float]:
-    objective = build("simcse", masked, columns=["a", "b"])
-    objective.encoder.backbone.config.attention_probs_dropout_prob = 0.0
-    for module in objective.modules():
-        if hasattr(module, "p"):
-            module.p = 0.0
-    rows = [(f"The {word} run.", f"A {word}.") for word in WORDS]
-    objective.recipe = objective.recipe.model_copy(update={"batch_size": 4})
-    return HeldOut(rows, 0).figures(objective)
+@pytest.fixture
+def steady(tmp_path: Path, masked: Path) -> dict[str, list[str]]:
+    """Keys of a short run of an encoder without dropout."""
+    shutil.copytree(masked, tmp_path / "steady")
+    path = tmp_path / "steady" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("a,b\n" + "".join(f"{text},A {WORDS[0]}.\n" for text in TEXTS[:88]))
+    keys = {"encoder": tmp_path / "steady", "corpus": tmp_path / "rows.csv", "batch_size": 8, "held_out": 24}
+    keys |= {"max_steps": 4, "eval_steps": 2, "log_steps": 1, "learning_rate": 1e-3}
+    return {key: [str(value)] for key, value in keys.items()} | {"columns": ["a", "b"]}
 
 
-def test_two_processes_find_the_loss_of_one(masked: Path, tmp_path: Path) -> None:
-    first, second = in_two(loss_of_one_of_two, tmp_path, masked)
-    assert first == second
-    assert first == pytest.approx(loss_of_one_of_two(0, masked), rel=1e-5)
+def fit_in_process(rank: int, keys: dict[str, list[str]], folder: Path) -> None:
+    recipe = load_recipe("simcse", keys)
+    training_run.fit(OBJECTIVES[recipe.method], recipe, Run(folder))
+
+
+def test_two_processes_find_the_losses_of_one(steady: dict[str, list[str]], tmp_path: Path) -> None:
+    one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
+    fit_in_process(0, steady, one.path)
+    in_two(fit_in_process, tmp_path, steady, two.path)
+    assert list(held_out_losses(two)) == [0, 2, 4]
+    assert held_out_losses(two) == pytest.approx(held_out_losses(one), rel=1e-4)
+    assert two.provenance()["best_step"] == one.provenance()["best_step"]
 
 
 @pytest.mark.parametrize(

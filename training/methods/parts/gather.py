@@ -33,8 +33,7 @@ def gather(rows: Tensor) -> Tensor:
 
 def own(rows: Tensor) -> Tensor:
     """Rows of all processes -> those of this one, so each process may compute its own loss; gradients are averaged."""
-    rank, count = rank_and_count()
-    return rows.chunk(count)[rank]
+    return rows.chunk(distributed.get_world_size())[distributed.get_rank()] if many() else rows
 
 
 def total(numbers: Tensor) -> Tensor:
