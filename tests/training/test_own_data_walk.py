@@ -25,7 +25,7 @@ def commands() -> list[list[str]]:
     mark = f"<!-- tested by {Path(__file__).relative_to(ROOT)} -->"
     found = re.search(re.escape(mark) + r"\n```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    return [shlex.split(line) for line in found[1].splitlines()]
+    return [shlex.split(line) for line in found[1].replace("\\\n", "").splitlines()]
 
 
 def run(words: list[str]) -> None:
