@@ -25,7 +25,7 @@ STS    := $(DATA)/senteval/downstream
 ON_CARD := transfer space cost
 DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
-	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --dev-retrieval $(DATA)/retrieval/med $(DATA)/retrieval/cisi
+	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
 .PHONY: serve check test test-all coverage default-model bulk-demo reference methods bench lock clean
 

@@ -54,7 +54,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
 
     keys = {
         "encoder": parent, "corpus": [str(corpus)], "pooling": "mean", "template": "[X]", "batch_size": BATCH,
-        "max_tokens": MAX_TOKENS, "max_steps": steps, "learning_rate": RATE, "eval_steps": 1000000,
+        "max_tokens": MAX_TOKENS, "max_steps": steps, "learning_rate": RATE, "held_out": 0, "eval_steps": 1000000,
     }  # fmt: skip
     recipe = load_recipe("simcse", keys)
     keep_memory()

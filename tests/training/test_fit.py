@@ -19,6 +19,7 @@ from training.fit import main
 from training.model.encoder import SentenceEncoder
 
 COMMAND = [sys.executable, "-m", "training.fit"]
+MODEL = str(Path(__file__).parents[2] / "models" / "cloze-mini")
 STEPS = 40
 PATIENCE = 600  # seconds; only a hang runs out of it
 
@@ -190,6 +191,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["simcse", "--corpus", "gone.txt"], "error: gone.txt does not exist"),
         (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
+        (
+            ["simcse", "--corpus", "{text}", "--encoder", MODEL],
+            f"encoder is {MODEL!r}, a bundle of ONNX graphs, which cannot be trained; give the run or the",
+        ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
         (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
@@ -202,7 +207,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
             "no preset 'bert-lage'; its presets are bert-large",
         ),
         (["simcse", "--corpus", "{text}", "--method", "simce"], "unrecognized arguments: --method simce"),
-        (["simcse", "--corpus", "{text}", "--patience", "3"], "patience is 3 and counts dev scores; write dev"),
+        (
+            ["simcse", "--corpus", "{text}", "--patience", "3"],
+            "patience is 3 and counts evaluations, of which there are none; write dev or held_out",
+        ),
         (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, and dev is not set"),
         (["simcsee", "--corpus", "{text}"], "no recipe 'simcsee': neither a file nor one of"),
         (["simcse", "--corpse", "{text}"], "; did you mean --corpus?"),

@@ -345,9 +345,3 @@ def test_accumulated_parts_make_one_step(words: Words, tmp_path: Path, monkeypat
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
     with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
         load_recipe("mlm", words | {"accumulation_steps": ["3"]})
-
-
-def test_patience_needs_dev_pairs(words: Words) -> None:
-    keys = {key: value for key, value in words.items() if key != "dev"}
-    with pytest.raises(RecipeError, match="patience is 2 and counts dev scores; write dev, or remove patience"):
-        load_recipe("simcse", keys | {"patience": ["2"]})

@@ -5,10 +5,10 @@ import pytest
 from suite_data import numbers, text
 
 from training.data.scored_pairs import Pairs
-from training.data.similarity import rank_correlation
+from training.data.similarity import alignment, rank_correlation, uniformity
 from training.evaluate.measures import MEASURES, Items, Score, best_f1, measured
 from training.evaluate.suites.neighbours import NeighbourTask
-from training.evaluate.suites.space import SpaceTask, alignment, anisotropy, cosines_by_gold, uniformity
+from training.evaluate.suites.space import SpaceTask, anisotropy, cosines_by_gold
 from training.evaluate.suites.sts import StsTask
 
 SQUARE = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]])

@@ -27,9 +27,13 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 @dataclass
 class Corpus:
-    """Rows to train on, the files they come from, and how many rows were left out for which reason."""
+    """Rows to train on, the files they come from, and how many rows were left out for which reason.
+
+    `held_out` are rows of the same files that are not trained on.
+    """
 
     rows: list[Row] = field(default_factory=list)
+    held_out: list[Row] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     empty: int = 0
     outside: int = 0
@@ -45,7 +49,15 @@ class Corpus:
         left_out = f"left out: {self.empty:,} empty, {self.outside:,} by length"
         if self.last:
             left_out += f", {self.last:,} without a next sentence"
-        return f"{len(self):,} rows from {len(self.sources)} files; {left_out}"
+        held_out = f"; held out: {len(self.held_out):,}" if self.held_out else ""
+        return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
+
+    def hold_out(self, count: int, run: int, seed: int) -> None:
+        """Move `count` rows, drawn by the seed in runs of consecutive ones, from `rows` to `held_out`."""
+        chosen = random.Random(seed).sample(range(len(self.rows) // run), count // run)
+        self.held_out = [row for place in chosen for row in self.rows[place * run : (place + 1) * run]]
+        gone = set(chosen)
+        self.rows = [row for place, row in enumerate(self.rows) if place // run not in gone]
 
 
 def read_corpus(

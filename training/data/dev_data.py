@@ -1,42 +1,101 @@
-"""Development data, which chooses a run's checkpoint: scored pairs of sentences, and collections to search."""
+"""Development data, which chooses a run's checkpoint: files and folders of one's own, each with one figure.
 
+| contents | columns | figure |
+| --- | --- | --- |
+| scored pairs | `sentence1`, `sentence2`, `score`; or the STS benchmark's `sts-dev.csv` | `spearman` |
+| duplicate pairs | `sentence1`, `sentence2`, `label`: 1 or 0 | `average_precision` |
+| triplets | `anchor`, `positive`, `negative`; or `sent0`, `sent1`, `hard_neg` | `accuracy` |
+| a folder in BEIR's layout | | `ndcg`: nDCG@10 |
+
+All figures are x100 and those that `training.evaluate` gives for the same file or folder.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Self
+from typing import Final, Self
 
-from training.data.scored_pairs import Pairs, load_pairs, spearman
-from training.data.search_collection import Collection, load_collection, search_score
+from training.data.own_data import (
+    TRIPLETS,
+    columns_of,
+    load_duplicates,
+    load_triplets,
+    shares_right,
+    triplet_margins,
+)
+from training.data.scored_pairs import is_benchmark, load_pairs, spearman
+from training.data.search_collection import load_collection, search_score
+from training.data.similarity import average_precision, cosines_of
+from training.errors import CorpusError
 from training.model.pooling import Embed
-from training.recipes.keys import Recipe
 
 __all__ = ["DevData"]
+
+KINDS: Final = (
+    "sentence1, sentence2 and score; sentence1, sentence2 and label; anchor, positive and negative; "
+    "or the path of a folder to search, in BEIR's layout"
+)
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """One file or folder: `score` gives the figure that is called `metric`."""
+
+    name: str
+    metric: str
+    score: Callable[[Embed], float]
 
 
 @dataclass(frozen=True)
 class DevData:
-    """The data that `dev` and `dev_retrieval` of a recipe name."""
+    """The files and folders that `dev` of a recipe names, by the names of their figures."""
 
-    pairs: Pairs | None
-    collections: tuple[Collection, ...]
+    sets: dict[str, DevSet]
 
     @classmethod
-    def load(cls, recipe: Recipe) -> Self | None:
-        """None if the recipe names none. Raises CorpusError."""
-        if recipe.dev is None and not recipe.dev_retrieval:
-            return None
-        pairs = load_pairs(Path(recipe.dev)) if recipe.dev else None
-        return cls(pairs, tuple(load_collection(folder) for folder in recipe.dev_retrieval))
+    def load(cls, paths: Sequence[str]) -> Self:
+        """A figure is called by its metric, and by its set too where several share one. Raises CorpusError."""
+        loaded = [_load(Path(path)) for path in paths]
+        metrics = Counter(each.metric for each in loaded)
+        names = [each.metric if metrics[each.metric] == 1 else f"{each.name}_{each.metric}" for each in loaded]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise CorpusError(f"dev has two sets whose figure is called {twice[0]}; give one of them another name")
+        return cls(dict(zip(names, loaded, strict=True)))
 
     @property
     def chooser(self) -> str:
         """The figure of `score` that chooses a checkpoint: the only one, or the mean of several."""
-        names = [] if self.pairs is None else ["spearman"]
-        names += [f"{each.name}_ndcg" for each in self.collections]
-        return names[0] if len(names) == 1 else "mean"
+        return "mean" if len(self.sets) > 1 else next(iter(self.sets))
 
     def score(self, embed: Embed) -> dict[str, float]:
-        """Spearman's correlation and each collection's nDCG@10, x100; and the mean, if there are several."""
-        figures = {} if self.pairs is None else {"spearman": spearman(embed, self.pairs)}
-        figures |= {f"{each.name}_ndcg": search_score(embed, each) for each in self.collections}
+        """The figure of each set, x100; and the mean, if there are several."""
+        figures = {name: each.score(embed) for name, each in self.sets.items()}
         return figures if len(figures) == 1 else figures | {"mean": mean(figures.values())}
+
+
+def _load(path: Path) -> DevSet:
+    """A file or folder by its contents."""
+    if path.is_dir():
+        collection = load_collection(path)
+        return DevSet(path.name, "ndcg", lambda embed: search_score(embed, collection))
+    if not path.is_file():
+        raise CorpusError(f"{path} is not a file or folder; dev takes a file with the columns {KINDS}")
+    columns = set() if is_benchmark(path) else columns_of(path)
+    if any(set(names) <= columns for names in TRIPLETS):
+        triplets = load_triplets(path)
+        return DevSet(
+            path.stem, "accuracy", lambda embed: float(100 * shares_right(triplet_margins(embed, triplets)).mean())
+        )
+    if columns and not ({"sentence1", "sentence2"} <= columns and {"score", "label"} & columns):
+        raise CorpusError(f"{path} has the columns {', '.join(sorted(columns))}; dev takes {KINDS}")
+    if "label" in columns and "score" not in columns:
+        duplicates = load_duplicates(path)
+        return DevSet(
+            path.stem,
+            "average_precision",
+            lambda embed: average_precision(cosines_of(embed, duplicates), duplicates.gold),
+        )
+    pairs = load_pairs(path)
+    return DevSet(path.stem, "spearman", lambda embed: spearman(embed, pairs))

@@ -1,4 +1,4 @@
-"""A user's own evaluation data as csv, tsv, jsonl or parquet files: duplicate pairs, triplets and labelled texts.
+"""A user's own data as csv, tsv, jsonl or parquet files: duplicate pairs, triplets and labelled texts.
 
 | data | columns |
 | --- | --- |
@@ -12,13 +12,29 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from training.data.corpus import read_records
-from training.data.scored_pairs import Pairs
+from training.data.similarity import Pairs, units
 from training.errors import CorpusError
+from training.model.pooling import Embed
 
-__all__ = ["columns_of", "load_duplicates", "load_labels", "load_triplets"]
+__all__ = [
+    "TRIPLETS",
+    "Triplets",
+    "columns_of",
+    "load_duplicates",
+    "load_labels",
+    "load_triplets",
+    "shares_right",
+    "triplet_margins",
+]
+
+Triplets: TypeAlias = list[tuple[str, str, str]]
+"""Anchor, positive and negative."""
 
 TRIPLETS: Final = (("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg"))
 TRUTH: Final = {"1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "true": 1.0, "false": 0.0}
@@ -47,11 +63,30 @@ def load_duplicates(path: Path) -> Pairs:
     return pairs
 
 
-def load_triplets(path: Path) -> list[tuple[str, str, str]]:
-    """Anchor, positive and negative. Raises CorpusError."""
+def load_triplets(path: Path) -> Triplets:
+    """Raises CorpusError, which names the file and the line."""
     found = columns_of(path)
     names = next((names for names in TRIPLETS if set(names) <= found), TRIPLETS[0])
-    return [(anchor, positive, negative) for _, (anchor, positive, negative) in _cells(path, names)]
+    triplets = [(anchor, positive, negative) for _, (anchor, positive, negative) in _cells(path, names)]
+    if len(triplets) < 2:
+        raise CorpusError(f"{path} has one triplet, whose accuracy is 0 or 100; give more")
+    return triplets
+
+
+def triplet_margins(embed: Embed, triplets: Triplets) -> NDArray[np.float64]:
+    """The anchor's cosine with the positive minus that with the negative, (n); each distinct text is embedded once."""
+    texts = sorted({text for triplet in triplets for text in triplet})
+    places = {text: place for place, text in enumerate(texts)}
+    vectors = units(embed(texts))
+    anchor, positive, negative = (vectors[[places[text] for text in column]] for column in zip(*triplets, strict=True))
+    margins: NDArray[np.float64] = (anchor * positive).sum(1) - (anchor * negative).sum(1)
+    return margins
+
+
+def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 (n) for a triplet whose positive is closer, 0 if the negative is, and a half for equal cosines."""
+    shares: NDArray[np.float64] = (1 + np.sign(margins)) / 2
+    return shares
 
 
 def load_labels(path: Path, least: int) -> tuple[list[str], list[str]]:

@@ -9,15 +9,13 @@ all but parquet also with `.gz` after the name. Runs of white space become singl
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from training.data.corpus import read_lines, read_records
-from training.data.similarity import cosines, rank_correlation
+from training.data.similarity import Pairs, cosines_of, rank_correlation
 from training.errors import CorpusError
 from training.model.pooling import Embed
 
@@ -25,21 +23,6 @@ __all__ = ["Pairs", "cosines_of", "is_benchmark", "load_pairs", "spearman"]
 
 Row: TypeAlias = tuple[str, str, object]
 COLUMNS = ("sentence1", "sentence2", "score")
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """`left[i]` and `right[i]` are as similar as `gold[i]` says, on any scale that grows with similarity."""
-
-    left: list[str]
-    right: list[str]
-    gold: list[float]
-
-    def __len__(self) -> int:
-        return len(self.gold)
-
-    def __add__(self, other: Self) -> "Pairs":
-        return Pairs(self.left + other.left, self.right + other.right, self.gold + other.gold)
 
 
 def load_pairs(path: str | Path) -> Pairs:
@@ -67,15 +50,6 @@ def load_pairs(path: str | Path) -> Pairs:
 def spearman(embed: Embed, pairs: Pairs) -> float:
     """Spearman's correlation x100 of cosine and gold; each distinct sentence is embedded once."""
     return rank_correlation(cosines_of(embed, pairs), pairs.gold)
-
-
-def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
-    """The cosine of each pair (n); each distinct sentence is embedded once."""
-    sentences = sorted({*pairs.left, *pairs.right})
-    vectors = embed(sentences)
-    rows = {text: row for row, text in enumerate(sentences)}
-    left, right = ([rows[text] for text in side] for side in (pairs.left, pairs.right))
-    return cosines(vectors[left], vectors[right])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:

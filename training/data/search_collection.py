@@ -1,19 +1,21 @@
-"""Collections to search, and how well a model's cosines rank their documents: nDCG@10, as BEIR computes it.
+"""Collections to search, and how well a model's cosines rank their documents, by trec_eval's metrics (pytrec_eval).
 
 A collection is a folder in BEIR's layout: `corpus.jsonl` with `_id`, `title` (optional) and `text`, `queries.jsonl`
 with `_id` and `text`, and `qrels.tsv`, or BEIR's own `qrels/test.tsv`, with the columns `query-id`, `corpus-id` and
-`score`. A document's text is its title, a blank and its text.
+`score`. A document's text is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663),
+MRR and MAP over the first 1,000 documents.
 
 BEIR leaves a document out of the results of a query with the same id, for collections whose queries are documents. Here
 the text has to be the same too, because many collections number both from 1.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pytrec_eval
 from numpy.typing import NDArray
 
 from training.data.corpus import read_records
@@ -21,9 +23,27 @@ from training.data.similarity import units
 from training.errors import CorpusError
 from training.model.pooling import Embed
 
-__all__ = ["DEPTH", "Collection", "find_collections", "load_collection", "ndcg", "search_score"]
+__all__ = [
+    "DEPTH",
+    "METRICS",
+    "Collection",
+    "find_collections",
+    "load_collection",
+    "rankings",
+    "search_metrics",
+    "search_score",
+]
 
-DEPTH: Final = 10
+DEPTH: Final = 1000  # documents that are ranked
+QUERIES: Final = 256  # whose scores are held at once
+METRICS: Final = {  # our name -> trec_eval's
+    "nDCG@10": "ndcg_cut_10",
+    "MRR": "recip_rank",
+    "MAP": "map",
+    "recall@1": "recall_1",
+    "recall@10": "recall_10",
+    "recall@100": "recall_100",
+}
 QRELS: Final = ("qrels.tsv", "qrels/test.tsv")
 COLUMNS: Final = ("query-id", "corpus-id", "score")
 
@@ -71,27 +91,41 @@ def load_collection(folder: str | Path) -> Collection:
 
 
 def search_score(embed: Embed, collection: Collection) -> float:
-    """nDCG@10 x100 of exact search by cosine, averaged over queries, with two decimals."""
-    documents, queries = units(embed(collection.documents)), units(embed(collection.queries))
-    scores = []
-    for number, (query, relevance) in enumerate(zip(queries, collection.relevance, strict=True)):
-        ranking = np.argsort(-(documents @ query), kind="stable")[: DEPTH + 1]
-        scores.append(ndcg(ranking[ranking != collection.own.get(number, -1)][:DEPTH], relevance))
-    return round(100 * float(np.mean(scores)), 2)
+    """nDCG@10 x100 of exact search by cosine, averaged over queries."""
+    found = rankings(embed(collection.queries), embed(collection.documents), collection.own)
+    return float(100 * np.mean(search_metrics(found, collection.relevance)["nDCG@10"]))
 
 
-def ndcg(ranking: Sequence[int] | NDArray[np.integer], relevance: dict[int, int]) -> float:
-    """The discounted gain of the documents found, in [0, 1], relative to that of the best order: nDCG@len(ranking).
+def rankings(
+    queries: NDArray[np.floating], documents: NDArray[np.floating], own: Mapping[int, int] | None = None
+) -> list[NDArray[np.intp]]:
+    """For each query the indices of its `DEPTH` nearest documents, nearest first, without its `own` document.
 
-    A document's gain is its grade divided by log2(1 + its rank), as in trec_eval and BEIR.
+    Documents with equal cosines stay in the order of the corpus.
     """
-    found = [relevance.get(int(document), 0) for document in ranking]
-    best = sorted(relevance.values(), reverse=True)[:DEPTH]
-    return _gain(found) / _gain(best)
+    queries, transposed = units(queries), units(documents).T
+    found: list[NDArray[np.intp]] = []
+    for start in range(0, len(queries), QUERIES):
+        cosines = queries[start : start + QUERIES] @ transposed
+        found += list(np.argsort(-cosines, axis=1, kind="stable")[:, : DEPTH + 1])
+    own = own or {}
+    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, ranking in enumerate(found)]
 
 
-def _gain(grades: Sequence[int]) -> float:
-    return sum(max(grade, 0) / float(np.log2(rank + 1)) for rank, grade in enumerate(grades, 1))
+def search_metrics(found: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:
+    """Metric -> its value in [0, 1] for each query."""
+    judged = {
+        str(query): {str(document): grade for document, grade in grades.items()}
+        for query, grades in enumerate(relevance)
+    }
+    # The score is the number of documents behind: trec_eval orders equal scores by name.
+    ranked = {
+        str(query): {str(document): float(len(ranking) - place) for place, document in enumerate(ranking)}
+        for query, ranking in enumerate(found)
+    }
+    results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recip_rank", "map", "recall.1,10,100"})
+    by_query = results.evaluate(ranked)
+    return {name: [by_query[query][theirs] for query in judged] for name, theirs in METRICS.items()}
 
 
 def _records(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,12 +1,44 @@
-"""Cosines of vectors, and the rank correlation with a gold score."""
+"""Pairs of sentences, the cosines of vectors, how well they agree with a gold score, and how vectors lie in space."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
 from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score  # type: ignore[import-untyped]
 
-__all__ = ["cosines", "rank_correlation", "units"]
+from training.model.pooling import Embed
+
+__all__ = [
+    "Pairs",
+    "alignment",
+    "average_precision",
+    "cosines",
+    "cosines_of",
+    "rank_correlation",
+    "uniformity",
+    "units",
+]
+
+Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`left[i]` and `right[i]` are as similar as `gold[i]` says, on any scale that grows with similarity."""
+
+    left: list[str]
+    right: list[str]
+    gold: list[float]
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def __add__(self, other: Self) -> "Pairs":
+        return Pairs(self.left + other.left, self.right + other.right, self.gold + other.gold)
 
 
 def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -20,14 +52,40 @@ def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[
     return cosine
 
 
-def rank_correlation(
-    predicted: Sequence[float] | NDArray[np.floating], gold: Sequence[float] | NDArray[np.floating]
-) -> float:
+def rank_correlation(predicted: Numbers, gold: Numbers) -> float:
     """Spearman's rho x100: Pearson's correlation of ranks, ties at their average rank; 0 if one side is constant."""
     ranks = np.stack([rankdata(predicted), rankdata(gold)])
     centred = ranks - ranks.mean(1, keepdims=True)
     norms = np.linalg.norm(centred, axis=1)
     return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
+
+
+def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
+    """The cosine of each pair (n); each distinct sentence is embedded once."""
+    sentences = sorted({*pairs.left, *pairs.right})
+    vectors = embed(sentences)
+    rows = {text: row for row, text in enumerate(sentences)}
+    left, right = ([rows[text] for text in side] for side in (pairs.left, pairs.right))
+    return cosines(vectors[left], vectors[right])
+
+
+def average_precision(predicted: Numbers, gold: Numbers) -> float:
+    """Average precision x100 of ranking the items whose gold is 1 above those whose gold is 0; 0 if none is 1."""
+    return float(100 * average_precision_score(gold, predicted)) if np.any(gold) else 0.0
+
+
+def alignment(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Squared distances (n) of the unit vectors of positive pairs (n, d); their mean is the figure of the papers.
+
+    Alignment and uniformity are those of Wang and Isola (arXiv:2005.10242).
+    """
+    distances: NDArray[np.float64] = np.square(units(left) - units(right)).sum(1)
+    return distances
+
+
+def uniformity(vectors: NDArray[np.floating]) -> float:
+    """log mean exp(-2 |x - y|^2) over every two of the unit vectors (n, d); lower is more uniform."""
+    return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:

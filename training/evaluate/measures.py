@@ -10,13 +10,9 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import pearsonr
-from sklearn.metrics import (  # type: ignore[import-untyped]
-    average_precision_score,
-    precision_recall_curve,
-    v_measure_score,
-)
+from sklearn.metrics import precision_recall_curve, v_measure_score  # type: ignore[import-untyped]
 
-from training.data.similarity import rank_correlation
+from training.data.similarity import average_precision, rank_correlation
 
 __all__ = ["MEASURES", "Items", "Score", "best_f1", "measured"]
 
@@ -93,18 +89,10 @@ def _plain_mean(values: Array, _gold: Array) -> float:
     return float(values.mean())
 
 
-def _spearman(values: Array, gold: Array) -> float:
-    return rank_correlation(values, gold)
-
-
 def _pearson(values: Array, gold: Array) -> float:
     if np.ptp(values) == 0 or np.ptp(gold) == 0:
         return 0.0
     return float(100 * pearsonr(values, gold).statistic)
-
-
-def _average_precision(values: Array, gold: Array) -> float:
-    return float(100 * average_precision_score(gold, values)) if gold.any() else 0.0
 
 
 def _best_f1(values: Array, gold: Array) -> float:
@@ -118,9 +106,9 @@ def _v_measure(values: Array, gold: Array) -> float:
 MEASURES: Final[dict[str, Callable[[Array, Array], float]]] = {
     "mean": _mean,
     "plain mean": _plain_mean,
-    "spearman": _spearman,
+    "spearman": rank_correlation,
     "pearson": _pearson,
-    "average precision": _average_precision,
+    "average precision": average_precision,
     "best F1": _best_f1,
     "V-measure": _v_measure,
 }

@@ -7,16 +7,17 @@ from transformers import TrainingArguments
 
 from training.recipes.keys import Recipe
 
-__all__ = ["DEV", "training_arguments"]
+__all__ = ["DEV", "HELD_OUT", "training_arguments"]
 
-DEV = "eval_dev_"  # before the names of dev figures in the log
+DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
 
 
 def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resumed: bool = False) -> TrainingArguments:
     """A recipe in the Trainer's terms. There is one seed for everything; the last, short batch of an epoch is dropped.
 
-    `chooser` is the dev figure that chooses a checkpoint; None without dev data. Under torchrun each batch is split, so
-    that the processes together see what one would see alone.
+    `chooser` is the figure in the log that chooses a checkpoint: the highest of dev data, or the lowest loss of rows
+    held out; None without either. Under torchrun each batch is split, so that the processes together see what one would
+    see alone.
     """
     parts = getattr(recipe, "accumulation_steps", 1)
     return TrainingArguments(
@@ -53,7 +54,7 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
         save_steps=recipe.save_steps or recipe.eval_steps,
         save_total_limit=2,
         restore_callback_states_from_checkpoint=recipe.patience is not None,
-        metric_for_best_model=DEV + chooser if chooser else None,
-        greater_is_better=True if chooser else None,
+        metric_for_best_model=chooser,
+        greater_is_better=chooser.startswith(DEV) if chooser else None,
         report_to=[],
     )

@@ -15,7 +15,7 @@ from training.loop.run_folder import Run
 from training.loop.seeds import SeedRuns, parse_seeds
 from training.loop.training_run import fit, prepare
 from training.methods.objective import Objective
-from training.recipes.files import PRESETS, choose_preset, read_toml, to_toml, validate
+from training.recipes.files import FORMER, PRESETS, choose_preset, read_toml, to_toml, validate
 from training.recipes.keys import Recipe
 
 __all__ = ["FitOptions", "Methods", "load_recipe", "recipe_of", "resume", "train"]
@@ -48,6 +48,9 @@ def load_recipe(
 
 def recipe_of(methods: Methods, source: str, words: Sequence[str], program: str) -> tuple[Recipe, FitOptions]:
     """The recipe `source` with the keys that the command line sets, and the other options. Raises ClozeError."""
+    for former, name in FORMER.items():
+        if any(word.partition("=")[0] == flag(former) for word in words):
+            raise RecipeError(f"{flag(former)} is now part of {flag(name)}; write its values there")
     options = _options(methods, source, _word_after("--preset", words)).read(words, program)
     overrides = options.model_dump(include=options.model_fields_set - FitOptions.model_fields.keys())
     return load_recipe(methods, source, overrides, options.preset), options
@@ -92,8 +95,20 @@ def _fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False
     if not fit(method, recipe, run, resume):
         console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
         return 130
-    console.print(f"finished: {run.model}; next: python -m training.export {run.path} models/NAME")
+    console.print(f"finished: {run.model}{_chosen(run)}; next: python -m training.export {run.path} models/NAME")
     return 0
+
+
+def _chosen(run: Run) -> str:
+    """Which step's weights were chosen, by which figure, and what that was before training."""
+    found = run.provenance()
+    if found["chosen_by"] is None:
+        return ""
+    score = found["held_out_loss"] if found["dev_score"] is None else found["dev_score"]
+    return (
+        f" (step {found['best_step']} of {found['steps']}, {found['chosen_by']} {score:.4g}; before training "
+        f"{found['before_training']:.4g})"
+    )
 
 
 def _fit_seeds(method: type[Objective], recipe: Recipe, seeds: SeedRuns) -> int:

@@ -164,6 +164,7 @@ class Run:
             "commit": _commit(),
             "seeds": [recipe.seed],
             "rows": len(corpus),
+            "held_out": len(corpus.held_out),
             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
             **figures,
         }

@@ -40,7 +40,7 @@ class SeedRuns:
     """A folder with one run per seed, all by one recipe."""
 
     def __init__(self, recipe: Recipe, seeds: Sequence[int], folder: Path) -> None:
-        if recipe.dev is None:
+        if not recipe.dev:
             raise RecipeError("--seeds compares dev scores, and dev is not set; write --dev FILE")
         self.folder = folder
         self.runs = {seed: Run(folder / f"seed-{seed}") for seed in seeds}
@@ -79,7 +79,7 @@ def summary(scores: Mapping[int, float]) -> dict[str, Any]:
 def _table(figures: Mapping[str, Any]) -> Table:
     table = Table()
     table.add_column("seed")
-    table.add_column("dev Spearman", justify="right")
+    table.add_column("dev score", justify="right")
     for seed, score in figures["dev_score"].items():
         table.add_row(seed, f"{score:.2f}")
     table.add_section()

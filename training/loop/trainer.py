@@ -1,4 +1,4 @@
-"""transformers' Trainer around an objective: named loss parts in the log, and dev data as evaluation."""
+"""transformers' Trainer around an objective: named loss parts in the log, and evaluations that choose weights."""
 
 import math
 from collections.abc import Callable
@@ -15,21 +15,19 @@ from transformers import ProgressCallback, Trainer, TrainingArguments
 from training.data.corpus import Corpus
 from training.data.sampler import LengthGroupedSampler, NeighbourSampler
 from training.errors import RunError
-from training.loop.arguments import DEV
 from training.loop.gradient_cache import Chunked, backward_in_chunks
 from training.methods.objective import Objective
 from training.methods.parts.gather import average_gradients
-from training.model.pooling import Embed
 from training.model.pretrained import quiet
 
-__all__ = ["ObjectiveTrainer", "Score"]
+__all__ = ["Figures", "ObjectiveTrainer"]
 
-Score = Callable[[Embed], dict[str, float]]
-"""What embeds texts -> dev figures by name."""
+Figures = Callable[[Objective], dict[str, float]]
+"""The figures of an evaluation by their names in the log. All processes call it, and those of the first one count."""
 
 
 class ObjectiveTrainer(Trainer):
-    """Trains `objective`; an evaluation scores its encoder on the dev data.
+    """Trains `objective`; an evaluation asks `figures` for what the log and the choice of a checkpoint need.
 
     The best weights are kept in the file `best`, separate from the checkpoints, which also hold the optimiser's state.
     """
@@ -41,20 +39,20 @@ class ObjectiveTrainer(Trainer):
         objective: Objective,
         corpus: Corpus,
         arguments: TrainingArguments,
-        score: Score | None = None,
+        figures: Figures | None = None,
         best: Path | None = None,
     ) -> None:
         super().__init__(
             model=objective,
             args=arguments,
             train_dataset=corpus,
-            eval_dataset=None if score is None else (),  # evaluation needs one, but `evaluate` does not read it
+            eval_dataset=None if figures is None else (),  # evaluation needs one, but `evaluate` does not read it
             data_collator=objective.views,
         )
         self.remove_callback(ProgressCallback)
         self.objective = objective
         self.corpus = corpus
-        self.score = score
+        self.figures = figures
         self.best = best
         self._parts: list[dict[str, Tensor]] = []
 
@@ -113,10 +111,10 @@ class ObjectiveTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        assert self.score is not None, "evaluation without dev data is switched off in the arguments. This is a bug."
-        scores = [self.score(self.objective.encoder.embed) if self.is_world_process_zero() else {}]
-        broadcast_object_list(scores)  # so that all processes agree which checkpoint is best
-        metrics = {f"{DEV}{name}": score for name, score in scores[0].items()}
+        assert self.figures is not None, "evaluation without figures is switched off in the arguments. This is a bug."
+        found = [self.figures(self.objective)]
+        broadcast_object_list(found)  # so that all processes agree which checkpoint is best
+        (metrics,) = found
         self.log(dict(metrics))
         if self.best and self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
             partial = self.best.with_suffix(".partial")
@@ -126,7 +124,7 @@ class ObjectiveTrainer(Trainer):
         return metrics
 
     def load_best(self) -> None:
-        """Load the best weights if dev data chose some; otherwise those of the last step stay."""
+        """Load the best weights if an evaluation chose some; otherwise those of the last step stay."""
         if self.best and self.best.is_file():
             load_model(self.objective, self.best)
 
@@ -134,4 +132,6 @@ class ObjectiveTrainer(Trainer):
         """Whether they are better than all before; the Trainer records it after the evaluation."""
         former, chooser = self.state.best_metric, self.args.metric_for_best_model
         assert chooser is not None, "the arguments name the figure that chooses a checkpoint. This is a bug."
-        return former is None or metrics[chooser] > former
+        if former is None:
+            return True
+        return metrics[chooser] > former if self.args.greater_is_better else metrics[chooser] < former

@@ -3,7 +3,9 @@
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -11,20 +13,26 @@ from transformers import set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
 
+from encoding.bundle import SPEC_FILE
 from training.data.corpus import Corpus, read_corpus
 from training.data.dev_data import DevData
 from training.errors import CorpusError, RecipeError, RunError
 from training.loop.allocator import keep_memory
-from training.loop.arguments import training_arguments
+from training.loop.arguments import DEV, HELD_OUT, training_arguments
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.processes import check_shared, console, processes
 from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
+from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
 from training.recipes.keys import Recipe
 
 __all__ = ["fit", "prepare"]
+
+HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
+HELD_OUT_PART: Final = 20  # one row in 20
+FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
 
 
 def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False) -> bool:
@@ -43,9 +51,10 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     check_shared(run.path)
     run.check_text(corpus)
     checkpoint = _checkpoint(run, resume)
-    chooser, score = (dev.chooser, dev.score) if dev else (None, None)
+    chooser = _chooser(corpus, dev)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
-    trainer = ObjectiveTrainer(objective, corpus, arguments, score, run.best)
+    evaluation = partial(_figures, dev=dev, held_out=HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None)
+    trainer = ObjectiveTrainer(objective, corpus, arguments, evaluation if chooser else None, run.best)
     interrupt = Interrupt()
     _add_callbacks(trainer, recipe, run, interrupt)
     began = time.monotonic()
@@ -57,7 +66,10 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     figures = {
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
-        "dev_score": trainer.state.best_metric,
+        "chosen_by": None if chooser is None else chooser.removeprefix("eval_"),
+        "dev_score": trainer.state.best_metric if dev else None,
+        "held_out_loss": None if dev else trainer.state.best_metric,
+        "before_training": next((entry[chooser] for entry in trainer.state.log_history if chooser in entry), None),
         "loss": result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -82,7 +94,12 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     if (len(recipe.columns) or 1) not in method.columns:
         allowed = " or ".join(map(str, method.columns))
         raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
-    dev = DevData.load(recipe)
+    if Path(recipe.encoder, SPEC_FILE).is_file():
+        raise RecipeError(
+            f"encoder is {recipe.encoder!r}, a bundle of ONNX graphs, which cannot be trained; give the run or "
+            "the encoder it came from"
+        )
+    dev = DevData.load(recipe.dev) if recipe.dev else None
     corpus = read_corpus(
         recipe.corpus,
         recipe.columns,
@@ -94,6 +111,12 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
+    _hold_out(corpus, recipe)
+    if recipe.patience is not None and _chooser(corpus, dev) is None:
+        raise RecipeError(
+            f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
+            "remove patience"
+        )
     console.print(f"corpus: {corpus}")
     set_seed(recipe.seed)
     encoder = SentenceEncoder.load(
@@ -106,6 +129,41 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     if recipe.compile:
         encoder.backbone.compile(dynamic=True)  # in place: the names of the weights do not change
     return corpus, dev, method(encoder, recipe)
+
+
+def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
+    """Take the rows that are not trained on out of the corpus; whole runs of neighbours. Raises RecipeError."""
+    most, run = len(corpus) - recipe.batch_size, recipe.neighbours
+    count = recipe.held_out
+    if count is None:
+        count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
+        count = count if count >= FEWEST_HELD_OUT else 0
+    elif count > most:
+        raise RecipeError(
+            f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
+            f"has to stay; write {max(0, most):,} at most"
+        )
+    least = 2 * processes().num_processes
+    if count // run * run < least and count:
+        raise RecipeError(f"held_out is {count} and a loss needs {max(least, run)} rows or more; raise it, or write 0")
+    corpus.hold_out(count // run * run, run, recipe.seed)
+
+
+def _chooser(corpus: Corpus, dev: DevData | None) -> str | None:
+    """The figure of the log that chooses a checkpoint; None if the last one is kept."""
+    if dev:
+        return DEV + dev.chooser
+    return f"{HELD_OUT}loss" if corpus.held_out else None
+
+
+def _figures(objective: Objective, dev: DevData | None, held_out: HeldOut | None) -> dict[str, float]:
+    """Figures by their names in the log. The first process scores the dev data; the loss needs all processes."""
+    figures: dict[str, float] = {}
+    if dev and processes().is_main_process:
+        figures |= {f"{DEV}{name}": value for name, value in dev.score(objective.encoder.embed).items()}
+    if held_out:
+        figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
+    return figures
 
 
 def _check_devices(recipe: Recipe) -> None:

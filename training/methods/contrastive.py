@@ -71,6 +71,7 @@ class PairsRecipe(ContrastiveRecipe):
 class Contrastive(Objective):
     """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
 
+    contrastive = True
     head: nn.Module  # between vectors and loss
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
@@ -97,9 +98,9 @@ class Contrastive(Objective):
         """The results of each pass by view, all n rows of each -> what `forward` returns. Heads are applied here."""
 
     def forward(self, **views: View) -> dict[str, Tensor]:
-        views = self.draw(views)
+        views, size = self.draw(views), self.recipe.mini_batch_size
         results = {
-            argument: {name: encode_trimmed(partial(run, name), view) for name, view in views.items()}
+            argument: {name: encode_trimmed(partial(run, name), view, size) for name, view in views.items()}
             for argument, run in self.passes().items()
         }
         return self.loss(views=views, **results)

@@ -25,6 +25,7 @@ class Objective(nn.Module, ABC):
 
     Recipe: ClassVar[type[Recipe]]
     columns: ClassVar[tuple[int, ...]] = (1,)  # how many columns a row may have
+    contrastive: ClassVar[bool] = False  # whether its loss draws vectors together and apart
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
         super().__init__()

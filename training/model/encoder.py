@@ -196,11 +196,16 @@ class SentenceEncoder(nn.Module):
         return pooling.read(self.hidden(words, attention, positions), attention).float()[rows]
 
     @torch.no_grad()
-    def embed(self, texts: Sequence[str], batch_tokens: int | None = None) -> NDArray[np.float32]:
-        """Texts -> vectors (n, d) float32 in the texts' order, in evaluation mode, with the encoder's own pooling."""
+    def embed(
+        self, texts: Sequence[str], batch_tokens: int | None = None, dropout: bool = False
+    ) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32 in the texts' order, with the encoder's own pooling.
+
+        In evaluation mode, unless `dropout` is asked for.
+        """
         batch_tokens = batch_tokens or (_CPU_TOKENS if self.device.type == "cpu" else _GPU_TOKENS)
         was_training = self.training
-        self.eval()
+        self.train(dropout)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         sequences = [tokens.ids for tokens in self.pooling.text_encoder.encode(texts)]
         for rows in token_batches([len(ids) for ids in sequences], batch_tokens):

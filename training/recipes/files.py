@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,9 +14,10 @@ from pydantic_core import ErrorDetails
 from training.errors import RecipeError
 from training.recipes.keys import Recipe
 
-__all__ = ["PRESETS", "choose_preset", "read_toml", "shipped_recipes", "to_toml", "validate"]
+__all__ = ["FORMER", "PRESETS", "choose_preset", "read_toml", "shipped_recipes", "to_toml", "validate"]
 
 PRESETS = "presets"
+FORMER: Final = {"dev_retrieval": "dev"}  # keys of earlier versions -> those that replace them
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -84,6 +85,8 @@ def _explain(recipe: type[Recipe], keys: Mapping[str, object], source: str, firs
 
 def _unknown_key(recipe: type[Recipe], key: str) -> str:
     """The message for a key that the method does not have."""
+    if key in FORMER:
+        return f"{key} is now part of {FORMER[key]}; write its values there"
     close = difflib.get_close_matches(key, recipe.model_fields, 1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(recipe.model_fields)}"
     return f"unknown key {key!r}; {hint}"

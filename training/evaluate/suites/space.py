@@ -13,17 +13,16 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
 
 from training.data.scored_pairs import Pairs
-from training.data.similarity import units
+from training.data.similarity import alignment, uniformity, units
 from training.data.sts_sets import load_tasks
 from training.evaluate.measures import Score, measured
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task
 from training.model.encoder import SentenceEncoder
 
-__all__ = ["SpaceTask", "alignment", "anisotropy", "cosines_by_gold", "tasks", "uniformity"]
+__all__ = ["SpaceTask", "anisotropy", "cosines_by_gold", "tasks"]
 
 THRESHOLD: Final = 4.0
 GOLD_BINS: Final = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
@@ -35,17 +34,6 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     if own or data is None:
         return []
     return [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
-
-
-def alignment(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Squared distances (n) of the unit vectors of positive pairs (n, d); their mean is the paper's figure."""
-    distances: NDArray[np.float64] = np.square(units(left) - units(right)).sum(1)
-    return distances
-
-
-def uniformity(vectors: NDArray[np.floating]) -> float:
-    """log mean exp(-2 |x - y|^2) over every two of the unit vectors (n, d); lower is more uniform."""
-    return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
 
 
 def anisotropy(vectors: NDArray[np.floating]) -> float:

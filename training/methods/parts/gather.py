@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["average_gradients", "gather", "many", "own", "total"]
+__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "total"]
 
 
 def many() -> bool:
     """Whether this is one of several processes."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def rank_and_count() -> tuple[int, int]:
+    """This process's number, from 0, and how many processes there are."""
+    return (distributed.get_rank(), distributed.get_world_size()) if many() else (0, 1)
 
 
 def gather(rows: Tensor) -> Tensor:

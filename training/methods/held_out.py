@@ -1,0 +1,84 @@
+"""Rows of the corpus that are not trained on: the method's loss on them chooses the checkpoint where no dev data does.
+
+Dropout is on, as in training, because it is what tells the two views of a single text apart. Every evaluation draws the
+same dropout, masked words and edits, and leaves the random state and the statistics of training as they were.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from training.data.corpus import Row
+from training.data.similarity import alignment, uniformity
+from training.methods.objective import Objective
+from training.methods.parts.gather import rank_and_count
+
+__all__ = ["HeldOut"]
+
+SPREAD_ROWS: Final = 1000  # at most, whose alignment and uniformity are computed: uniformity compares every two
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows, and the seed of what an evaluation draws."""
+
+    rows: Sequence[Row]
+    seed: int
+
+    @torch.no_grad()
+    def figures(self, objective: Objective) -> dict[str, float]:
+        """`loss`: the method's contrastive loss, or its loss if it has none; the mean of equal batches.
+
+        For a contrastive method also `alignment` and `uniformity` of the served vectors. Under torchrun all processes
+        have to call this, and the loss is that of their joined batches.
+        """
+        rank, _ = rank_and_count()
+        with _undisturbed(objective):
+            torch.manual_seed(self.seed + (rank << 16))
+            losses = [_loss(objective, batch) for batch in self._batches(objective)]
+            figures = {"loss": float(np.mean(losses))}
+            if objective.contrastive:
+                figures |= self._spread(objective)
+        return figures
+
+    def _batches(self, objective: Objective) -> Iterator[Sequence[Row]]:
+        """This process's rows of each batch. Batches are as large as those of training, if there are enough rows."""
+        (rank, count), parts = rank_and_count(), getattr(objective.recipe, "accumulation_steps", 1)
+        own = min(objective.recipe.batch_size // parts, len(self.rows)) // count
+        size = own * count
+        for start in range(rank * own, len(self.rows) // size * size, size):
+            yield self.rows[start : start + own]
+
+    def _spread(self, objective: Objective) -> dict[str, float]:
+        """Positives are the first two of the recipe's columns, or a text without and with dropout."""
+        encoder, columns = objective.encoder, list(zip(*self.rows[:SPREAD_ROWS], strict=True))
+        vectors = encoder.embed(columns[0])
+        paired = len(objective.recipe.columns) > 1
+        positives = encoder.embed(columns[1]) if paired else encoder.embed(columns[0], dropout=True)
+        return {"alignment": float(alignment(vectors, positives).mean()), "uniformity": uniformity(vectors)}
+
+
+def _loss(objective: Objective, rows: Sequence[Row]) -> float:
+    device = objective.encoder.device
+    views = {
+        name: {key: tensor.to(device) for key, tensor in view.items()} for name, view in objective.views(rows).items()
+    }
+    outputs = objective(**views)
+    return float(outputs.get("contrast", outputs["loss"]))
+
+
+@contextmanager
+def _undisturbed(objective: Objective) -> Iterator[None]:
+    """Training mode within the context; afterwards the mode, the buffers and the random states are those before."""
+    device, was_training = objective.encoder.device, objective.training
+    buffers = {name: buffer.clone() for name, buffer in objective.named_buffers()}  # such as BatchNorm's statistics
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        objective.train()
+        yield
+    objective.train(was_training)
+    for name, buffer in objective.named_buffers():
+        buffer.copy_(buffers[name])
