@@ -98,7 +98,7 @@ def mine(
     """The `count` negatives of each pair, most similar first; none if there are fewer.
 
     `likeness` (n) has each pair's own cosine, `found` the cosines and the indices of its nearest `texts`. The pair's
-    own texts are no negatives, and neither is the positive of another pair with the same first text.
+    own texts are left out, and so are the positives of other pairs with the same first text.
     """
     own: dict[str, set[str]] = {}
     for text, positive in pairs:

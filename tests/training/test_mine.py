@@ -1,4 +1,4 @@
-"""Hard negatives: the fast search against a naive loop, what is no negative, and the command on a tiny encoder."""
+"""Hard negatives: the fast search against a naive loop, what is left out, and the command on a tiny encoder."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def test_equal_cosines_are_in_the_order_of_the_texts() -> None:
     assert list(places) == [0, 2, 3]
 
 
-def test_what_is_no_negative() -> None:
+def test_what_is_left_out() -> None:
     texts = ["own text", "own positive", "other positive", "too near", "near", "far"]
     pairs = [("own text", "own positive"), ("own text", "other positive")]
     cosines = np.array([1.0, 0.9, 0.89, 0.86, 0.85, 0.1])

@@ -124,8 +124,10 @@ def test_a_query_that_is_a_document_does_not_find_itself(tmp_path: Path) -> None
     collection = load_collection(write(tmp_path, qrels, corpus=documents, queries=queries))
     assert collection.own == {0: 0}
     vectors = {"a title north": (0.0, 1.0), **VECTORS}
-    assert search_score(lambda texts: np.array([vectors[each] for each in texts]), collection) == pytest.approx(100)
+
+    def embed_all(texts: list[str]) -> np.ndarray:
+        return np.array([vectors[each] for each in texts])
+
+    assert search_score(embed_all, collection) == pytest.approx(100)
     whole = Collection(*(getattr(collection, name) for name in ("name", "documents", "queries", "relevance")))
-    assert search_score(lambda texts: np.array([vectors[each] for each in texts]), whole) == pytest.approx(
-        81.55, abs=0.005
-    )
+    assert search_score(embed_all, whole) == pytest.approx(81.55, abs=0.005)
