@@ -118,7 +118,7 @@ def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:
         assert "#01fe" not in figure.svg
         assert root.iter("text")
     reasons = {gap.title: gap.reason for gap in found.gaps}
-    assert set(reasons) == {"Map of word vectors", "Training"}
+    assert set(reasons) == {"Map of word vectors", "Loss and development scores"}
     assert "shows no word vectors" in reasons["Map of word vectors"]
 
 

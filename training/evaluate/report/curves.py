@@ -16,7 +16,7 @@ DEV: Final = "eval_dev_"
 
 def training_curves(path: Path) -> Figure | Gap:
     """The loss and the development scores of a run's log.jsonl."""
-    title, log = "Training", path / "log.jsonl"
+    title, log = "Loss and development scores", path / "log.jsonl"
     if not log.is_file():
         return Gap(title, "only a run has a log of its training (log.jsonl)")
     entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -30,7 +30,7 @@ def training_curves(path: Path) -> Figure | Gap:
         return Gap(title, "the run's log has no losses or no development scores")
     figure, (left, right) = canvas(8, 3.4, 2)
     left.plot(*zip(*loss, strict=True), color=COLOURS["accent"], linewidth=1.8)
-    left.set(title="loss", xlabel="step", yscale="log" if min(value for _, value in loss) > 0 else "linear")
+    left.set(title="loss", xlabel="step")
     for place, (name, points) in enumerate(dev.items()):
         style: Any = {"color": COLOURS[SERIES[place % 4]], "marker": MARKERS[place % 4]}
         right.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=4, **style)
