@@ -4,6 +4,7 @@
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score the shipped model again; DATA is the folder of texts and STS data
+# make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
 # make reference       write the vectors of the shipped model with which the tests compare other machines
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
@@ -23,11 +24,13 @@ CORPUS := $(DATA)/corpus
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
 ON_CARD := transfer space cost
+SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
+REPORT ?= runs/report
 DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
-.PHONY: serve check test test-all coverage default-model bulk-demo reference methods bench lock clean
+.PHONY: serve check test test-all coverage default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -56,6 +59,9 @@ default-model: .venv/dev $(PARENT)
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --suite $(ON_CARD) --beside $(RUN)/parent.json --notes models/cloze-mini.notes.md
+
+evaluate: .venv/dev
+	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite $(SUITES) --report $(REPORT)
 
 bulk-demo: .venv/dev
 	$(BIN)/python -m benchmarks.scale demo --bundle $(MODEL) --texts $(TEXTS)

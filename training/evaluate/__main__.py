@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from encoding.command import program, run
+from training.errors import RunError
 from training.evaluate.figures import figures
 from training.evaluate.inputs import ScoringOptions, progress, subjects
 from training.evaluate.measures import Score
@@ -32,6 +33,7 @@ class EvaluateOptions(ScoringOptions):
     )
     suite: CliVariadicArg[list[str]] = Field([], description=HELP)
     out: Path | None = Field(None, alias="json", description="file to write the figures to as well")
+    report: Path | None = Field(None, description="folder for a report: report.html, report.json and report.md")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.evaluate"))
     if options.out:
         check_new_file(options.out)
+    if options.report and options.report.is_file():
+        raise RunError(f"{options.report} is a file; give a folder to --report")
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
     for subject in subjects(options.path, options):
@@ -46,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(options.path, scores)
     if options.out:
         _write(options.out, options.path, scores)
+    if options.report:
+        from training.evaluate.report import write_report  # here, because matplotlib takes a second
+
+        write_report(options.report, options.path, scores, {name: figures(row) for name, row in scores.items()})
+        print(f"{options.report / 'report.html'} has the report")
 
 
 def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:

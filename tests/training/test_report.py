@@ -1,0 +1,181 @@
+"""The report: published rows, escaped texts, valid pages, and a browser that shows it in light and dark."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from suite_data import numbers, text
+
+from training.data.scored_pairs import Pairs
+from training.evaluate.figures import figures
+from training.evaluate.measures import Score, measured
+from training.evaluate.report import build_report, write_report
+from training.evaluate.report.contents import Figure
+from training.evaluate.report.published import published
+from training.evaluate.subject import Subject
+from training.evaluate.suites.maps import PairMapTask, WordMapTask, kinds_of
+from training.evaluate.suites.space import SpaceTask
+from training.model.encoder import SentenceEncoder
+
+MODEL = 'int8 <b>"$x$"</b>'
+COMMANDS = ("chromium", "chromium-browser", "google-chrome")
+VOID = {"meta", "link", "br", "img"}
+
+
+def some_scores() -> dict[str, list[Score]]:
+    chance = np.random.default_rng(0)
+    gold = [0.0, 1.0, 2.0, 3.0, 4.5, 5.0]
+    left, right = ([text(*vector) for vector in chance.normal(size=(len(gold), 3))] for _ in range(2))
+    found = [measured("sts", "<i>mine</i> | $y$", "spearman", "spearman", gold, gold, counts={"pairs": 6})]
+    sets = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+    found += [measured("sts", name, "spearman", "spearman", gold, gold, counts={"pairs": 6}) for name in sets]
+    found += SpaceTask("STS-B", Pairs(left, right, gold)).run(numbers())
+    found += PairMapTask("STS-B dev", list(zip(left[:3], right[:3], strict=True)), [(left[3], right[3])]).run(numbers())
+    for layer in range(3):
+        for pooling in ("mean", "cls", "max"):
+            found.append(Score("baselines", "STS12", f"layer {layer} {pooling}", 40.0 + layer, {"pairs": 6}))
+    found.append(Score("cost", "STS-B", "sentences/s", 123.0, {"sentences": 6}))
+    return {MODEL: found, "other": found}
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """A report of a run whose names and texts contain markup."""
+    (tmp_path / "log.jsonl").write_text(
+        '{"step": 0, "eval_dev_spearman": 40}\n{"step": 10, "loss": 1.5}\n'
+        '{"step": 20, "loss": 1, "eval_dev_spearman": 50}\n'
+    )
+    scores = some_scores()
+    write_report(tmp_path / "report", str(tmp_path), scores, {name: figures(row) for name, row in scores.items()})
+    return tmp_path / "report"
+
+
+class Checker(HTMLParser):
+    """Notes what is not closed in order, ids that occur twice, and what would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.faults: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("src", "href", "xlink:href", "style") and "//" in str(value):
+                self.faults.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}>")
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+
+def test_the_page_is_valid_and_loads_nothing(report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.faults == checker.open == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert not checker.tags & {"script", "b", "i", "link", "img", "iframe"}
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_texts_are_escaped_in_every_form(report: Path) -> None:
+    assert "int8 &lt;b&gt;&quot;$x$&quot;&lt;/b&gt;" in (report / "report.html").read_text(encoding="utf-8")
+    markdown = (report / "report.md").read_text(encoding="utf-8")
+    assert r"\<i\>mine\</i\> \| $y$" in markdown
+    content = json.loads((report / "report.json").read_text(encoding="utf-8"))
+    assert content["results"][0]["model"] == MODEL
+    assert content["results"][0]["task"] == "<i>mine</i> | $y$"
+
+
+def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:
+    scores = some_scores()
+    found = build_report("runs/none", scores, {name: figures(row) for name, row in scores.items()})
+    drawn = [part for section in found.sections for part in section.parts if isinstance(part, Figure)]
+    assert {figure.name.partition("-")[0] for figure in drawn} == {"cosines", "pairs", "layers", "speed"}
+    for figure in drawn:
+        root = ElementTree.fromstring(figure.svg)
+        assert [child.tag for child in root[:2]] == ["title", "desc"]
+        assert root.get("role") == "img"
+        assert "var(--accent)" in figure.svg
+        assert "#01fe" not in figure.svg
+        assert root.iter("text")
+    reasons = {gap.title: gap.reason for gap in found.gaps}
+    assert set(reasons) == {"Map of word vectors", "Loss and development scores"}
+    assert "shows no word vectors" in reasons["Map of word vectors"]
+
+
+def test_printed_averages_that_do_not_follow_are_known() -> None:
+    differing = {
+        row.name: (row.average, row.mean)
+        for suite in ("sts", "transfer")
+        for row in published(suite)
+        if row.mean is not None and row.mean != row.average
+    }
+    assert differing["PromptBERT"] == (78.54, 78.52)
+    assert differing["SBERT"] == (74.89, 74.86)
+    assert differing["BERT-large flow"] == (70.07, 69.74)
+    assert differing["Avg. BERT embedding"] == (84.94, 84.95)
+    assert differing["SBERT-large SG-OPT"] == (79.76, 79.75)
+    assert len(differing) == 5
+
+
+def test_kinds_of_tokens() -> None:
+    assert kinds_of(["[CLS]", "the", "##ing", "a", "12", "Paris"]) == {1: "lower", 2: "subword", 5: "upper"}
+    assert kinds_of(["<s>", "Ġthe", "ing", "ĠParis", "Ġ"]) == {1: "lower", 2: "subword", 3: "upper"}
+
+
+def test_word_vectors_are_mapped(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    [score] = WordMapTask("word vectors", 10).run(
+        Subject("tiny", encoder.embed, encoder.embed, "digest", model=encoder)
+    )
+    assert 0 < score.value < 100
+    assert len(score.details["words"]) == 10
+    assert WordMapTask("word vectors").run(numbers()) == []
+    shown = build_report("x", {"tiny": [score]}, {"tiny": {}})
+    [figure] = [part for section in shown.sections for part in section.parts if isinstance(part, Figure)]
+    assert "This vocabulary has no upper case." in figure.says
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_report(report: Path, scheme: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    command = next(filter(None, map(shutil.which, COMMANDS)), None)
+    if command is None:
+        pytest.skip(f"No Chromium can be had here: none of {', '.join(COMMANDS)} is on the PATH")
+    contrast = (Path(__file__).parents[1] / "playground" / "contrast.js").read_text(encoding="utf-8")
+    complaints: list[str] = []
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=command)
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 800})  # type: ignore[arg-type]
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((report / "report.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        weak = [each for each in page.evaluate(contrast) if each["ratio"] < each["least"]]
+        assert page.locator("svg[role=img]").count() >= 7
+        browser.close()
+    assert complaints == weak == []
+    assert requests == [(report / "report.html").as_uri()]

@@ -1,0 +1,101 @@
+"""Scores as tables: beside the papers' rows where these exist, else one table for each suite."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from training.evaluate.measures import Score
+from training.evaluate.report.contents import Card, Examples, Row, Table
+from training.evaluate.report.published import AVERAGED, Published, published
+
+__all__ = ["beside_papers", "neighbour_examples", "plain_table"]
+
+OWN: Final = "This evaluation"
+DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100
+AVERAGE: Final = "Avg."
+
+Scores = Mapping[str, Sequence[Score]]
+
+
+def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
+    """The models' rows and then the papers'; None if no model has all of the papers' columns."""
+    rows = published(suite)
+    columns = list(next(row.cells for row in rows if row.cells))
+    decimals = DECIMALS.get(suite, 2)
+    own = []
+    for name, row in scores.items():
+        values = _columns(suite, row)
+        if set(columns) <= set(values):
+            cells = [_number(values[column], decimals) for column in columns]
+            if suite in AVERAGED:
+                cells.append(_number(sum(round(values[column], 2) for column in columns) / len(columns), 2))
+            own.append(Row([name, *cells], own=True))
+    if not own:
+        return None
+    sources = list(dict.fromkeys(row.source for row in rows))
+    groups, notes = {OWN: own}, [f"[{place}] {source}" for place, source in enumerate(sources, 1)]
+    for each in rows:
+        cells = [_number(each.cells.get(column), decimals) for column in columns]
+        if suite in AVERAGED:
+            cells.append(_number(each.average, 2) + ("*" if _differs(each) else ""))
+            notes += _note(each) if _differs(each) else []
+        name = f"{each.name} [{sources.index(each.source) + 1}]"
+        groups.setdefault(f"Published, {each.group.lower()}", []).append(Row([name, *cells]))
+    return Table(title, ["", *columns, *([AVERAGE] if suite in AVERAGED else [])], groups, notes)
+
+
+def plain_table(suite: str, title: str, scores: Scores, skip: Sequence[str] = ()) -> Table | None:
+    """A row for each set and model with every metric; sets in `skip` are left out. None if nothing is left."""
+    groups: dict[str, list[Row]] = {}
+    found: dict[tuple[str, str], dict[str, float]] = {
+        (name, score.task): {} for name, row in scores.items() for score in row if _wanted(score, suite, skip)
+    }
+    for name, row in scores.items():
+        for score in row:
+            if _wanted(score, suite, skip):
+                found[name, score.task][score.metric] = score.value
+    columns = list(dict.fromkeys(metric for values in found.values() for metric in values))
+    for (name, task), values in found.items():
+        cells = [_number(values.get(metric), DECIMALS.get(suite, 2)) for metric in columns]
+        groups.setdefault(task, []).append(Row([name, *cells], own=True))
+    return Table(title, ["", *columns], groups) if groups else None
+
+
+def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
+    """Queries with their nearest sentences, as in DiffCSE's Table 9."""
+    found = next((score.details["examples"] for score in scores if "examples" in score.details), None)
+    if found is None:
+        return None
+    cards = []
+    for example in found:
+        lines = [
+            f"{_number(cosine, 2)}  {text}" + ("  ✓" if text == example["positive"] else "")
+            for text, cosine in example["neighbours"]
+        ]
+        cards.append(Card(example["query"], lines))
+    says = "The nearest sentences of STS-B test with their cosines; ✓ marks the one that people scored 5."
+    return Examples(f"Nearest sentences: {model}", says, cards)
+
+
+def _wanted(score: Score, suite: str, skip: Sequence[str]) -> bool:
+    return score.suite == suite and score.task not in skip
+
+
+def _columns(suite: str, scores: Sequence[Score]) -> dict[str, float]:
+    """Column of the papers -> figure: the set's first metric, or the metrics of a suite with one set."""
+    found: dict[str, float] = {}
+    for score in scores:
+        if score.suite == suite:
+            found.setdefault(score.task if suite in AVERAGED else score.metric, score.value)
+    return found
+
+
+def _differs(row: Published) -> bool:
+    return row.mean is not None and row.mean != row.average
+
+
+def _note(row: Published) -> list[str]:
+    return [f"* {row.name}: printed {row.average:.2f}, the mean of the printed cells is {row.mean:.2f}"]
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return "–" if value is None else f"{value:,.{decimals}f}".replace("-", "−")
