@@ -88,7 +88,7 @@ def without_kept_head(objective: PromptBERT) -> PromptBERT:
 def test_all_views_are_in_one_template(masked_bert: Path) -> None:
     objective = build(masked_bert)
     views = objective.views(ROWS[:1])
-    assert list(views) == ["first", "second", "negative"]
+    assert list(views) == ["first", "second", "negative1"]
     decode = objective.encoder.tokenizer.decode
     for text, view in zip(ROWS[0], views.values(), strict=True):
         expected = f'[CLS] this sentence of " {decode(objective.encoder.tokenizer(text).input_ids[1:-1])} " means'
@@ -264,8 +264,8 @@ def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
         ("promptbert", {"mode": ["same"]}, "mode 'same' has one template; remove second_template"),
         ("promptbert", {"columns": ["a", "b"]}, "views of one text and columns names 2; name one"),
         ("promptbert", {"kept_head": ["tanh"]}, "mode 'denoised' serves no head; remove kept_head"),
-        ("promptbert-supervised", {"columns": ["a"]}, "mode 'supervised' needs pairs; name two columns, or three"),
-        ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three columns, or write"),
+        ("promptbert-supervised", {"columns": ["a"]}, "mode 'supervised' needs pairs; name two columns, and one"),
+        ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three or more, or write"),
         ("promptbert-supervised", {"mode": ["same"]}, "views of one text and columns names 3"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
         ("promptbert-supervised", {"kept_head": ["linear"]}, "--kept-head is 'linear'"),

@@ -93,6 +93,26 @@ def test_hard_negatives_equal_a_loop_over_equation_5(n: int, d: int, temperature
     assert loss.item() == pytest.approx(total / n, rel=1e-9)
 
 
+@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+def test_several_hard_negatives_equal_a_loop_over_equation_5(k: int, alpha: float) -> None:
+    torch.manual_seed(k)
+    first, second, *others = torch.randn(2 + k, 4, 6, dtype=torch.float64)
+
+    def score(left: Tensor, right: Tensor) -> float:
+        return math.exp(F.cosine_similarity(left, right, dim=0).item() / 0.1)
+
+    total = 0.0
+    for i in range(4):
+        below = sum(score(first[i], second[j]) for j in range(4))
+        below += sum((alpha if i == j else 1.0) * score(first[i], other[j]) for other in others for j in range(4))
+        total -= math.log(score(first[i], second[i]) / below)
+    loss = info_nce(first, second, 0.1, torch.cat(others), math.log(alpha))
+    assert loss.item() == pytest.approx(total / 4, rel=1e-9)
+    same = torch.ones(4, 3)
+    assert info_nce(same, same, 0.05, torch.cat([same] * k)).item() == pytest.approx(math.log(4 * (1 + k)))
+
+
 def test_every_row_has_all_hard_negatives_and_no_order() -> None:
     torch.manual_seed(0)
     first, second, third = torch.randn(3, 6, 4)
@@ -119,7 +139,10 @@ def test_one_column_is_seen_twice_two_are_pairs_and_a_third_is_a_hard_negative(f
     expected = [[lower(text) for text in column] for column in zip(*TRIPLES, strict=True)]
     assert texts(1) == {"first": expected[0], "second": expected[0]}
     assert texts(2) == {"first": expected[0], "second": expected[1]}
-    assert texts(3) == {"first": expected[0], "second": expected[1], "negative": expected[2]}
+    assert texts(3) == {"first": expected[0], "second": expected[1], "negative1": expected[2]}
+    views = objective.views([(*row, *row) for row in TRIPLES])
+    assert list(views) == ["first", "second", "negative1", "negative2", "negative3", "negative4"]
+    assert objective.loss({name: objective.encode(name, view) for name, view in views.items()}, views)["loss"] > 0
 
 
 @pytest.mark.parametrize("weight", ["0.0", "1.5"])
@@ -146,7 +169,9 @@ def test_triplets_reach_the_encoder_and_the_head(tiny_bert: Path) -> None:
 
 def test_a_weight_without_hard_negatives_is_refused(tiny_bert: Path) -> None:
     for columns in ({}, {"columns": ["a", "b"]}):
-        with pytest.raises(RecipeError, match=r"negative_weight is 1.0 and columns names [02]; hard negatives are a"):
+        with pytest.raises(
+            RecipeError, match=r"negative_weight is 1.0 and columns names [02]; hard negatives are further columns"
+        ):
             build(tiny_bert, negative_weight=["1.0"], **columns)
 
 

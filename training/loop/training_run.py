@@ -92,7 +92,8 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     """Read the corpus and the dev data, then build the objective; its new weights depend on the seed."""
     _check_devices(recipe)
     if (len(recipe.columns) or 1) not in method.columns:
-        allowed = " or ".join(map(str, method.columns))
+        counts = list(map(str, method.columns))
+        allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
         raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
     if Path(recipe.encoder, SPEC_FILE).is_file():
         raise RecipeError(

@@ -24,7 +24,7 @@ from training.recipes.keys import Positive, Recipe
 
 __all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
 
-VIEWS = ("first", "second", "negative")  # a text, its positive, its hard negative
+VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
 
 
 class ContrastiveRecipe(Recipe):
@@ -50,7 +50,7 @@ class PairsRecipe(ContrastiveRecipe):
     """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
 
     negative_weight: float = Field(
-        0.0, description="added to the logit of a row's own hard negative: its logarithmic weight"
+        0.0, description="added to the logits of a row's own hard negatives: their logarithmic weight"
     )
     kept_head: HeadKind | None = Field(
         None,
@@ -60,10 +60,10 @@ class PairsRecipe(ContrastiveRecipe):
 
     @model_validator(mode="after")
     def _weighed(self) -> Self:
-        if self.negative_weight and len(self.columns) != 3:
+        if self.negative_weight and len(self.columns) < 3:
             raise ValueError(
                 f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
-                "a third column: name three columns, or write negative_weight = 0.0"
+                "further columns: name three or more, or write negative_weight = 0.0"
             )
         return self
 
@@ -105,12 +105,13 @@ class Contrastive(Objective):
         }
         return self.loss(views=views, **results)
 
-    def contrast(self, first: Tensor, second: Tensor, negative: Tensor | None = None) -> Tensor:
+    def contrast(self, first: Tensor, second: Tensor, *negatives: Tensor) -> Tensor:
         """InfoNCE of vectors (n, d) after the head, over the rows of all processes."""
         first, second = self.joined(first), self.joined(second)
-        if negative is None:
+        if not negatives:
             return info_nce(first, second, self.recipe.temperature)
-        return info_nce(first, second, self.recipe.temperature, self.joined(negative), self.recipe.negative_weight)
+        hard = torch.cat([self.joined(each) for each in negatives])  # (k·n, d)
+        return info_nce(first, second, self.recipe.temperature, hard, self.recipe.negative_weight)
 
     def joined(self, vectors: Tensor) -> Tensor:
         """Vectors (n, ..., d) after the head, of all processes, in fp32 because the gather's gradient is a sum."""

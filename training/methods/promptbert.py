@@ -30,7 +30,7 @@ class PromptBERTRecipe(PairsRecipe):
     method: Literal["promptbert"]
     pooling: Literal["mask"] = Field("mask", description="how the vector is read: PromptBERT reads it at the mask")
     mode: Literal["same", "different", "denoised", "supervised"] = Field(
-        "denoised", description="the views: same, different or denoised of one column; supervised of two or three"
+        "denoised", description="the views: same, different or denoised of one column; supervised of two or more"
     )
     second_template: str | None = Field(
         None, description="the second view's template, in the modes different and denoised"
@@ -57,7 +57,7 @@ class PromptBERTRecipe(PairsRecipe):
         columns = len(self.columns) or 1
         if self.mode == "supervised":
             if columns == 1:
-                raise ValueError("mode 'supervised' needs pairs; name two columns, or three with a hard negative")
+                raise ValueError("mode 'supervised' needs pairs; name two columns, and one for each hard negative")
         elif columns > 1:
             raise ValueError(
                 f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
@@ -75,7 +75,7 @@ class PromptBERT(Contrastive):
     """
 
     Recipe = PromptBERTRecipe
-    columns = (1, 2, 3)
+    columns = tuple(range(1, len(VIEWS) + 1))
 
     def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
         super().__init__(encoder, recipe)

@@ -1,7 +1,7 @@
 """SimCSE (arXiv:2104.08821) and S-SimCSE (arXiv:2111.11750): positives from another dropout mask, or from pairs.
 
-One column is unsupervised; two are pairs; a third is a hard negative of the first. An optional second loss guesses
-masked words, so that the encoder forgets less of its language.
+One column is unsupervised; two are pairs; each further one is a hard negative of the first. An optional second loss
+guesses masked words, so that the encoder forgets less of its language.
 
 S-SimCSE draws the dropout rates anew for each pass. The paper gives neither the distribution's parameters, nor whether
 attention probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
@@ -71,7 +71,7 @@ class SimCSE(Contrastive):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
 
     Recipe: ClassVar[type[Recipe]] = SimCSERecipe
-    columns = (1, 2, 3)
+    columns = tuple(range(1, len(VIEWS) + 1))
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)

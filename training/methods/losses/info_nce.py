@@ -23,15 +23,17 @@ def info_nce(
 ) -> Tensor:
     """-log of the softmax of row i's own positive among all positives and hard negatives, averaged; all (n, d).
 
+    With k hard negatives a row, `negatives` is (k·n, d): the first of each row, then the second of each, and so on.
+
     SimCSE equations 1 and 5 (arXiv:2104.08821), PromptBERT equation 4 (arXiv:2201.04337): one direction only.
     `negative_weight` is added to the logit of a row's own hard negative: the paper's alpha is its exponential.
     """
     logits = cosine_matrix(anchors, positives) / temperature  # (n, n)
     own = torch.arange(len(logits), device=logits.device)
     if negatives is not None:
-        hard = cosine_matrix(anchors, negatives) / temperature  # (n, n)
-        weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)
-        logits = torch.cat([logits, hard + weights], dim=1)
+        hard = cosine_matrix(anchors, negatives) / temperature  # (n, k·n)
+        weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)  # (n, n)
+        logits = torch.cat([logits, hard + weights.repeat(1, len(negatives) // len(anchors))], dim=1)
     return F.cross_entropy(logits, own)
 
 
