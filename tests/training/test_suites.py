@@ -17,8 +17,10 @@ from training.errors import CorpusError, RunError, ServerError
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.suites import OWN, SUITES, load_suites
+from training.evaluate.suites.cost import CostTask
 from training.evaluate.suites.labels import LabelTask
 from training.evaluate.suites.pairs import DuplicateTask, ScoredPairsTask
+from training.evaluate.suites.space import SpaceTask
 from training.evaluate.suites.sts import StsTask
 from training.evaluate.suites.triplets import TripletTask
 from training.evaluate.task import ScoreCache, score_tasks
@@ -81,6 +83,24 @@ def test_duplicate_pairs(own: Callable[[Rows], Path]) -> None:
     assert f1.value == pytest.approx(80)
     assert f1.details["threshold"] == pytest.approx(0.5**0.5)
     assert f1.counts == {"pairs": 4, "duplicates": 2}
+
+
+def test_a_text_is_embedded_once_for_all_suites_but_not_where_time_is_measured() -> None:
+    asked: list[str] = []
+
+    def counted(texts: Sequence[str]) -> np.ndarray:
+        asked.extend(texts)
+        return embed(texts)
+
+    pairs = Pairs([text(1, 0), text(0, 1), text(1, 1)], [text(1, 0), text(1, 2), text(0, 3)], [5.0, 4.5, 1.0])
+    subject = Subject.of("counted", counted)
+    tasks = [StsTask("a", {"a": pairs}), StsTask("b", {"b": pairs}), SpaceTask("c", pairs)]
+    together = score_tasks(subject, tasks)
+    assert sorted(asked) == sorted({*pairs.left, *pairs.right})
+    assert together == [score for task in tasks for score in task.run(Subject.of("plain", embed))]
+    asked.clear()
+    score_tasks(subject, [CostTask("d", pairs.left, "a machine")] * 2)
+    assert len(asked) == 2 * (3 + 3 * 3)
 
 
 @pytest.mark.parametrize("names", [("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg")])

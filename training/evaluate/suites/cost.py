@@ -39,6 +39,7 @@ class CostTask(Task):
     """`machine` is part of the digest, so that a cache that moves does not bring another machine's figures."""
 
     suite: ClassVar[str] = "cost"
+    timed: ClassVar[bool] = True
     sentences: list[str]
     machine: str
 
