@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib import rc_context
+
 from training.errors import RunError
 from training.evaluate.machine import processor
 from training.evaluate.measures import Score
 from training.evaluate.report.contents import Figure, Gap, Part, Report, Section
 from training.evaluate.report.curves import speed_plot, training_curves
+from training.evaluate.report.drawing import STYLE
 from training.evaluate.report.markdown import markdown
 from training.evaluate.report.page import page
 from training.evaluate.report.plots import cosine_histograms, layer_grid, pair_map, word_map
@@ -43,6 +46,7 @@ def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts) -> Non
         raise RunError(f"{folder} cannot hold a report ({error.strerror}); give another folder to --report") from error
 
 
+@rc_context(STYLE)
 def build_report(path: str, scores: Scores, shorts: Shorts) -> Report:
     """What can be shown of these scores. The report of a run has its training curves too."""
     averages = {name: row["Avg."] for name, row in shorts.items() if "Avg." in row}

@@ -10,11 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from typing import Any, Final
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MARKERS", "SERIES", "canvas", "inline", "quiet_axes"]
+__all__ = ["COLOURS", "MARKERS", "SERIES", "STYLE", "canvas", "inline", "quiet_axes"]
 
 SVG: Final = "{http://www.w3.org/2000/svg}"
 HREF: Final = "{http://www.w3.org/1999/xlink}href"
@@ -40,7 +39,6 @@ STYLE: Final[Any] = {
     "grid.color": COLOURS["line"],
     "legend.frameon": False,
 }
-mpl.rcParams.update(STYLE)  # only the command that writes a report imports this module
 
 
 def canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
