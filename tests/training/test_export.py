@@ -26,7 +26,7 @@ from training.evaluate.task import Task
 from training.export import __main__ as export
 from training.export import shipped_graph
 from training.export.layers import Form
-from training.export.model_card import model_card, parent_licence
+from training.export.model_card import model_card, parent_metadata
 from training.export.provenance import provenance_of
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
@@ -349,13 +349,15 @@ def test_evaluate_refuses_what_makes_no_sense(
 
 def test_the_parents_licence_is_read_from_its_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
-    assert parent_licence(tmp_path) is None
+    assert parent_metadata(tmp_path, "license") is None
     for text, licence in (
         ('---\nlicense: "cc-by-4.0"\n---\n', "cc-by-4.0"),
         ("# no front matter\nlicense: mit\n", None),
         ("---\nlicense: mit\n", None),
         ("---\ntags: []\n---\nlicense: mit\n", None),
+        ("---\nlicense: [mit\n---\n", None),
+        ("---\n- mit\n---\n", None),
     ):
         card.write_text(text)
-        assert parent_licence(tmp_path) == licence
+        assert parent_metadata(tmp_path, "license") == licence
     shutil.rmtree(tmp_path)
