@@ -75,7 +75,7 @@ def _front_matter(name: str, provenance: Provenance, about: Mapping[str, Any], s
         base_model=provenance.parent if hub_name else None,
         pipeline_tag="sentence-similarity",
         tags=["sentence-similarity", "feature-extraction", "onnx", "cloze"],
-        model_name=name,
+        model_name=name if results else None,
         eval_results=results,
         **about,
     )
