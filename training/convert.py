@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from encoding.bundle import Bundle, EmbeddingConfig, seal, staging
+from encoding.canaries import CANARY_FILE
 from encoding.command import program, run
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
@@ -53,6 +54,11 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
         )
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
     encoder = SentenceEncoder.load(model_folder(str(run)), **config.model_dump())
+    if CANARY_FILE not in bundle.spec.files:
+        raise RunError(
+            f"{path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} again with "
+            "--sentence-transformers"
+        )
     if weights_digest(encoder) != bundle.spec.weights:
         raise RunError(
             f"{run} is not the run that {path} was exported from: its weights have another digest. Give that run, or "
@@ -60,11 +66,12 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
         )
     with staging(out) as folder:
         shutil.copytree(path, folder, dirs_exist_ok=True)
-        write(encoder, folder, probes(config.max_tokens))
+        usage = write(encoder, folder, probes(config.max_tokens))
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(path / name, folder / name)
         card = ModelCard.load(folder / "README.md")
         card.data.library_name = "sentence-transformers"
+        card.text = f"{card.text.rstrip()}\n\n{usage}\n"
         card.save(folder / "README.md")
         seal(folder, config, bundle.spec.dimension, bundle.spec.weights, bundle.spec.provenance)
 

@@ -270,7 +270,9 @@ def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: 
     before, after = Bundle.load(plain), Bundle.load(out)
     assert after.spec.space == before.spec.space
     assert after.spec.files["onnx/model.onnx"] == before.spec.files["onnx/model.onnx"]
-    assert "library_name: sentence-transformers" in (out / "README.md").read_text(encoding="utf-8")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "library_name: sentence-transformers" in card
+    assert f"`SentenceTransformer(FOLDER, trust_remote_code=True)` runs `{CODE}`" in card
     expected = units(GraphEncoder.of(before, "fp32").embed(TEXTS))
     np.testing.assert_allclose(opened(out).encode(TEXTS), expected, atol=1e-5, rtol=0)
     with pytest.raises(RunError, match=r"can load .*converted as it is"):
@@ -323,3 +325,14 @@ def test_its_trainer_goes_on_and_export_takes_the_result(
     card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
     assert "Trained by sentence-transformers" in card
     assert "training.fit" not in card
+    loading = "(FOLDER, trust_remote_code=True)` runs" if pooling == "mask" else "(FOLDER)` gives the same vectors"
+    assert f"`SentenceTransformer{loading}" in card
+
+
+def test_a_bundle_without_a_digest_of_its_weights_is_not_converted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export.Canaries, "write", lambda *_: None)  # as in format 2
+    export.export(run, tmp_path / "plain", ["fp32"])
+    with pytest.raises(RunError, match="by an earlier Cloze, which stored no digest"):
+        convert(tmp_path / "plain", tmp_path / "out", run)

@@ -169,7 +169,8 @@ def export(
         Canaries.write(folder, canaries)
         provenance = provenance.model_copy(update=vars(findings))
         if sentence_transformers:
-            write_sentence_transformer(encoder, folder, probes(encoder.config.max_tokens))
+            usage = write_sentence_transformer(encoder, folder, probes(encoder.config.max_tokens))
+            notes_text = f"{usage}\n\n{notes_text}"
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(model / name, folder / name)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}

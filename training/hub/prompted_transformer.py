@@ -7,6 +7,7 @@ A sequence is built from ids, `[CLS] prefix + text + suffix [SEP]`. So a long te
 "[MASK]" in a text is text. A prompt that contains [X] is a template; any other prompt goes before [X] in the template.
 """
 
+import inspect
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from sentence_transformers.base.modules import InputModule
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
 __all__ = ["PromptedTransformer"]
@@ -34,8 +35,6 @@ class PromptedTransformer(InputModule):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], head: nn.Sequential
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        if getattr(model, "pooler", None) is not None:
-            model.register_module("pooler", None)  # it is never read
         self.model, self.tokenizer, self.config, self.head = model, tokenizer, config, head
         self.words = _without_special_tokens(tokenizer)
 
@@ -74,7 +73,9 @@ class PromptedTransformer(InputModule):
 
     def _place(self, prefix: list[int], suffix: list[int], length: int) -> int:
         """Return the index of the template's [MASK] in a sequence, or of [CLS]."""
-        mask = self.tokenizer.mask_token_id if self.config["pooling"] == "mask" else self.tokenizer.cls_token_id
+        if self.config["pooling"] != "mask":
+            return 0
+        mask = self.tokenizer.mask_token_id
         return length - len(suffix) + suffix.index(mask) if mask in suffix else prefix.index(mask)
 
     # Ids to vectors
@@ -156,9 +157,12 @@ class PromptedTransformer(InputModule):
         config = cls.load_config(model_name_or_path, cache_folder=cache_folder, **where)
         head = cls.load_file_path(model_name_or_path, HEAD_FILE, cache_folder=cache_folder, **where)
         where["cache_dir"] = cache_folder
-        model = AutoModel.from_pretrained(model_name_or_path, **where, **(kwargs.get("model_kwargs") or {}))
-        settings = kwargs.get("processor_kwargs") or {}
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **where, **settings)
+        architecture: Any = MODEL_MAPPING[type(AutoConfig.from_pretrained(model_name_or_path, **where))]
+        has_pooler = "add_pooling_layer" in inspect.signature(architecture).parameters  # it is never read, nor saved
+        options = {"add_pooling_layer": False} if has_pooler else {}
+        model = AutoModel.from_pretrained(model_name_or_path, **where, **options | (kwargs.get("model_kwargs") or {}))
+        options = kwargs.get("processor_kwargs") or {}
+        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **where, **options)
         return cls(model, tokenizer, config, _head(head, model.config) if head else nn.Sequential())
 
 

@@ -35,8 +35,10 @@ POOLING: Final = "sentence_transformers.sentence_transformer.modules.pooling.Poo
 NORMALIZE: Final = "sentence_transformers.base.modules.normalize.Normalize"
 
 
-def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> None:
+def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     """Write the encoder into `folder` so that sentence-transformers loads it, and compare the vectors of `texts`.
+
+    Return a section for the model card.
 
     Raises ExportError where the model cannot be written so, the library is not installed, or a vector differs.
     """
@@ -69,6 +71,8 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> None:
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors lets nobody else read them, and a service may run as another user
     _compare(encoder, folder, texts, library, plain)
+    trust = "" if plain else f", trust_remote_code=True)` runs `{CODE.name}` of this folder and"
+    return f"## sentence-transformers\n\n`SentenceTransformer(FOLDER{trust or ')`'} gives the same vectors, normalised."
 
 
 def is_sentence_transformer(folder: Path) -> bool:
@@ -147,10 +151,10 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
         found = model.encode(list(texts), show_progress_bar=False)
     expected = encoder.embed(texts)
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
-    told = (
+    pointed = (
         lengths[:, 0] > 1e-3 * lengths.max()
     )  # denoising leaves almost nothing of an empty text: its direction is noise
-    largest = float(np.abs(found - expected / np.maximum(lengths, 1e-12))[told].max())
+    largest = float(np.abs(found - expected / np.maximum(lengths, 1e-12))[pointed].max())
     if not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
             f"sentence-transformers' vectors differ from torch's by {largest:.1e}, the limit is "
