@@ -1,6 +1,6 @@
 """python -m training.export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
 
-A folder that sentence-transformers trained on from a bundle is taken as a run is.
+A bundle that sentence-transformers has trained further is exported in the same way as a run.
 
 The bundle is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it
 costs more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
@@ -58,7 +58,7 @@ class ExportOptions(Command):
     """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""
 
     run: CliPositionalArg[Path] = Field(
-        description="folder of a finished run, or of an exported model that sentence-transformers has trained on"
+        description="folder of a finished run, or of a bundle that sentence-transformers has trained further"
     )
     out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
     precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
@@ -161,9 +161,8 @@ def export(
     tasks += load_suites(data, suites) if suites else []
     others = {name: scores for file in beside for name, scores in _figures(file).items()}
     with staging(out) as folder:
-        settings |= {"max_tokens": max_tokens or settings.get("max_tokens")}
-        settings |= {} if denoise is None else {"denoising": denoise}
-        settings |= {} if final_period is None else {"final_period": final_period}
+        asked = {"max_tokens": max_tokens, "denoising": denoise, "final_period": final_period}
+        settings |= {name: value for name, value in asked.items() if value is not None}
         encoder = SentenceEncoder.load(str(model), **settings)
         findings, canaries = _graphs(encoder, folder, precisions, tasks)
         Canaries.write(folder, canaries)

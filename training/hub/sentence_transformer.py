@@ -38,9 +38,8 @@ NORMALIZE: Final = "sentence_transformers.base.modules.normalize.Normalize"
 def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     """Write the encoder into `folder` so that sentence-transformers loads it, and compare the vectors of `texts`.
 
-    Return a section for the model card.
-
-    Raises ExportError where the model cannot be written so, the library is not installed, or a vector differs.
+    Return a section for the model card. Raises ExportError where the model cannot be written so, the library is not
+    installed, or a vector differs.
     """
     if encoder.continuous is not None:
         raise ExportError(
@@ -151,9 +150,7 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
         found = model.encode(list(texts), show_progress_bar=False)
     expected = encoder.embed(texts)
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
-    pointed = (
-        lengths[:, 0] > 1e-3 * lengths.max()
-    )  # denoising leaves almost nothing of an empty text: its direction is noise
+    pointed = lengths[:, 0] > 1e-3 * lengths.max()  # denoised, an empty text is almost 0 and its direction is noise
     largest = float(np.abs(found - expected / np.maximum(lengths, 1e-12))[pointed].max())
     if not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
