@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
     folder = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def custom_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A temporary folder for the code of models, which transformers copies there before it imports it."""
+    folder = str(tmp_path_factory.mktemp("modules"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", folder)  # of the processes that a test starts
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", folder)
+        yield
 
 
 def word_pieces() -> list[str]:

@@ -1,4 +1,4 @@
-"""The same text and the same bundle give the same vector in torch, in ONNX Runtime and over HTTP.
+"""The same text and bundle give the same vector in torch, sentence-transformers, ONNX Runtime and over HTTP.
 
 Each tiny random encoder is trained for two steps, exported, and served beside another model. Vectors are normalised
 before they are compared, so that the tolerance means the same for each.
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from harness import Process
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from tiny_bundle import OTHER, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
@@ -33,9 +34,10 @@ TEXTS = [
     "The [MASK] says [SEP] and [CLS] to a <mask> in </s> town [X].",
     "Zwölf Boxkämpfer – 日本語 🙂",
     LONG,
-    *(" ".join(LONG.split()[:words]) for words in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89)),
+    *(" ".join(LONG.split()[:words]) for words in (1, 2, 3, 4, 5, 8, 11, 13, 21, 34, 55, 89, 144)),
 ]
 TOLERANCE = 1e-4
+BETWEEN_TORCH = 1e-5  # of sentence-transformers, which runs the same operators
 
 QUOTED = 'This sentence of "[X]" means [MASK].'
 SPACED = "This sentence : ' [X] ' means [MASK]."
@@ -76,6 +78,7 @@ class Road:
     torch: SentenceEncoder
     graph: GraphEncoder
     server: Process
+    neighbour: SentenceTransformer | None  # a continuous template has none
 
     def post(self, path: str, **body: Any) -> Any:
         answer = httpx.post(self.server.url + path, json=body, timeout=60)
@@ -105,7 +108,7 @@ LONG_CASES = {"bert mask before the text", "bert supervised", "roberta mask deno
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.long) if name in LONG_CASES else name for name in CASES],
 )
-def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
+def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, custom_code: None) -> Iterator[Road]:
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp("road")
     parent = str(request.getfixturevalue(case.parent))
@@ -113,12 +116,14 @@ def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
     words = [word for key, value in keys.items() for word in option(key, value.replace("{parent}", parent))]
     fit([case.recipe, "--out", str(folder / "run"), *words])
-    export([str(folder / "run"), str(folder / "models" / "road"), *case.flags])
+    neighbour = [] if case.recipe == "optiprompt" else ["--sentence-transformers"]
+    export([str(folder / "run"), str(folder / "models" / "road"), *case.flags, *neighbour])
     bundle = Bundle.load(folder / "models" / "road")
     write_bundle(folder / "models" / "beside", **OTHER)
     server = Process("--bundle", str(folder / "models"), "--model", "road", "--threads", "1", "--token-ids")
     torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=bundle.spec.denoising)
-    yield Road(torch, GraphEncoder.of(bundle, "fp32"), server)
+    model = SentenceTransformer(str(bundle.path), device="cpu", trust_remote_code=True) if neighbour else None
+    yield Road(torch, GraphEncoder.of(bundle, "fp32"), server, model)
     server.close()
 
 
@@ -170,6 +175,17 @@ def test_texts_have_one_vector_wherever_they_are_embedded(road: Road) -> None:
     }
     for place, vectors in found.items():
         np.testing.assert_allclose(vectors[pointed], expected[pointed], atol=TOLERANCE, rtol=0, err_msg=place)
+
+
+def test_sentence_transformers_gives_the_vectors_of_torch(road: Road) -> None:
+    if road.neighbour is None:
+        return
+    expected = units(road.torch.embed(TEXTS))
+    pointed = np.linalg.norm(expected, axis=1) > 0.5  # it normalises an almost zero vector too
+    assert pointed.sum() >= len(TEXTS) - 2
+    for size in (1, 32):
+        found = road.neighbour.encode(TEXTS, batch_size=size)
+        np.testing.assert_allclose(found[pointed], expected[pointed], atol=BETWEEN_TORCH, rtol=0)
 
 
 def test_similarity_is_the_cosine_of_these_vectors(road: Road) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from onnx import ModelProto
 from tiny_graphs import traced
 
@@ -26,7 +27,7 @@ from training.evaluate.task import Task
 from training.export import __main__ as export
 from training.export import shipped_graph
 from training.export.layers import Form
-from training.export.model_card import model_card, parent_licence
+from training.export.model_card import model_card, parent_metadata
 from training.export.provenance import provenance_of
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
@@ -130,6 +131,41 @@ def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pai
     assert card.count("fp32 (not in this bundle)") == 2
     figure = scores["fp32"]["weather nDCG@10"]
     assert f"| | weather nDCG@10 |\n| --- | ---: |\n| fp32 (not in this bundle) | {figure:.2f} |" in card
+
+
+def test_the_hub_reads_the_card(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
+    out = tmp_path / "out"
+    export.export(run, out, ["fp32", "int8"], data="anywhere")
+    data = ModelCard.load(out / "README.md").data
+    assert (data.license, data.language, data.library_name) == ("mit", "en", "cloze")
+    assert {"sentence-similarity", "onnx", "cloze"} <= set(data.tags)
+    scores = Bundle.load(out).spec.provenance.scores["fp32"]
+    assert data.model_name == "out"
+    assert {result.dataset_name: result.metric_value for result in data.eval_results} == {
+        {"Avg.": "STS12 to STS16, STS-B and SICK-R", "weather nDCG@10": "weather"}.get(name, name): value
+        for name, value in scores.items()
+    }
+    [search] = [result for result in data.eval_results if result.dataset_name == "weather"]
+    assert (search.task_type, search.metric_type) == ("information-retrieval", "cosine_ndcg_at_10")
+    assert search.metric_name == "nDCG@10 ×100, fp32 graph"
+
+
+def test_a_card_names_a_base_model_of_the_hub_and_no_figures_that_nobody_measured(run: Path) -> None:
+    provenance, _ = provenance_of(run)
+    config = SentenceEncoder.load(str(run / "model")).config
+    provenance = provenance.model_copy(update={"parent": "owner/parent"})
+    data = ModelCard(model_card("out", config, provenance, {}, library="sentence-transformers")).data
+    assert data.to_dict() == {
+        "base_model": "owner/parent",
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-similarity", "feature-extraction", "onnx", "cloze"],
+    }
+    scores = {"int8": {"transfer MR": 81.5, "cost sentences/s": 9.0}, "fp32": {"transfer MR": 81.6}}
+    provenance = provenance.model_copy(update={"scores": scores, "parity": {"int8": 0.0}})
+    [found] = ModelCard(model_card("out", config, provenance, {"int8": 1})).data.eval_results
+    assert (found.task_type, found.dataset_name, found.metric_value) == ("text-classification", "MR", 81.5)
+    assert found.metric_name == "accuracy ×100, int8 graph"
 
 
 def test_the_card_shows_more_suites_and_other_models(
@@ -349,13 +385,15 @@ def test_evaluate_refuses_what_makes_no_sense(
 
 def test_the_parents_licence_is_read_from_its_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
-    assert parent_licence(tmp_path) is None
+    assert parent_metadata(tmp_path, "license") is None
     for text, licence in (
         ('---\nlicense: "cc-by-4.0"\n---\n', "cc-by-4.0"),
         ("# no front matter\nlicense: mit\n", None),
         ("---\nlicense: mit\n", None),
         ("---\ntags: []\n---\nlicense: mit\n", None),
+        ("---\nlicense: [mit\n---\n", None),
+        ("---\n- mit\n---\n", None),
     ):
         card.write_text(text)
-        assert parent_licence(tmp_path) == licence
+        assert parent_metadata(tmp_path, "license") == licence
     shutil.rmtree(tmp_path)

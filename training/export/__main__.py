@@ -1,5 +1,7 @@
 """python -m training.export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
 
+A bundle that sentence-transformers has trained further is exported in the same way as a run.
+
 The bundle is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it
 costs more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
 """
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import onnx
@@ -33,10 +35,12 @@ from training.evaluate.subject import Subject
 from training.evaluate.suites import load_suites
 from training.evaluate.task import Task, score_tasks
 from training.export.graph import trace
-from training.export.model_card import SECTIONS, model_card, parent_licence
+from training.export.model_card import SECTIONS, model_card, parent_metadata
 from training.export.parity import difference, probes
 from training.export.provenance import provenance_of
 from training.export.shipped_graph import make_graph
+from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
+from training.hub.sentence_transformer import write as write_sentence_transformer
 from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder
 from training.model.model_path import kind_of
@@ -53,7 +57,9 @@ console = Console(stderr=True, soft_wrap=True, highlight=False)
 class ExportOptions(Command):
     """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""
 
-    run: CliPositionalArg[Path] = Field(description="folder of a finished run")
+    run: CliPositionalArg[Path] = Field(
+        description="folder of a finished run, or of a bundle that sentence-transformers has trained further"
+    )
     out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
     precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest sequence, template included")
@@ -75,6 +81,7 @@ class ExportOptions(Command):
     beside: CliVariadicArg[list[Path]] = Field(
         [], description="for the model card: figures of other models, such as the parent, that evaluate --json wrote"
     )
+    sentence_transformers: bool = Field(False, description="write the files that sentence-transformers loads as well")
     licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 
@@ -127,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         beside=options.beside,
         licence=options.licence,
         notes=options.notes,
+        sentence_transformers=options.sentence_transformers,
     )
 
 
@@ -143,31 +151,54 @@ def export(
     beside: Sequence[Path] = (),
     licence: str | None = None,
     notes: Path | None = None,
+    sentence_transformers: bool = False,
 ) -> None:
     """Write the bundle `out`. Raises ClozeError and leaves nothing behind then."""
-    if kind_of(str(run)) != "run":
-        raise RunError(f"{run} is not a run; export takes a folder that training.fit wrote")
+    model, settings = _source(run)
     provenance, parent = provenance_of(run)
     notes_text = _read(notes) if notes else ""
     tasks = load_suites(data) if data else []
     tasks += load_suites(data, suites) if suites else []
     others = {name: scores for file in beside for name, scores in _figures(file).items()}
     with staging(out) as folder:
-        encoder = SentenceEncoder.load(
-            str(run / "model"), max_tokens=max_tokens, denoising=denoise, final_period=final_period
-        )
+        asked = {"max_tokens": max_tokens, "denoising": denoise, "final_period": final_period}
+        settings |= {name: value for name, value in asked.items() if value is not None}
+        encoder = SentenceEncoder.load(str(model), **settings)
         findings, canaries = _graphs(encoder, folder, precisions, tasks)
         Canaries.write(folder, canaries)
         provenance = provenance.model_copy(update=vars(findings))
+        if sentence_transformers:
+            usage = write_sentence_transformer(encoder, folder, probes(encoder.config.max_tokens))
+            notes_text = f"{usage}\n\n{notes_text}"
         for name in ("config.json", *TOKENIZER_FILES):
-            shutil.copyfile(run / "model" / name, folder / name)
+            shutil.copyfile(model / name, folder / name)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
-        licence = licence or parent_licence(parent)
-        card = model_card(out.name, encoder.config, provenance, sizes, licence, notes_text, _parts(encoder), others)
+        card = model_card(
+            out.name,
+            encoder.config,
+            provenance,
+            sizes,
+            licence or parent_metadata(parent, "license"),
+            notes_text,
+            parent_metadata(parent, "language"),
+            "sentence-transformers" if sentence_transformers else "cloze",
+            _parts(encoder),
+            others,
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+
+
+def _source(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's weights, and the settings that are not in it. Raises RunError, EncoderError."""
+    kind = kind_of(str(run))
+    if kind == "run":
+        return run / "model", {}
+    if kind == "encoder" and is_sentence_transformer(run):
+        return run, saved_settings(run)
+    raise RunError(f"{run} is not a run; export takes a folder that training.fit wrote")
 
 
 def _parts(encoder: SentenceEncoder) -> list[str]:

@@ -5,12 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.repocard import metadata_load
+from yaml import YAMLError  # type: ignore[import-untyped]
+
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.evaluate.figures import search_columns
 from training.evaluate.machine import processor, threads
+from training.export.provenance import OUTSIDE
 
-__all__ = ["SECTIONS", "model_card", "parent_licence"]
+__all__ = ["SECTIONS", "model_card", "parent_metadata"]
 
 SECTIONS: Final = {
     "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
@@ -28,15 +33,19 @@ def model_card(
     sizes: Mapping[Precision, int],
     licence: str | None = None,
     notes: str = "",
+    language: str | list[str] | None = None,
+    library: str = "cloze",
     parts: Sequence[str] = (),
     beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
     """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
 
-    `parts` are sentences about what a graph has beside backbone and pooling. `beside` has other models' figures.
+    `licence`, `language` and `library` (its `library_name`) are for the hub. `parts` are sentences about what a
+    graph has beside backbone and pooling. `beside` has other models' figures.
     """
+    about = {"license": licence, "language": language, "library_name": library}
     sections = [
-        _front_matter(provenance, licence),
+        _front_matter(name, provenance, about, list(sizes)),
         f"# {name}\n\n{_summary(config, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
         f"## Figures\n\n{_figures(provenance, sizes, beside or {})}",
@@ -48,30 +57,53 @@ def model_card(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def parent_licence(parent: Path) -> str | None:
-    """The `license:` of a local parent's own card, if it has one."""
+def parent_metadata(parent: Path, key: str) -> Any:
+    """The value of a key, such as `license`, in a local parent's own card; None if it has none."""
     try:
-        lines = (parent / "README.md").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        metadata = metadata_load(parent / "README.md")
+    except (OSError, ValueError, YAMLError):
         return None
-    if lines[:1] != ["---"] or "---" not in lines[1:]:
-        return None
-    for line in lines[1 : lines.index("---", 1)]:
-        key, _, value = line.partition(":")
-        if key.strip() == "license" and value.strip():
-            return value.strip().strip("\"'")
-    return None
+    return (metadata or {}).get(key)
 
 
-def _front_matter(provenance: Provenance, licence: str | None) -> str:
-    lines = ["---"]
-    if licence:
-        lines.append(f"license: {licence}")
-    if provenance.parent.count("/") == 1:  # a hub name
-        lines.append(f"base_model: {provenance.parent}")
-    tags = ("sentence-similarity", "feature-extraction", "onnx", "cloze")
-    lines += ["pipeline_tag: sentence-similarity", "tags:", *(f"- {tag}" for tag in tags), "---"]
-    return "\n".join(lines)
+def _front_matter(name: str, provenance: Provenance, about: Mapping[str, Any], shipped: Sequence[Precision]) -> str:
+    """The metadata that the hub reads, with the figures of the most exact graph as `model-index`."""
+    hub_name = provenance.parent.count("/") == 1
+    precision = next((each for each in shipped if each in provenance.scores), None)
+    results = _eval_results(precision, provenance.scores[precision]) if precision else None
+    data = ModelCardData(
+        base_model=provenance.parent if hub_name else None,
+        pipeline_tag="sentence-similarity",
+        tags=["sentence-similarity", "feature-extraction", "onnx", "cloze"],
+        model_name=name if results else None,
+        eval_results=results,
+        **about,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
+    results = []
+    for column, value in scores.items():
+        suite, _, rest = column.partition(" ")
+        if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
+            dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
+            found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
+        elif column in search_columns([scores]):
+            dataset, _, measure = column.rpartition(" ")
+            found = (
+                "information-retrieval",
+                dataset,
+                f"cosine_{measure.replace('@', '_at_').lower()}",
+                f"{measure} ×100",
+            )
+        elif suite in ("transfer", "transfer-fast"):
+            found = ("text-classification", rest, "accuracy", "accuracy ×100")
+        else:
+            continue
+        task, dataset, metric, title = found
+        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision} graph"))
+    return results
 
 
 def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[str]) -> str:
@@ -127,6 +159,8 @@ def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> s
 
 
 def _training(provenance: Provenance) -> str:
+    if provenance.recipe.get("method") == OUTSIDE:
+        return "Trained by sentence-transformers. Cloze does not know the text and the settings."
     rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
     rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
@@ -154,7 +188,9 @@ def _shares(provenance: Provenance) -> str:
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
     denoise = " --denoise" if config.denoising else ""
     count = len(_recipes(provenance))
-    if count == 1:
+    if provenance.recipe.get("method") == OUTSIDE:
+        recipes, commands = "the model that sentence-transformers saved in `RUN`", []
+    elif count == 1:
         recipes, commands = "the recipe above in `recipe.toml`", ["python -m training.fit recipe.toml --out RUN"]
     else:
         recipes = "the recipes above in `recipe-1.toml` and so on"

@@ -1,4 +1,7 @@
-"""The provenance of a bundle: `run.json` without the folders of the machine that trained."""
+"""The provenance of a bundle: `run.json` without the folders of the machine that trained.
+
+sentence-transformers writes no such file: what it trained has only a name.
+"""
 
 import json
 from pathlib import Path
@@ -8,8 +11,11 @@ from pydantic import ValidationError
 
 from encoding.bundle import Provenance
 from training.errors import RunError
+from training.hub.sentence_transformer import is_sentence_transformer
 
-__all__ = ["provenance_of"]
+__all__ = ["OUTSIDE", "provenance_of"]
+
+OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
 MEASURED_LATER = ("scores", "parity", "graphs")
 
@@ -17,6 +23,12 @@ MEASURED_LATER = ("scores", "parity", "graphs")
 def provenance_of(run: Path) -> tuple[Provenance, Path]:
     """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
     path = run / "run.json"
+    if is_sentence_transformer(run):
+        name = run.resolve().name
+        recipe = {"method": OUTSIDE, "encoder": name}
+        return Provenance(
+            parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={}
+        ), run
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

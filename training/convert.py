@@ -1,0 +1,80 @@
+"""python -m training.convert BUNDLE OUT --run RUN: a bundle that sentence-transformers can load as well.
+
+The graphs stay as they are. They have the weights in another form, joined and without what does not change a result, so
+the weights themselves come from the run that the bundle was exported from. Their digest shows that it is that run.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from encoding.bundle import Bundle, EmbeddingConfig, seal, staging
+from encoding.canaries import CANARY_FILE
+from encoding.command import program, run
+from encoding.options import Command
+from encoding.text import TOKENIZER_FILES
+from training.errors import RunError
+from training.export.parity import probes
+from training.hub.sentence_transformer import is_sentence_transformer, write
+from training.model.encoder import SentenceEncoder, weights_digest
+from training.model.model_path import model_folder
+
+__all__ = ["ConvertOptions", "convert", "main"]
+
+
+class ConvertOptions(Command):
+    """Write a bundle again with the files that sentence-transformers loads."""
+
+    bundle: CliPositionalArg[Path] = Field(description="bundle that training.export wrote")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    run: Path | None = Field(None, description="the run that the bundle was exported from, for its weights")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = ConvertOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.convert"))
+    convert(options.bundle, options.out, options.run)
+    print(f"{options.out}: sentence-transformers can load it")
+
+
+def convert(path: Path, out: Path, run: Path | None) -> None:
+    """Raises ClozeError and leaves nothing behind then."""
+    bundle = Bundle.load(path)
+    if is_sentence_transformer(path):
+        raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
+    if run is None:
+        raise RunError(
+            f"{path} has graphs and no torch weights; give the run that it was exported from with --run, or export "
+            "that run again with --sentence-transformers"
+        )
+    config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
+    encoder = SentenceEncoder.load(model_folder(str(run)), **config.model_dump())
+    if CANARY_FILE not in bundle.spec.files:
+        raise RunError(
+            f"{path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} again with "
+            "--sentence-transformers"
+        )
+    if weights_digest(encoder) != bundle.spec.weights:
+        raise RunError(
+            f"{run} is not the run that {path} was exported from: its weights have another digest. Give that run, or "
+            f"export {run} with --sentence-transformers"
+        )
+    with staging(out) as folder:
+        shutil.copytree(path, folder, dirs_exist_ok=True)
+        usage = write(encoder, folder, probes(config.max_tokens))
+        for name in ("config.json", *TOKENIZER_FILES):
+            shutil.copyfile(path / name, folder / name)
+        card = ModelCard.load(folder / "README.md")
+        card.data.library_name = "sentence-transformers"
+        card.text = f"{card.text.rstrip()}\n\n{usage}\n"
+        card.save(folder / "README.md")
+        seal(folder, config, bundle.spec.dimension, bundle.spec.weights, bundle.spec.provenance)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

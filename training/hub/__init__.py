@@ -1,0 +1,1 @@
+"""Models for others: sentence-transformers' format, written and read, and the Hugging Face hub."""
