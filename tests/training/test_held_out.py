@@ -190,6 +190,7 @@ def fit_in_process(rank: int, keys: dict[str, list[str]], folder: Path) -> None:
     training_run.fit(OBJECTIVES[recipe.method], recipe, Run(folder))
 
 
+@pytest.mark.long
 def test_two_processes_find_the_losses_of_one(steady: dict[str, list[str]], tmp_path: Path) -> None:
     one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
     fit_in_process(0, steady, one.path)

@@ -199,6 +199,7 @@ def test_a_prompt_without_a_place_for_the_text_goes_before_it(tiny_bert: Path, t
     )
 
 
+@pytest.mark.long
 def test_it_runs_where_cloze_is_not_installed(tiny_bert: Path, tmp_path: Path) -> None:
     written(encoder(tiny_bert, **AT_MASK), tmp_path / "model")
     script = """
@@ -260,6 +261,7 @@ def run(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
+@pytest.mark.long
 def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: Path) -> None:
     plain, out = tmp_path / "plain", tmp_path / "converted"
     export.export(run, plain, ["fp32"])
@@ -288,6 +290,7 @@ def test_weights_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
         convert(tmp_path / "plain", tmp_path / "out", run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pooling", ["mask", "cls"])
 def test_its_trainer_goes_on_and_export_takes_the_result(
     pooling: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
