@@ -8,9 +8,10 @@ arXiv:2407.15831). The result is a corpus with one more column per negative.
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ __all__ = ["main", "mine", "nearest"]
 
 Count = Annotated[int, Field(ge=1)]
 ROWS: Final = 1024  # of queries, whose cosines with all texts are held at once
+Search = Callable[[NDArray[np.float64], NDArray[np.float64], int], Iterator[tuple[Any, Any]]]
+"""Unit vectors of queries (n, d) and texts (m, d), and a depth -> cosines and indices of each query's nearest."""
+
 LINKS: Final = 32  # of each text in FAISS's graph
 EXPLORED: Final = 256  # texts that FAISS looks at for a query
 ENDINGS: Final = (".csv", ".tsv", ".jsonl")
@@ -40,7 +44,8 @@ class MineOptions(ModelOptions):
     """Find hard negatives for pairs of texts with a model, in the pairs' own second column or in other files."""
 
     model: CliPositionalArg[str] = Field(
-        description="a run, a bundle, an encoder's folder, a hub name, or a server's http://HOST:PORT"
+        description="a run, a bundle (its most exact graph, or --precision), an encoder's folder, a hub name, or a "
+        "server's http://HOST:PORT"
     )
     pairs: Path = Field(description="file of pairs: csv, tsv, jsonl or parquet")
     columns: CliVariadicArg[list[str]] = Field(
@@ -64,15 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out.suffix not in ENDINGS:
         raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")
     check_new_file(options.out)
-    search = nearest_by_faiss if options.faiss else nearest
+    search = _faiss_search() if options.faiss else nearest  # first: FAISS may not be installed
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
     texts = list(dict.fromkeys(text for (text,) in read_corpus(options.corpus).rows)) if options.corpus else positives
     subject = subjects(options.model, options)[0]
-    queries = subject.embed_queries([text for text, _ in pairs.rows])
-    known = dict(zip(positives, units(subject.documents(positives)), strict=True))
-    likeness = (units(queries) * np.stack([known[positive] for _, positive in pairs.rows])).sum(1)
-    found = search(units(queries), units(subject.documents(texts)), min(options.depth, len(texts)))
+    queries = units(subject.embed_queries([text for text, _ in pairs.rows]))
+    places = {text: place for place, text in enumerate(dict.fromkeys([*texts, *positives]))}
+    vectors = units(subject.documents(list(places)))  # the texts come first
+    likeness = (queries * vectors[[places[positive] for _, positive in pairs.rows]]).sum(1)
+    found = search(queries, vectors[: len(texts)], min(options.depth, len(texts)))
     negatives = mine(pairs.rows, likeness, found, texts, options.negatives, options.margin)
     rows = [(*pair, *each) for pair, each in zip(pairs.rows, negatives, strict=True) if each]
     if not rows:
@@ -123,14 +129,19 @@ def nearest(
             yield row[best], best
 
 
+def _faiss_search() -> Search:
+    """Raises RunError if FAISS is not installed."""
+    if find_spec("faiss") is None:
+        raise RunError("--faiss needs FAISS, which is not installed: pip install 'cloze[faiss]'")
+    return nearest_by_faiss
+
+
 def nearest_by_faiss(
     queries: NDArray[np.float64], texts: NDArray[np.float64], depth: int
 ) -> Iterator[tuple[NDArray[np.floating], NDArray[np.integer]]]:
-    """`nearest`, approximately. Raises RunError if FAISS is not installed."""
-    try:
-        import faiss
-    except ModuleNotFoundError as error:
-        raise RunError("--faiss needs FAISS, which is not installed: pip install 'cloze[faiss]'") from error
+    """`nearest`, approximately, by FAISS."""
+    import faiss
+
     index = faiss.IndexHNSWFlat(texts.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = index.hnsw.efSearch = max(EXPLORED, depth)
     index.add(texts.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Cohere's route: POST /v2/embed. The rows always have length 1. Images and unknown fields are ignored, or refused.
+"""Cohere's route: POST /v2/embed. The rows always have length 1. Images are refused, unknown fields ignored.
 
 `input_type` chooses the model's template of that name: search_query is `query`, search_document is `document`. A model
 without such a template uses its own.

@@ -144,6 +144,9 @@ def _figures(provenance: Provenance, sizes: Mapping[Precision, int], beside: Map
         "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": (*STS_TASKS, "Avg.", *DEV_TASKS),
         "Search by cosine, ×100.": search_columns(rows.values()),
     }
+    columns = [
+        name for name in columns if not name.endswith(" peak memory MB")
+    ]  # that of the export, not the service's
     tables |= {text: [name for name in columns if name.startswith(f"{suite} ")] for suite, text in SECTIONS.items()}
     return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
 
