@@ -107,13 +107,17 @@ def saved_settings(folder: Path) -> dict[str, Any]:
 
 
 def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
-    """Whether sentence-transformers' own modules do the same, down to the ids of `texts`."""
+    """Whether sentence-transformers' own modules do the same, down to the ids of `texts` and of their like with blanks.
+
+    They leave the blanks around a text to the tokenizer, and RoBERTa's makes tokens of them.
+    """
     config = encoder.config
     if config.pooling == "mask" or config.template != TEXT or config.final_period or config.denoising or encoder.head:
         return False
     if not all(template.endswith(TEXT) for template in config.templates.values()):
         return False
     own = encoder.pooling.text_encoder
+    texts = [*texts, "   ", *(f" {text}\n" for text in texts)]
     prefixes = ["", *(template.removesuffix(TEXT) for template in config.templates.values())]
     for prefix, named in zip(prefixes, [own, *config.named_encoders(own).values()], strict=True):
         ids = encoder.tokenizer(

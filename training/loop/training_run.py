@@ -75,6 +75,7 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     }
     if group.is_main_process:
         run.finish(objective.save, recipe, corpus, figures)
+    group.wait_for_everyone()  # until the run can be read
     return True
 
 
