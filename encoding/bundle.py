@@ -33,6 +33,7 @@ __all__ = [
     "INPUTS",
     "OUTPUT",
     "PRECISIONS",
+    "SEARCH_NAMES",
     "SPEC_FILE",
     "Bundle",
     "EmbeddingConfig",
@@ -51,6 +52,7 @@ FORMAT_VERSION: Final = 3
 SPEC_FILE: Final = "embedding.json"
 INPUTS: Final = ("input_ids", "attention_mask")
 OUTPUT: Final = "sentence_embedding"
+SEARCH_NAMES: Final = ("query", "document")  # the named templates that search uses, if a model has them
 
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -56,11 +56,11 @@ def test_a_collection_is_read_and_scored(tmp_path: Path) -> None:
     collection = load_collection(write(tmp_path / "compass"))
     assert collection == Collection("compass", ["north", "east"], ["up", "north east"], [{1: 1}, {0: 2}])
     # "up" finds east second; "north east" is as near to both, and the first of equals comes first
-    assert search_score(embed, collection) == pytest.approx(100 * (1 / math.log2(3) + 1) / 2)
+    assert search_score(embed, embed, collection) == pytest.approx(100 * (1 / math.log2(3) + 1) / 2)
 
 
 def test_a_vector_of_zeros_finds_nothing_and_breaks_nothing() -> None:
-    assert search_score(embed, Collection("c", ["nowhere", "east"], ["nowhere"], [{1: 1}])) == pytest.approx(
+    assert search_score(embed, embed, Collection("c", ["nowhere", "east"], ["nowhere"], [{1: 1}])) == pytest.approx(
         100 / math.log2(3)
     )
 
@@ -128,6 +128,6 @@ def test_a_query_that_is_a_document_does_not_find_itself(tmp_path: Path) -> None
     def embed_all(texts: list[str]) -> np.ndarray:
         return np.array([vectors[each] for each in texts])
 
-    assert search_score(embed_all, collection) == pytest.approx(100)
+    assert search_score(embed_all, embed_all, collection) == pytest.approx(100)
     whole = Collection(*(getattr(collection, name) for name in ("name", "documents", "queries", "relevance")))
-    assert search_score(embed_all, whole) == pytest.approx(81.55, abs=0.005)
+    assert search_score(embed_all, embed_all, whole) == pytest.approx(81.55, abs=0.005)

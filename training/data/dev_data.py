@@ -41,11 +41,11 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class DevSet:
-    """One file or folder: `score` gives the figure that is called `metric`."""
+    """One file or folder: `score` gives the figure that is called `metric`, of texts, search queries and documents."""
 
     name: str
     metric: str
-    score: Callable[[Embed], float]
+    score: Callable[[Embed, Embed, Embed], float]
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,12 @@ class DevData:
         """The figure of `score` that chooses a checkpoint: the only one, or the mean of several."""
         return "mean" if len(self.sets) > 1 else next(iter(self.sets))
 
-    def score(self, embed: Embed) -> dict[str, float]:
-        """The figure of each set, x100; and the mean, if there are several."""
-        figures = {name: each.score(embed) for name, each in self.sets.items()}
+    def score(self, embed: Embed, queries: Embed | None = None, documents: Embed | None = None) -> dict[str, float]:
+        """The figure of each set, x100; and the mean, if there are several.
+
+        Search embeds its queries and its documents as given, and otherwise as any text.
+        """
+        figures = {name: each.score(embed, queries or embed, documents or embed) for name, each in self.sets.items()}
         return figures if len(figures) == 1 else figures | {"mean": mean(figures.values())}
 
 
@@ -79,14 +82,14 @@ def _load(path: Path) -> DevSet:
     """A file or folder by its contents."""
     if path.is_dir():
         collection = load_collection(path)
-        return DevSet(path.name, "ndcg", lambda embed: search_score(embed, collection))
+        return DevSet(path.name, "ndcg", lambda _, queries, documents: search_score(queries, documents, collection))
     if not path.is_file():
         raise CorpusError(f"{path} is not a file or folder; dev takes a file with the columns {KINDS}")
     columns = set() if is_benchmark(path) else columns_of(path)
     if any(set(names) <= columns for names in TRIPLETS):
         triplets = load_triplets(path)
         return DevSet(
-            path.stem, "accuracy", lambda embed: float(100 * shares_right(triplet_margins(embed, triplets)).mean())
+            path.stem, "accuracy", lambda embed, *_: float(100 * shares_right(triplet_margins(embed, triplets)).mean())
         )
     if columns and not ({"sentence1", "sentence2"} <= columns and {"score", "label"} & columns):
         raise CorpusError(f"{path} has the columns {', '.join(sorted(columns))}; dev takes {KINDS}")
@@ -95,7 +98,7 @@ def _load(path: Path) -> DevSet:
         return DevSet(
             path.stem,
             "average_precision",
-            lambda embed: average_precision(cosines_of(embed, duplicates), duplicates.gold),
+            lambda embed, *_: average_precision(cosines_of(embed, duplicates), duplicates.gold),
         )
     pairs = load_pairs(path)
-    return DevSet(path.stem, "spearman", lambda embed: spearman(embed, pairs))
+    return DevSet(path.stem, "spearman", lambda embed, *_: spearman(embed, pairs))

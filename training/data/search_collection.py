@@ -90,9 +90,9 @@ def load_collection(folder: str | Path) -> Collection:
     )
 
 
-def search_score(embed: Embed, collection: Collection) -> float:
-    """nDCG@10 x100 of exact search by cosine, averaged over queries."""
-    found = rankings(embed(collection.queries), embed(collection.documents), collection.own)
+def search_score(queries: Embed, documents: Embed, collection: Collection) -> float:
+    """nDCG@10 x100 of exact search by cosine, averaged over queries; queries and documents are embedded as given."""
+    found = rankings(queries(collection.queries), documents(collection.documents), collection.own)
     return float(100 * np.mean(search_metrics(found, collection.relevance)["nDCG@10"]))
 
 

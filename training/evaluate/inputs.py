@@ -12,7 +12,7 @@ from pydantic_settings import CliVariadicArg
 from rich.console import Console
 from rich.progress import track
 
-from encoding.bundle import GRAPHS, Bundle, Precision
+from encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle, Precision
 from encoding.options import Command, flag
 from encoding.template import PoolingMode
 from training.errors import RunError
@@ -29,7 +29,6 @@ __all__ = ["ModelOptions", "ScoringOptions", "fitting", "progress", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
-SEARCH_NAMES = ("query", "document")  # of a model's own templates
 Paths = CliVariadicArg[list[Path]]
 
 
@@ -163,25 +162,14 @@ def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
     if templates and encoder.continuous is not None:
         raise RunError(f"{_flags(templates)}: this model's template is trained; leave the option out")
     queries, documents = (
-        encoder if template is None else _with_template(encoder, template)
-        for template in (
-            templates.get(option, encoder.config.templates.get(name))
-            for option, name in zip(SEARCH_TEMPLATES, SEARCH_NAMES, strict=True)
-        )
+        encoder.within(templates[option]) if option in templates else encoder.named(name)
+        for option, name in zip(SEARCH_TEMPLATES, SEARCH_NAMES, strict=True)
     )
     digest = _model_digest(encoder)
     if templates:
         digest = _digest(digest, templates)
     size = sum(tensor.nbytes for tensor in encoder.state_dict().values())
     return Subject("torch fp32", encoder.embed, queries.embed, digest, size, encoder, documents.embed)
-
-
-def _with_template(encoder: SentenceEncoder, template: str) -> SentenceEncoder:
-    """The same weights with other words around the text."""
-    config = encoder.config.model_copy(update={"template": template})
-    found = SentenceEncoder(encoder.backbone, encoder.tokenizer, config)
-    found.head = encoder.head
-    return found
 
 
 def _is_server(path: str) -> bool:

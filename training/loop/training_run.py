@@ -13,7 +13,7 @@ from transformers import set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
 
-from encoding.bundle import SPEC_FILE
+from encoding.bundle import SEARCH_NAMES, SPEC_FILE
 from training.data.corpus import Corpus, read_corpus
 from training.data.dev_data import DevData
 from training.errors import CorpusError, RecipeError, RunError
@@ -162,7 +162,10 @@ def _figures(objective: Objective, dev: DevData | None, held_out: HeldOut | None
     """Figures by their names in the log. The first process scores the dev data; the loss needs all processes."""
     figures: dict[str, float] = {}
     if dev and processes().is_main_process:
-        figures |= {f"{DEV}{name}": value for name, value in dev.score(objective.encoder.embed).items()}
+        encoder = objective.encoder
+        queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
+        found = dev.score(encoder.embed, queries, documents)
+        figures |= {f"{DEV}{name}": value for name, value in found.items()}
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
     return figures

@@ -14,12 +14,17 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from encoding.bundle import SEARCH_NAMES
+from encoding.errors import TemplateError
+from encoding.template import Template
 from training.data.corpus import Row
+from training.errors import RecipeError
 from training.methods.contrastive import VIEWS, Contrastive, PairsRecipe
 from training.methods.parts.loss_head import loss_head
 from training.methods.parts.masked_word_loss import MaskedWordLoss
 from training.methods.parts.sampled_dropout import FORMS, Distribution, Dropouts, draw_rates, well_formed
 from training.model.encoder import SentenceEncoder
+from training.model.pooling import Pooling
 from training.model.views import Pass, View, view
 from training.recipes.keys import Recipe
 
@@ -29,10 +34,37 @@ __all__ = ["SSimCSE", "SSimCSERecipe", "SimCSE", "SimCSERecipe"]
 class _MaskedWordsRecipe(PairsRecipe):
     """The keys that SimCSE and S-SimCSE share."""
 
+    query_template: str | None = Field(
+        None, description="words around the first column's texts, kept as the template `query`; unset: template"
+    )
+    document_template: str | None = Field(
+        None,
+        description="words around the other columns' texts, kept as the template `document`; unset: template",
+    )
     mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a second, masked-word loss; 0: none")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.15, description="share of the tokens that the masked-word loss guesses"
     )
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The named templates that the encoder keeps."""
+        found = zip(SEARCH_NAMES, (self.query_template, self.document_template), strict=True)
+        return {name: template for name, template in found if template is not None}
+
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        if self.templates and len(self.columns) < 2:
+            raise ValueError(
+                f"{next(iter(self.templates))}_template is set and columns names {len(self.columns)}; queries and "
+                "documents are two columns of the corpus: name both, or remove it"
+            )
+        for name, template in self.templates.items():
+            try:
+                Template.parse(template, self.pooling)
+            except TemplateError as error:
+                raise ValueError(f"{name}_template: {error}") from error
+        return self
 
 
 class SimCSERecipe(_MaskedWordsRecipe):
@@ -75,11 +107,13 @@ class SimCSE(Contrastive):
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
+        self.poolings = _poolings(encoder, recipe)
         self.head = loss_head(encoder, recipe)
         self.masked_word_loss = MaskedWordLoss(encoder, recipe) if recipe.mlm_weight else None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        columns = [view(self.pooling, texts) for texts in zip(*rows, strict=True)]
+        first, others = self.poolings
+        columns = [view(others if at else first, texts) for at, texts in enumerate(zip(*rows, strict=True))]
         if len(columns) == 1:
             columns *= 2  # only dropout tells them apart
         return dict(zip(VIEWS, columns, strict=False))
@@ -144,3 +178,14 @@ class SSimCSE(SimCSE):
         operations = len(self.dropouts) if scope.endswith("op") else 1
         rates = draw_rates(self.recipe.distribution, self.recipe.rates, (rows, operations))
         return rates.to(ids.device).expand(len(ids), len(self.dropouts))
+
+
+def _poolings(encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> tuple[Pooling, ...]:
+    """Of the first column and of all others; the encoder keeps their templates. Raises RecipeError."""
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": recipe.templates}))
+    try:
+        encoder.config.named_encoders(encoder.pooling.text_encoder)
+    except TemplateError as error:
+        raise RecipeError(str(error)) from error
+    templates = (recipe.templates.get(name, recipe.template) for name in SEARCH_NAMES)
+    return tuple(encoder.make_pooling(template, recipe.max_tokens) for template in templates)

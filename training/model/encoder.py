@@ -117,6 +117,18 @@ class SentenceEncoder(nn.Module):
         self.config = config
         self.pooling = self.make_pooling(config.template, config.max_tokens, config.denoising)
 
+    def within(self, template: str) -> "SentenceEncoder":
+        """The same weights with other words around the text."""
+        config = self.config.model_copy(update={"template": template})
+        found = SentenceEncoder(self.backbone, self.tokenizer, config)
+        found.head = self.head
+        return found.train(self.training)
+
+    def named(self, name: str) -> "SentenceEncoder":
+        """The same weights with the named template; the encoder itself, if it has no template of this name."""
+        template = self.config.templates.get(name)
+        return self if template is None else self.within(template)
+
     def make_pooling(
         self, template: str, max_tokens: int, denoising: bool = False, mode: PoolingMode | None = None
     ) -> Pooling:
