@@ -30,6 +30,9 @@ DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
+MASKED = --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
+	--min-words 4 --max-words 24 --masked-share 0.25 --max-steps 500 --warmup-steps 100
+
 .PHONY: serve check test test-all coverage default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
@@ -72,12 +75,13 @@ reference: .venv/dev
 	$(BIN)/python tests/reference/prometheus_rule.py
 
 methods: .venv/dev $(PARENT)
-	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent \
-	  --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
-	  --min-words 4 --max-words 24 --masked-share 0.25 --max-steps 1500 --warmup-steps 100 --precision bf16 \
-	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 500
-	$(BIN)/python -m benchmarks.methods run --data $(DATA) --parent runs/methods/parent/model \
-	  --sentence-encoder $(PARENT) --runs runs/methods
+	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent $(MASKED) \
+	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 250
+	test -f runs/methods/generator/run.json || $(BIN)/python -m training.pretrain --out runs/methods/generator $(MASKED) \
+	  --layers 3
+	$(BIN)/python -m benchmarks.methods --data $(DATA) --parent runs/methods/parent/model \
+	  --generator runs/methods/generator/model --encoder $(PARENT)
+	$(BIN)/python -m benchmarks.methods_report
 
 bench: .venv/dev $(PARENT)
 	$(BIN)/python -m benchmarks.serving --parent $(PARENT) --data $(DATA) $(if $(INFINITY),--infinity $(INFINITY)) \

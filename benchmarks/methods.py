@@ -1,26 +1,32 @@
-"""Train every method of the papers from one parent on the same sentences, and write methods.md.
+"""Train every method of the papers from one parent on the same sentences, with several seeds.
 
-python -m benchmarks.methods run --data DATA --parent MLM --sentence-encoder ENCODER [ROW ...]
-python -m benchmarks.methods table
+python -m benchmarks.methods --data DATA --parent MLM --generator SMALL_MLM --encoder ENCODER [--jobs 2] [ROW ...]
 
-methods.toml lists the rows. `run` trains and scores the named rows, or all, and writes results/methods/. It skips a row
-whose figures are already in the folder of runs, so an interrupted run can be started again. `table` writes methods.md.
+methods.toml lists the rows, and `python -m benchmarks.methods_report` writes methods.md. First each row's learning rate
+is chosen on STS-B dev with the first seed, then all rows are trained with one seed after the other. Each run is kept in
+results/methods/ at once and is not repeated, so the command can be stopped at any time and started again, also on
+another machine with a parent of its own: then it goes on with a seed that no row has yet. Rows are compared within a
+seed, and all rows of a seed have one parent.
 """
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tomllib
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import ttest_1samp
 
 from encoding.options import flag
 from training import fit
@@ -34,82 +40,206 @@ from training.templates.__main__ import main as search_templates
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
 RESULTS = HERE / "results" / "methods"
-PAGE = HERE / "methods.md"
 TASKS = ("STS-B dev", *STS_TASKS)
-COLUMNS = (*TASKS, "Avg.")
-SEED_NOISE = 1.2  # sqrt(2) * 0.86, the largest standard deviation between seeds that the papers report
+KEEPING = Lock()  # jobs add to the same files
 
 Row = dict[str, Any]
-
-
-class Difference(NamedTuple):
-    """How much one row is above another: the mean over the test sets, and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        """Whether the difference exceeds the variation between test sets and the noise of one seed."""
-        if self.low > SEED_NOISE:
-            return "shown"
-        return "reversed" if self.high < -SEED_NOISE else "undecided"
+Results = dict[str, Any]
 
 
 def rows() -> dict[str, Row]:
+    """The rows of the page, in its order."""
     return {name: row for name, row in PLAN.items() if "title" in row}
 
 
-# --- run -------------------------------------------------------------------------------------------------------------
+def results(name: str) -> Results:
+    """What is measured of a row so far; without a run, {"runs": []}."""
+    file = RESULTS / f"{name}.json"
+    return {"runs": []} | (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
 
 
-def run(name: str, row: Row, options: argparse.Namespace) -> None:
-    """Train if the row has a recipe, or search for templates; score, and write results/methods/NAME.json."""
-    source = str(options.sentence_encoder if row.get("encoder") == "sentences" else options.parent)
-    if "search" in row:
-        words = [source, "--dev", str(_dev(options.data)), "--json", str(_file(name)), *row["search"]]
-        return search_templates(words)
-    results = {
-        "machine": f"{processor()}, CPUs: {threads()}",
-        "versions": versions(("torch", "transformers")),
-    }
-    if "recipe" in row:
-        results["runs"] = [_train(name, row, source, seed, options) for seed in row.get("seeds", [None])]
-    else:
-        results["runs"] = [{"scores": _scores(_untuned(source, **row["read"]), options.data)}]
-    _file(name).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+def _keep(name: str, found: Results) -> None:
+    text = json.dumps(found | {"versions": versions(("torch", "transformers"))}, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# --- the order of the runs -------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = _options()
+    for folder in (options.runs, RESULTS):
+        folder.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        name, seed, rate = options.one
+        measured = (_trial if options.trial else _run)(name, int(seed), float(rate), options)
+        return print(json.dumps(measured))
+    chosen = {name: rows()[name] for name in options.rows or rows()}
+    for name, row in chosen.items():
+        if "recipe" not in row and digest(_source(row, options)) not in [
+            run["parent"] for run in results(name)["runs"]
+        ]:
+            _measure_untrained(name, row, options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        trained = [name for name, row in chosen.items() if "recipe" in row]
+        rates = [(name, rate) for name in trained for rate in rows()[name].get("rates", [])]
+        _wait(pool.submit(_try_rate, name, rate, options) for name, rate in rates)
+        for seed in PLAN["seeds"]:
+            _wait(pool.submit(_add_run, name, seed, options) for name in trained)
     return None
 
 
-def _train(name: str, row: Row, source: str, seed: int | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Train one run with `training.fit` and score it. A finished run is scored without training."""
-    out = options.runs / (name if seed is None else f"{name}-{seed}")
-    keys = PLAN["training"] | {
-        "encoder": source,
-        "dev": str(_dev(options.data)),
-        **_corpus(row, options.data),
-        **row.get("keys", {}),
-    }
-    keys = {key: source if value == "PARENT" else value for key, value in keys.items()}
-    if seed is not None:
-        keys["seed"] = seed
-    if not (out / "run.json").is_file():
-        fit.main([row["recipe"], "--out", str(out), *_words({key: keys[key] for key in keys if keys[key] is not None})])
-    record = json.loads((out / "run.json").read_text(encoding="utf-8"))
+def _wait(jobs: Iterable[Future[None]]) -> None:
+    for job in list(jobs):
+        job.result()
+
+
+def _try_rate(name: str, rate: float, options: argparse.Namespace) -> None:
+    """Record the dev score of one learning rate after a short run."""
+    if str(rate) not in results(name).get("rates", {}):
+        measured = _in_own_process(name, PLAN["seeds"][0], rate, options, "--trial")
+        with KEEPING:
+            found = results(name)
+            _keep(name, found | {"rates": found.get("rates", {}) | {str(rate): measured["scores"]["STS-B dev"]}})
+
+
+def best_rate(name: str) -> float:
+    """The rate with the best dev score, or `rate` before all are tried; `like` names a row with the same rate."""
+    row, tried = rows()[name], results(name).get("rates", {})
+    if "like" in row:
+        return best_rate(row["like"])
+    chosen = "rates" in row and len(tried) == len(row["rates"])
+    return float(max(tried, key=tried.__getitem__) if chosen else row["rate"])
+
+
+def counted(name: str) -> list[dict[str, Any]]:
+    """The runs of a trained row at its chosen learning rate."""
+    rate = best_rate(name)
+    return [run for run in results(name)["runs"] if run["recipe"]["learning_rate"] == rate]
+
+
+def _add_run(name: str, seed: int, options: argparse.Namespace) -> None:
+    """Train a row with a seed and add the scores to its results."""
+    runs = counted(name)
+    if seed in map(_seed, runs) or len(runs) == rows()[name].get("seeds"):
+        return
+    parent = digest(_source(rows()[name], options))
+    if others := parents_of(seed, rows()[name].get("encoder")) - {parent}:
+        print(f"seed {seed} was measured from another parent ({', '.join(others)}); this one is {parent}: seed skipped")
+        return
+    measured = _in_own_process(name, seed, best_rate(name), options)
+    with KEEPING:
+        found = results(name)
+        _keep(name, found | {"runs": sorted([*found["runs"], measured | {"parent": parent}], key=_seed)})
+
+
+def parents_of(seed: int, encoder: str | None) -> set[str]:
+    """The digests of the parents that rows with this `encoder` had for a seed."""
+    same = [name for name, row in rows().items() if "recipe" in row and row.get("encoder") == encoder]
+    return {run["parent"] for name in same for run in results(name)["runs"] if run["seed"] == seed}
+
+
+def _source(row: Row, options: argparse.Namespace) -> Path:
+    """The encoder that a row begins with."""
+    source: Path = options.encoder if row.get("encoder") == "sentences" else options.parent
+    return source
+
+
+def _seed(run: dict[str, Any]) -> int:
+    return int(run["seed"])
+
+
+def digest(model: Path) -> str:
+    """First 16 digits of the SHA-256 of a model's weights."""
+    return sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def _in_own_process(name: str, seed: int, rate: float, options: argparse.Namespace, *words: str) -> dict[str, Any]:
+    """Train and score in a process of its own, with the processor's cores shared between the jobs."""
+    threads = max(1, (os.cpu_count() or 1) // options.jobs)
+    command = [sys.executable, "-m", "benchmarks.methods", *sys.argv[1:], "--one", name, str(seed), str(rate), *words]
+    log = options.runs / f"{name}-{seed}-{rate}.log"
+    with log.open("w", encoding="utf-8") as stream:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+    if done.returncode:
+        raise SystemExit(f"{name}, seed {seed}, learning rate {rate} ended with an error: see {log}")
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name}, seed {seed}, learning rate {rate:g}: STS-B dev {measured['scores']['STS-B dev']:.2f}", flush=True)
+    return measured
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _measure_untrained(name: str, row: Row, options: argparse.Namespace) -> None:
+    """Search for templates, or score the parent's own vectors."""
+    source = _source(row, options)
+    run: dict[str, Any] = {"parent": digest(source), "machine": f"{processor()}, CPUs: {threads()}"}
+    if "search" in row:
+        file = options.runs / f"{name}.json"
+        search_templates([str(source), "--dev", str(_dev(options.data)), "--json", str(file), *row["search"]])
+        found = json.loads(file.read_text(encoding="utf-8"))["templates"]
+        run["templates"] = {each["template"]: round(each["score"], 2) for each in found}
+    else:
+        run["scores"] = _scores(_untuned(str(source), **row["read"]), options.data)
+    _keep(name, {"runs": [run]})
+
+
+def _trial(name: str, seed: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Train for a third of the steps, and return the best dev score."""
+    out = options.runs / f"{name}-{rate}"
+    return {"scores": {"STS-B dev": round(_train(name, out, seed, rate, options, PLAN["trial"])["dev_score"], 2)}}
+
+
+def _run(name: str, seed: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Train a row with a seed and score it. A finished run is scored without training."""
+    out = options.runs / f"{name}-{seed}"
+    record = _train(name, out, seed, rate, options, {})
     log = map(json.loads, (out / "log.jsonl").read_text(encoding="utf-8").splitlines())
-    before = next(entry["eval_dev_spearman"] for entry in log if "eval_dev_spearman" in entry)
+    dev = [round(entry["eval_dev_spearman"], 2) for entry in log if "eval_dev_spearman" in entry]
     return {
+        "seed": seed,
         "scores": _scores(SentenceEncoder.load(str(out / "model")).to(fastest_device()).embed, options.data),
-        "before": round(before, 2),
-        "seed": record["recipe"]["seed"],
+        "before": dev[0],
+        "dev": dev,
         "steps": record["steps"],
         "best_step": record["best_step"],
         "sentences": record["steps"] * record["recipe"]["batch_size"],
         "seconds": record["seconds"],
-        "recipe": {key: value for key, value in record["recipe"].items() if key not in ("corpus", "dev", "encoder")},
+        "machine": f"{processor()}, CPUs: {threads()}",
+        "recipe": {k: v for k, v in record["recipe"].items() if k not in ("corpus", "dev", "encoder", "generator")},
         "commit": record["commit"],
     }
+
+
+def _train(
+    name: str, out: Path, seed: int, rate: float, options: argparse.Namespace, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """Train a row into the folder `out`, if that run is not finished there, and return its record."""
+    row = rows()[name]
+    source = str(_source(row, options))
+    own = {"seed": seed, "learning_rate": rate, "encoder": source, "dev": str(_dev(options.data))}
+    keys = PLAN["training"] | own | _corpus(row, options.data) | row.get("keys", {}) | changes
+    values = {"PARENT": source, "GENERATOR": str(options.generator)} | dict(
+        zip(("BEST", "SECOND"), best_templates(), strict=False)
+    )
+    keys = {key: values.get(str(value), value) for key, value in keys.items() if value is not None}
+    if not (out / "run.json").is_file():
+        shutil.rmtree(out, ignore_errors=True)  # of a run that was interrupted
+        fit.main([row["recipe"], "--out", str(out), *_words(keys)])
+    record: dict[str, Any] = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def best_templates() -> list[str]:
+    """The templates of the greedy search, best first."""
+    return [template for run in results("templates")["runs"] for template in run["templates"]]
 
 
 def _dev(data: Path) -> Path:
@@ -120,20 +250,18 @@ def _corpus(row: Row, data: Path) -> dict[str, Any]:
     if row.get("triplets"):
         triplets = {"corpus": [str(data / "snli_devtest_triplets.csv")], "columns": ["sent0", "sent1", "hard_neg"]}
         return triplets | {"sentences": None, "min_words": None, "max_words": None, "epochs": 3.3}
-    return {
-        "corpus": [str(data / "corpus" / f"{name}.txt") for name in ("enwiki_sentences", "multi30k_captions_nosts")]
-    }
+    return {"corpus": [str(data / "corpus" / f"{name}.txt") for name in row.get("corpus", PLAN["corpus"])]}
 
 
 def _words(keys: dict[str, Any]) -> list[str]:
     """Recipe keys as command-line arguments."""
-    words = []
-    for key, value in keys.items():
-        if isinstance(value, bool):
-            words.append(flag(key) if value else flag(f"no_{key}"))
-        else:
-            words += [flag(key), *map(str, value if isinstance(value, list) else [value])]
-    return words
+    return list(chain.from_iterable(_argument(key, value) for key, value in keys.items()))
+
+
+def _argument(key: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag(key) if value else flag(f"no_{key}")]
+    return [flag(key), *map(str, value if isinstance(value, list) else [value])]
 
 
 def _untuned(source: str, first_and_last: bool = False, **config: Any) -> Embed:
@@ -166,124 +294,18 @@ def _scores(embed: Embed, data: Path) -> dict[str, float]:
     return scores | {"Avg.": average(scores)}
 
 
-# --- table -----------------------------------------------------------------------------------------------------------
-
-
-def page() -> str:
-    """The complete text of methods.md."""
-    found = {name: json.loads(path.read_text(encoding="utf-8")) for name in rows() if (path := _file(name)).is_file()}
-    parts = [PLAN["page"]["intro"].strip()]
-    for group, names in groupby((name for name in rows() if name in found), key=lambda name: rows()[name]["group"]):
-        table = _templates if group == "Templates" else _table
-        parts.append(f"## {group}\n\n" + table({name: found[name] for name in names}))
-    parts.append(f"## The papers' claims\n\n{PLAN['page']['claims'].strip()}\n\n{_claims(found)}")
-    parts.append(PLAN["page"]["limits"].strip())
-    machines = sorted({_setting(results) for results in found.values() if "machine" in results})
-    parts.append("Machine: " + "; ".join(machines) + ".")
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(found: dict[str, Any]) -> str:
-    head = ["", "dev before", *COLUMNS, "seeds", "sentences", "paper's Avg."]
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
-    for name, results in found.items():
-        row, runs = rows()[name], results["runs"]
-        cells = [row["title"], _spread([one["before"] for one in runs]) if "before" in runs[0] else ""]
-        cells += [_spread([one["scores"][column] for one in runs]) for column in COLUMNS]
-        if "seed" in runs[0]:
-            cells += [str(len(runs)), f"{runs[0]['sentences']:,}"]
-        else:
-            cells += ["", ""]
-        paper = row.get("paper")
-        cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _templates(found: dict[str, Any]) -> str:
-    """The greedy search of PromptBERT's table 4, best template first."""
-    (search,) = found.values()
-    papers = PLAN["page"]["table_4"]
-    lines = [PLAN["page"]["templates"].strip(), "", "| template | STS-B dev | the paper's |", "| --- | ---: | ---: |"]
-    for row in search["templates"]:
-        paper = papers.get(row["template"])
-        lines.append(f"| `{row['template']}` | {row['score']:.2f} | {f'{paper:.2f}' if paper else ''} |")
-    return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{mean(values):.2f} ± {stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def _claims(found: dict[str, Any]) -> str:
-    """The table of the papers' claims: each difference with its interval and verdict."""
-    lines = [
-        "| claim | difference | 95 % interval | STS-B dev | the paper's (between seeds) | verdict |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for order in PLAN["page"]["orders"]:
-        if {order["better"], order["worse"]} <= found.keys():
-            better, worse = (_means(found[order[side]]) for side in ("better", "worse"))
-            gap = difference([better[task] for task in STS_TASKS], [worse[task] for task in STS_TASKS])
-            cells = [
-                order["claim"],
-                _signed(gap.mean),
-                f"{_signed(gap.low)} to {_signed(gap.high)}",
-                _signed(better["STS-B dev"] - worse["STS-B dev"]),
-                f"{order['paper']} ({order['seeds']})",
-                gap.verdict,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def difference(better: Sequence[float], worse: Sequence[float]) -> Difference:
-    """Paired difference of two rows over the same test sets, with the 95 % Student t interval of its mean."""
-    gaps = np.subtract(better, worse)
-    interval = ttest_1samp(gaps, 0).confidence_interval(0.95)
-    return Difference(float(gaps.mean()), float(interval.low), float(interval.high))
-
-
-def _means(results: dict[str, Any]) -> dict[str, float]:
-    """The row's score on each task, averaged over its runs."""
-    return {task: mean(run["scores"][task] for run in results["runs"]) for task in TASKS}
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0 turns -0.0 into 0.0
-
-
-def _setting(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    return f"{results['machine']}; {versions}"
-
-
-def _file(name: str) -> Path:
-    return RESULTS / f"{name}.json"
-
-
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    runner = commands.add_parser("run", help="train and score")
-    runner.add_argument("rows", nargs="*", metavar="ROW", choices=[[], *rows()], help="default: all")
-    runner.add_argument("--data", type=Path, required=True, help="folder that holds corpus/ and senteval/")
-    runner.add_argument("--parent", type=Path, required=True, help="encoder with a masked-word head")
-    runner.add_argument("--sentence-encoder", type=Path, required=True, help="all-MiniLM-L6-v2")
-    runner.add_argument("--runs", type=Path, default=Path("runs/methods"), help="default: %(default)s")
-    commands.add_parser("table", help="write methods.md")
-    options = parser.parse_args()
-    if options.command == "run":
-        options.runs.mkdir(parents=True, exist_ok=True)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        for name in options.rows or rows():
-            done = options.runs / f"{name}.json"
-            if not done.is_file():
-                run(name, rows()[name], options)
-                shutil.copyfile(_file(name), done)
-    PAGE.write_text(page(), encoding="utf-8")
+    parser.add_argument("rows", nargs="*", metavar="ROW", choices=[[], *rows()], help="default: all")
+    parser.add_argument("--data", type=Path, required=True, help="folder that holds corpus/ and senteval/")
+    parser.add_argument("--parent", type=Path, required=True, help="encoder with a masked-word head")
+    parser.add_argument("--generator", type=Path, required=True, help="smaller masked language model, for DiffCSE")
+    parser.add_argument("--encoder", type=Path, required=True, help="all-MiniLM-L6-v2")
+    parser.add_argument("--runs", type=Path, default=Path("runs/methods"), help="default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--one", nargs=3, metavar=("ROW", "SEED", "RATE"), help=argparse.SUPPRESS)
+    parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
