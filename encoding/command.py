@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "compare": ("training.compare", "show which differences between models are more than chance"),
     "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
+    "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
     "convert": ("training.convert", "make a bundle loadable by sentence-transformers too"),
     "push": ("training.push", "upload a bundle to the Hugging Face hub"),
     "templates": ("training.templates", "find the template that suits an encoder best"),

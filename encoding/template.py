@@ -13,7 +13,7 @@ __all__ = ["MASK", "POOLINGS", "TEXT", "PoolingMode", "Template"]
 TEXT = "[X]"
 MASK = "[MASK]"  # for every tokenizer, also where its own token is <mask>
 
-PoolingMode = Literal["mask", "cls", "mean"]
+PoolingMode = Literal["mask", "cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 POOLINGS: tuple[str, ...] = get_args(PoolingMode)
 
 

@@ -12,7 +12,7 @@ from encoding.bundle import Bundle
 from encoding.command import run as run_command
 from training.average import average, main
 from training.errors import RunError
-from training.export.__main__ import export
+from training.export.__main__ import main as export
 from training.model.encoder import SentenceEncoder
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
@@ -58,7 +58,7 @@ def test_a_mean_of_equals_is_the_same(runs: list[Path], tmp_path: Path) -> None:
 
 def test_a_bundle_tells_of_all_its_runs(runs: list[Path], tmp_path: Path) -> None:
     average(runs, tmp_path / "mean", [2, 1])
-    export(tmp_path / "mean", tmp_path / "bundle", ["fp32"])
+    export([str(tmp_path / "mean"), str(tmp_path / "bundle")])
     provenance = Bundle.load(tmp_path / "bundle").spec.provenance
     assert provenance.parent == "tiny"
     assert provenance.seeds == [1, 2]

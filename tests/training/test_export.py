@@ -19,13 +19,14 @@ from training.data.search_collection import Collection
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
+from training.evaluate import suites
 from training.evaluate.suites.cost import CostTask
 from training.evaluate.suites.retrieval import RetrievalTask
 from training.evaluate.suites.space import SpaceTask
 from training.evaluate.suites.sts import StsTask
 from training.evaluate.task import Task
 from training.export import __main__ as export
-from training.export import shipped_graph
+from training.export import shipped_graph, written_bundle
 from training.export.layers import Form
 from training.export.model_card import model_card, parent_metadata
 from training.export.provenance import provenance_of
@@ -65,7 +66,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
     def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
         return traced(encoder, tiny_bert, form)
 
-    monkeypatch.setattr(export, "trace", remembered)
+    monkeypatch.setattr(written_bundle, "trace", remembered)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
     tasks.append(RetrievalTask("weather", weather))
     monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
-    monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr(suites, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
 
@@ -103,7 +104,7 @@ def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
 def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
     notes, out = tmp_path / "notes.md", tmp_path / "out"
     notes.write_text("## Text\n\nRain, by hand.\n", encoding="utf-8")
-    export.export(run, out, ["int8"], notes=notes)
+    export.main([str(run), str(out), "--precision", "int8", "--notes", str(notes)])
     card = (out / "README.md").read_text(encoding="utf-8")
     for words in (
         "license: mit\n",
@@ -123,7 +124,7 @@ def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
 
 def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
     out = tmp_path / "out"
-    export.export(run, out, ["int8"], data="anywhere")
+    export.main([str(run), str(out), "--precision", "int8", "--data", "anywhere"])
     scores = Bundle.load(out).spec.provenance.scores
     assert set(scores) == {"fp32", "int8"}
     assert set(scores["int8"]) == {*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"}
@@ -135,7 +136,7 @@ def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pai
 
 def test_the_hub_reads_the_card(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
     out = tmp_path / "out"
-    export.export(run, out, ["fp32", "int8"], data="anywhere")
+    export.main([str(run), str(out), "--precision", "fp32,int8", "--data", "anywhere"])
     data = ModelCard.load(out / "README.md").data
     assert (data.license, data.language, data.library_name) == ("mit", "en", "cloze")
     assert {"sentence-similarity", "onnx", "cloze"} <= set(data.tags)
@@ -178,7 +179,7 @@ def test_the_card_shows_more_suites_and_other_models(
     def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
         return [task for name in names or [""] for task in more[name]]
 
-    monkeypatch.setattr(export, "load_suites", load)
+    monkeypatch.setattr(suites, "load_suites", load)
     monkeypatch.setattr(evaluate, "load_suites", lambda data, names, own: load(data) + load(data, names))
     parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", "--data", "anywhere", "--suite", "space"]
     evaluate.main([*parent, "--json", str(beside)])
@@ -199,7 +200,7 @@ def test_the_card_shows_more_suites_and_other_models(
 
 
 def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out", ["fp32"], denoise=True)
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32", "--denoise"])
     bundle = Bundle.load(tmp_path / "out")
     assert bundle.spec.denoising
     np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed([""]), np.zeros((1, 32)), atol=1e-5)
@@ -220,25 +221,25 @@ def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Pa
 
 def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
     encoder = SentenceEncoder.load(str(run / "model"))
-    assert export._parts(encoder) == []
+    assert written_bundle._parts(encoder) == []
     encoder.head = Head("tanh", encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     provenance, _ = provenance_of(run)
-    card = model_card("out", encoder.config, provenance, {}, parts=export._parts(encoder))
+    card = model_card("out", encoder.config, provenance, {}, parts=written_bundle._parts(encoder))
     assert "of the template's words. A tanh head comes last." in card
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "difference", lambda *_: 2e-4)
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: 2e-4)
     with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
-        export.export(run, tmp_path / "out", ["fp32"])
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert nothing_left(tmp_path / "out")
 
 
 def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "difference", lambda *_: float("nan"))
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: float("nan"))
     with pytest.raises(ExportError, match="nan"):
-        export.export(run, tmp_path / "out", ["fp32"])
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
 
 
 @pytest.mark.parametrize(
@@ -265,13 +266,13 @@ def test_int8_that_costs_too_much_is_refused(
         figures = dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"), 80.0)
         return figures if precision == "fp32" else figures | {name: after}
 
-    monkeypatch.setattr(export, "_scores", scores)
+    monkeypatch.setattr(written_bundle, "_scores", scores)
     if refused:
         with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
-            export.export(run, tmp_path / "out", ["int8"], data="anywhere")
+            export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert nothing_left(tmp_path / "out")
     else:
-        export.export(run, tmp_path / "out", ["int8"], data="anywhere")
+        export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert Bundle.load(tmp_path / "out")
 
 
@@ -280,7 +281,7 @@ def test_the_faster_graph_is_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
 ) -> None:
     monkeypatch.setattr(shipped_graph, "race", lambda *_: ratio)
-    export.export(run, tmp_path / "out", ["fp32"])
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
 
 
@@ -291,7 +292,7 @@ def test_a_graph_that_cannot_be_fused_stays_plain(
         raise ExportError("fusion is incomplete")
 
     monkeypatch.setattr(shipped_graph, "fuse", refuse)
-    export.export(run, tmp_path / "out", ["fp32", "fp16"])
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32,fp16"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "rows", "fp16": "plain"}
     assert "not fused" in capsys.readouterr().err
 
@@ -306,7 +307,7 @@ def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path, edit: Ca
     edit(content)
     (run / "run.json").write_text(json.dumps(content))
     with pytest.raises(RunError, match=r"run\.json does not say where the model comes from"):
-        export.export(run, tmp_path / "out", ["fp32"])
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
 
 
 def test_errors_are_one_line_and_exit_codes_tell(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +338,7 @@ def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
 
 
 def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out", ["fp32"])
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert kind_of(str(tmp_path / "out")) == "bundle"
     (tmp_path / "out" / "embedding.json").unlink()
     with pytest.raises(RunError, match="is none of"):
@@ -348,7 +349,7 @@ def test_evaluate_scores_runs_bundles_and_encoders(
     run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, figures = tmp_path / "out", tmp_path / "figures.json"
-    export.export(run, bundle, ["fp32", "int8"])
+    export.main([str(run), str(bundle), "--precision", "fp32,int8"])
 
     def scores(path: Path, *words: str) -> dict[str, dict[str, float]]:
         evaluate.main([str(path), "--data", "anywhere", "--json", str(figures), *words])
@@ -370,7 +371,7 @@ def test_evaluate_scores_runs_bundles_and_encoders(
 def test_evaluate_refuses_what_makes_no_sense(
     run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export.export(run, tmp_path / "out", ["fp32"])
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     for words in (
         [str(tmp_path / "out"), "--template", "[X]"],
         [str(tmp_path / "out"), "--precision", "int8"],

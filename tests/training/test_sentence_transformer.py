@@ -30,6 +30,7 @@ from encoding.text import SpecialTokens, TextEncoder
 from training.convert import convert
 from training.errors import EncoderError, ExportError, RunError
 from training.export import __main__ as export
+from training.export import written_bundle
 from training.export.layers import Form
 from training.hub.prompted_transformer import PromptedTransformer
 from training.hub.sentence_transformer import saved_settings, write
@@ -252,7 +253,7 @@ def run(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     def remembered(made: SentenceEncoder, form: Form) -> ModelProto:
         return traced(made, tiny_bert, form)
 
-    monkeypatch.setattr(export, "trace", remembered)
+    monkeypatch.setattr(written_bundle, "trace", remembered)
     folder = tmp_path / "run"
     encoder(tiny_bert, **AT_MASK).save(folder / "model")
     recipe = {"method": "simcse", "encoder": "tiny", "corpus": ["rain.txt"]}
@@ -264,7 +265,7 @@ def run(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.mark.long
 def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: Path) -> None:
     plain, out = tmp_path / "plain", tmp_path / "converted"
-    export.export(run, plain, ["fp32"])
+    export.main([str(run), str(plain), "--precision", "fp32"])
     with pytest.raises(RunError, match=r"plain has graphs and no torch weights; give the run .* with --run"):
         convert(plain, out, None)
     assert not out.exists()
@@ -282,7 +283,7 @@ def test_a_converted_bundle_keeps_its_graphs_and_its_space(run: Path, tmp_path: 
 
 
 def test_weights_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "plain", ["fp32"])
+    export.main([str(run), str(tmp_path / "plain"), "--precision", "fp32"])
     other = SentenceEncoder.load(str(run / "model"))
     other.backbone.get_input_embeddings().weight.data[7, 7] += 1e-3
     other.save(run / "model")
@@ -335,7 +336,7 @@ def test_its_trainer_goes_on_and_export_takes_the_result(
 def test_a_bundle_without_a_digest_of_its_weights_is_not_converted(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export.Canaries, "write", lambda *_: None)  # as in format 2
-    export.export(run, tmp_path / "plain", ["fp32"])
+    monkeypatch.setattr(written_bundle.Canaries, "write", lambda *_: None)  # as in format 2
+    export.main([str(run), str(tmp_path / "plain"), "--precision", "fp32"])
     with pytest.raises(RunError, match="by an earlier Cloze, which stored no digest"):
         convert(tmp_path / "plain", tmp_path / "out", run)

@@ -1,14 +1,11 @@
 """The short form of many scores: one name and one number for each set, as model cards and tables have them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from training.data.sts_sets import STS_TASKS, average
-from training.evaluate.measures import Score
+from training.evaluate.measures import SEARCH, Score
 
-__all__ = ["SEARCH", "figures", "search_columns"]
-
-SEARCH: Final = " nDCG@10"  # ends the name of a collection's figure
+__all__ = ["figures"]
 
 
 def figures(scores: Sequence[Score]) -> dict[str, float]:
@@ -25,8 +22,3 @@ def figures(scores: Sequence[Score]) -> dict[str, float]:
         elif score.suite not in ("sts", "retrieval"):
             found[f"{score.suite} {score.task} {score.metric}"] = round(score.value, 4)
     return found | ({"Avg.": average(found)} if set(STS_TASKS) <= set(found) else {})
-
-
-def search_columns(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """The names of the collections' figures among others."""
-    return list(dict.fromkeys(name for row in rows for name in row if name.endswith(SEARCH)))

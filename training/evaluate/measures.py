@@ -3,7 +3,7 @@
 A figure is always `MEASURES[items.measure](values, gold)`, so that a bootstrap can draw items again and recompute it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self, TypeAlias
 
@@ -14,7 +14,9 @@ from sklearn.metrics import precision_recall_curve, v_measure_score  # type: ign
 
 from training.data.similarity import average_precision, rank_correlation
 
-__all__ = ["MEASURES", "Items", "Score", "best_f1", "measured"]
+__all__ = ["MEASURES", "SEARCH", "Items", "Score", "best_f1", "measured", "search_columns"]
+
+SEARCH: Final = " nDCG@10"  # ends the name of a collection's figure
 
 Numbers: TypeAlias = Sequence[float] | NDArray[Any]
 Array: TypeAlias = NDArray[np.float64]
@@ -113,3 +115,8 @@ MEASURES: Final[dict[str, Callable[[Array, Array], float]]] = {
     "V-measure": _v_measure,
 }
 """Values (n) and gold (n) -> a figure; x100 but for the plain mean."""
+
+
+def search_columns(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """The names of the collections' figures among others."""
+    return list(dict.fromkeys(name for row in rows for name in row if name.endswith(SEARCH)))

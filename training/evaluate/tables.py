@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
-from training.evaluate.figures import SEARCH, figures, search_columns
-from training.evaluate.measures import Score
+from training.evaluate.figures import figures
+from training.evaluate.measures import SEARCH, Score, search_columns
 
 __all__ = ["print_table", "show"]
 

@@ -22,9 +22,10 @@ from transformers import AttentionInterface
 from encoding.bundle import INPUTS, OUTPUT
 from training.errors import ExportError
 from training.export.layers import BLOCKED, Form, WrittenOut, divided_attention, writable
+from training.export.tidy import tidy
 from training.model.encoder import SentenceEncoder
 
-__all__ = ["fuse", "halve", "tidy", "trace"]
+__all__ = ["fuse", "halve", "trace"]
 
 ATTENTION: Final = "cloze_export"
 OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions need 18
@@ -38,8 +39,8 @@ HARMLESS: Final = (
 def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:
     """`encoder.forward` in evaluation mode as a graph of standard operators.
 
-    `form` is one of `training.export.layers`, or `plain`: transformers' own layers, with all rows of the last one. An
-    architecture unlike BERT's is always traced as `plain`. Raises ExportError if it cannot be traced.
+    `form` is one of `training.export.layers`, or `plain`: transformers' own layers, with all rows of the last one. It
+    is the only one of an architecture unlike BERT's. Raises ExportError if that cannot be traced.
     """
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()
@@ -60,7 +61,8 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
             )
     except (torch.onnx.OnnxExporterError, ValueError, TypeError) as error:
         kind = encoder.backbone.config.model_type
-        raise ExportError(f"a {kind!r} encoder cannot be exported ({error}); BERT and RoBERTa can") from error
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ExportError(f"a {kind!r} encoder cannot be traced ({reason}); BERT and RoBERTa can") from error
     finally:
         encoder.train(was_training).to(device)
     assert program is not None, "torch.onnx.export returns a program if dynamo is on. This is a bug."
@@ -80,7 +82,7 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
     layers = config.num_hidden_layers
-    whole = layers if encoder.pooling.mode == "mean" or not writable(encoder.backbone) else layers - 1
+    whole = layers - 1 if encoder.pooling.reads_one_token else layers
     wanted = {"Attention": whole, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
     found = {name: len(fused.get_nodes_by_op_type(name)) for name in wanted}
     if found != wanted:
@@ -106,7 +108,7 @@ class _Traced(nn.Module):
     def __init__(self, encoder: SentenceEncoder, form: Form | Literal["plain"]) -> None:
         super().__init__()
         self.encoder = encoder
-        self.read = _Plain(encoder) if form == "plain" or not writable(encoder.backbone) else WrittenOut(encoder, form)
+        self.read = _Plain(encoder) if form == "plain" else WrittenOut(encoder, form)
         if encoder.pooling.denoising:
             lengths = torch.arange(encoder.pooling.text_encoder.text_tokens + 1)
             with torch.no_grad():
@@ -127,6 +129,8 @@ class _Plain(nn.Module):
         self.encoder = encoder
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if not writable(self.encoder.backbone):
+            return self.encoder.read(input_ids, attention_mask, self.encoder.pooling)
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)
         return self.encoder.pooling.read(self.encoder.hidden(words, blocked), attention_mask)
@@ -134,13 +138,17 @@ class _Plain(nn.Module):
 
 @contextmanager
 def _plain_attention(encoder: SentenceEncoder) -> Iterator[None]:
+    """Attention in standard operators: the form that fusion recognises, or another architecture's own."""
     AttentionInterface.register(ATTENTION, divided_attention)
-    former = encoder.backbone.config._attn_implementation
-    encoder.backbone.set_attn_implementation(ATTENTION)
+    backbone = encoder.backbone
+    former, traced = backbone.config._attn_implementation, ATTENTION if writable(backbone) else "eager"
+    if former != traced:
+        backbone.set_attn_implementation(traced)
     try:
         yield
     finally:
-        encoder.backbone.set_attn_implementation(former)
+        if former != traced:
+            backbone.set_attn_implementation(former)
 
 
 @contextmanager
@@ -173,26 +181,3 @@ def _split_unsqueeze(model: ModelProto) -> None:
             nodes.append(helper.make_node("Unsqueeze", [source, f"{target}.axis"], [target], name=target))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-
-
-def tidy(model: ModelProto) -> ModelProto:
-    """Remove what a runtime does not read (traces, paths, inferred shapes, unused weights); name axes and domains."""
-    graph = model.graph
-    model.doc_string = graph.doc_string = ""
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    for field in (model.metadata_props, graph.metadata_props, graph.value_info, graph.initializer):
-        del field[:]
-    graph.initializer.extend(kept)
-    for item in (*graph.node, *graph.input, *graph.output, *graph.initializer):
-        item.doc_string = ""
-        del item.metadata_props[:]
-    for value in (*graph.input, *graph.output):
-        shape = value.type.tensor_type.shape.dim
-        shape[0].dim_param = "batch"
-        if value.name in INPUTS:
-            shape[1].dim_param = "length"
-    known = {opset.domain for opset in model.opset_import}
-    domains = {node.domain for node in graph.node} - known - {""}
-    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
-    return model

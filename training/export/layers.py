@@ -26,24 +26,25 @@ __all__ = ["BITS", "BLOCKED", "Form", "WrittenOut", "coarse", "divided_attention
 BITS: Final = {"query": 8, "key": 8, "score": 8, "weight": 9, "value": 8}  # behind the binary point, in attention
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
 
+WRITABLE: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
+
 Form = Literal["rows", "exact", "fusible"]
 
 
 def layers_of(backbone: PreTrainedModel) -> Sequence[Any]:
-    """The layers of a BERT or a RoBERTa, which have no types; none for other architectures."""
-    layers: Sequence[Any] = getattr(getattr(backbone, "encoder", None), "layer", ())
+    """The layers of a BERT or a RoBERTa, which have no types."""
+    layers: Sequence[Any] = backbone.get_submodule("encoder.layer")  # type: ignore[assignment]
     return layers
 
 
 def writable(backbone: PreTrainedModel) -> bool:
-    """Whether the backbone's layers are built like those of BERT and RoBERTa."""
-    layers = layers_of(backbone)
-    return bool(layers) and hasattr(layers[-1], "feed_forward_chunk") and hasattr(layers[-1].attention.self, "query")
+    """Whether the backbone is a BERT or a RoBERTa."""
+    return backbone.config.model_type in WRITABLE
 
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
     """Parts of the names of the matrices that multiply one row per text, those of the last layer and of a head."""
-    if encoder.pooling.mode == "mean" or not writable(encoder.backbone):
+    if not encoder.pooling.reads_one_token or not writable(encoder.backbone):
         return (".head.",)
     last = len(layers_of(encoder.backbone)) - 1
     return f".encoder.layer.{last}.", ".head."
@@ -75,7 +76,7 @@ class WrittenOut(nn.Module):
         last = len(layers_of(self.encoder.backbone)) - 1
         for number in range(last):
             states = layer(number, states, states, everywhere)
-        if pooling.mode == "mean":  # of all rows
+        if not pooling.reads_one_token:
             states = layer(last, states, states, everywhere)
             return pooling.read(states.view(n, length, states.shape[-1]), attention_mask)
         read = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)

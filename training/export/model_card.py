@@ -10,9 +10,10 @@ from huggingface_hub.repocard import metadata_load
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
+from encoding.template import PoolingMode
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
-from training.evaluate.figures import search_columns
 from training.evaluate.machine import processor, threads
+from training.evaluate.measures import search_columns
 from training.export.provenance import OUTSIDE
 
 __all__ = ["SECTIONS", "model_card", "parent_metadata"]
@@ -24,6 +25,16 @@ SECTIONS: Final = {
     "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
 }
 """What the card says of the suites that come after similarity and search."""
+
+PLACES: Final[dict[PoolingMode, str]] = {
+    "mask": "at `[MASK]`",
+    "cls": "at the first token",
+    "mean": "as the mean over all tokens",
+    "max": "as the maximum over all tokens",
+    "lasttoken": "at the last token",
+    "weightedmean": "as the mean over all tokens, each weighted by its place",
+    "mean_sqrt_len_tokens": "as the sum over all tokens, divided by the square root of their number",
+}
 
 
 def model_card(
@@ -107,8 +118,7 @@ def _eval_results(precision: Precision, scores: Mapping[str, float]) -> list[Eva
 
 
 def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[str]) -> str:
-    places = {"mask": "at `[MASK]`", "cls": "at the first token", "mean": "as the mean over all tokens"}
-    rules = [f"The vector is read {places[config.pooling]}, after at most {config.max_tokens} tokens."]
+    rules = [f"The vector is read {PLACES[config.pooling]}, after at most {config.max_tokens} tokens."]
     if config.final_period:
         rules.append("A text without closing punctuation is given a period.")
     if config.denoising:
@@ -202,7 +212,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         runs = " ".join(f"RUN-{number}" for number in numbers)
         commands.append(f"python -m training.average {runs} --out RUN --weights {_shares(provenance)}")
     commands += [
-        f"python -m training.export RUN OUT --precision {','.join(precisions)} "
+        f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
         f"--max-tokens {config.max_tokens}{denoise} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]

@@ -13,7 +13,7 @@ from encoding.bundle import Provenance
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
 
-__all__ = ["OUTSIDE", "provenance_of"]
+__all__ = ["OUTSIDE", "provenance_of", "provenance_of_others"]
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
@@ -24,11 +24,7 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
     path = run / "run.json"
     if is_sentence_transformer(run):
-        name = run.resolve().name
-        recipe = {"method": OUTSIDE, "encoder": name}
-        return Provenance(
-            parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={}
-        ), run
+        return provenance_of_others(str(run), "training.export"), run
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -38,6 +34,13 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
         raise RunError(f"{path} does not say where the model comes from ({reason}); train again") from error
+
+
+def provenance_of_others(source: str, command: str) -> Provenance:
+    """The provenance of a model that sentence-transformers saved, a folder or a hub name, and that `command` reads."""
+    name = Path(source).resolve().name if Path(source).is_dir() else source
+    recipe = {"method": OUTSIDE, "encoder": name, "command": command}
+    return Provenance(parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={})
 
 
 def _names_only(value: Any) -> Any:

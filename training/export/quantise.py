@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from training.export.calibration import Channels, Feed, observe
-from training.export.graph import tidy
+from training.export.tidy import tidy
 
 __all__ = ["WEIGHT_LEVELS", "channel_steps", "codes", "quantise"]
 
@@ -183,7 +183,7 @@ class _Quantiser:
 
     def _norm(self, node: NodeProto) -> Iterator[NodeProto]:
         """A layer norm of activations (..., d), each row as an instance of one channel."""
-        (states, gamma, beta), [name] = node.input, node.output
+        (states, gamma, *beta), [name] = node.input, node.output
         width = self.weights[gamma].dims[0]
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)
         self.tensors |= {"norm.one": np.ones(1, np.float32), "norm.zero": np.zeros(1, np.float32)}
@@ -193,8 +193,9 @@ class _Quantiser:
         instances = [f"{name}.rows", "norm.one", "norm.zero"]
         yield _node("InstanceNormalization", instances, f"{name}.normal", epsilon=epsilon)
         yield _node("Reshape", [f"{name}.normal", f"{name}.shape"], f"{name}.units")
-        yield _node("Mul", [f"{name}.units", gamma], f"{name}.scaled_units")
-        yield _node("Add", [f"{name}.scaled_units", beta], name)
+        yield _node("Mul", [f"{name}.units", gamma], f"{name}.scaled_units" if beta else name)
+        if beta:
+            yield _node("Add", [f"{name}.scaled_units", *beta], name)
 
     def _fixed(self, name: str, largest: NDArray[np.float32]) -> Iterator[NodeProto]:
         """Codes of activations (..., k) with constant steps."""

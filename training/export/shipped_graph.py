@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from onnx import ModelProto
@@ -12,7 +12,7 @@ from encoding.bundle import INPUTS, Precision
 from training.errors import ExportError
 from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, halve
-from training.export.layers import Form, one_row
+from training.export.layers import Form, one_row, writable
 from training.export.quantise import quantise
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import provider, session
@@ -22,13 +22,15 @@ __all__ = ["make_graph", "race"]
 SHAPES: Final = ((1, 16), (16, 32))  # texts and tokens on which two graphs race
 ROUNDS: Final = 8
 
-Traced = Callable[[Form], ModelProto]
+Traced = Callable[[Form | Literal["plain"]], ModelProto]
 
 
 def make_graph(
     precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console
 ) -> tuple[ModelProto, str]:
     """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`."""
+    if not writable(encoder.backbone):
+        return _other_architecture(precision, traced("plain"), encoder)
     if precision == "int8":
         # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
         feeds = vocabulary_feeds(encoder.pooling.text_encoder)
@@ -47,6 +49,13 @@ def make_graph(
         f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
     )
     return (rows if ratio > 1 else fused), name
+
+
+def _other_architecture(precision: Precision, plain: ModelProto, encoder: SentenceEncoder) -> tuple[ModelProto, str]:
+    if precision == "int8":
+        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+        return quantise(plain, feeds, one_row(encoder)), "weights in 7 bits by column, activations in 8 bits"
+    return (plain if precision == "fp32" else halve(plain)), "plain"
 
 
 def race(first: ModelProto, second: ModelProto) -> float:

@@ -46,7 +46,7 @@ class DistillRecipe(Recipe):
     method: Literal["distill"]
     teacher: str = Field(description="encoder to match: a local folder or a hub name")
     teacher_template: str = Field("[X]", description="words around the teacher's text")
-    teacher_pooling: PoolingMode = Field("mean", description="pooling of the teacher: mask, cls or mean")
+    teacher_pooling: PoolingMode = Field("mean", description="pooling of the teacher")
     teacher_views: tuple[TeacherView, ...] = Field(
         ("text",),
         min_length=1,

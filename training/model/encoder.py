@@ -24,11 +24,11 @@ from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
-from training.model.heads import HEAD_FILE, Head
+from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling, token_batches
 from training.model.pretrained import looks_local, quiet, word_embeddings
 
-__all__ = ["SentenceEncoder", "loading", "saved_config", "weights_digest"]
+__all__ = ["SentenceEncoder", "loading", "positions", "saved_config", "weights_digest"]
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
@@ -44,7 +44,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EmbeddingConfig) -> None:
         super().__init__()
-        self.head: Head | None = None
+        self.head: Head | AdoptedHead | None = None
         self.continuous: ContinuousTemplate | None = None
         if getattr(backbone, "pooler", None) is not None:
             backbone.register_module("pooler", None)  # the next-sentence head, which is never read
@@ -91,13 +91,14 @@ class SentenceEncoder(nn.Module):
         self.tokenizer.save_pretrained(folder)
         text = json.dumps(self.config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+        assert not isinstance(self.head, AdoptedHead), "an adopted model is exported and not saved. This is a bug."
         for part in (self.head, self.continuous):
             if part is not None:
                 part.save(folder)
 
     @property
     def dimension(self) -> int:
-        return int(self.backbone.config.hidden_size)
+        return int(getattr(self.head, "dimension", self.backbone.config.hidden_size))
 
     @property
     def vocabulary(self) -> int:
@@ -275,7 +276,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
 
 def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -> EmbeddingConfig:
-    limit = int(backbone.config.max_position_embeddings) - _first_position(backbone)
+    limit = positions(backbone)
     try:
         config = EmbeddingConfig.model_validate({"max_tokens": limit} | fields)
     except ValidationError as error:
@@ -290,9 +291,15 @@ def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -
     return config
 
 
+def positions(backbone: PreTrainedModel) -> int:
+    """How many tokens a sequence may have."""
+    return int(backbone.config.max_position_embeddings) - _first_position(backbone)
+
+
 def _first_position(backbone: PreTrainedModel) -> int:
-    """BERT counts positions from 0, RoBERTa and its kin from padding_idx + 1."""
-    padding = getattr(backbone.get_submodule("embeddings.position_embeddings"), "padding_idx", None)
+    """BERT counts positions from 0, RoBERTa and its kin from padding_idx + 1; some have no table of positions."""
+    table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 

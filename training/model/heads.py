@@ -3,6 +3,7 @@
 A head decides where denoising happens: before a tanh, or between two transformed vectors.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-__all__ = ["HEAD_FILE", "Head", "HeadKind"]
+__all__ = ["HEAD_FILE", "AdoptedHead", "Head", "HeadKind"]
 
 HEAD_FILE = "head.safetensors"
 
@@ -74,3 +75,22 @@ class Head(nn.Sequential):
             head = cls(kind, config)
             head.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 - not a dict
         return head
+
+
+class AdoptedHead(nn.ModuleList):
+    """The modules of a sentence-transformers model behind its pooling: vectors (n, d) -> vectors (n, `dimension`)."""
+
+    def __init__(self, modules: Sequence[nn.Module], dimension: int) -> None:
+        super().__init__(modules)
+        self.dimension = dimension
+
+    @property
+    def kind(self) -> str:
+        return " and ".join(type(module).__name__ for module in self)
+
+    def forward(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
+        assert bias is None, "an adopted model has no denoising. This is a bug."
+        features = {"sentence_embedding": vectors}
+        for module in self:
+            features = module(features)
+        return features["sentence_embedding"]

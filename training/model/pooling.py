@@ -25,18 +25,35 @@ class Pooling:
         self.mode = mode
         self.denoising = denoising
 
+    @property
+    def reads_one_token(self) -> bool:
+        """Whether the vector is that of a single token, so that the last layer needs no other."""
+        return self.mode in ("mask", "cls", "lasttoken")
+
     def lengths(self, attention_mask: Tensor) -> Tensor:
         """How many tokens of its text each row has, (n)."""
         return attention_mask.sum(1) - self.text_encoder.template_tokens
 
     def read(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Hidden states (n, L, d) -> vectors (n, d) at [MASK], at [CLS], or the mean over attended tokens."""
-        if self.mode == "mean":
-            weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
-            return (hidden * weights).sum(1) / weights.sum(1)
+        """Hidden states (n, L, d) -> vectors (n, d): those of one token, or a mean or maximum over attended tokens.
+
+        The names of the modes, [MASK] apart, and the weights 1 to L of `weightedmean` are sentence-transformers'.
+        """
+        if self.reads_one_token:
+            return self._token(hidden, attention_mask)
+        weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
+        if self.mode == "max":
+            return hidden.masked_fill(weights == 0, -torch.inf).amax(1)
+        if self.mode == "weightedmean":
+            weights = weights * weights.cumsum(1)
+        total = (hidden * weights).sum(1)
+        return total / (weights.sum(1).sqrt() if self.mode == "mean_sqrt_len_tokens" else weights.sum(1))
+
+    def _token(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """The states (n, d) of the one token that is read."""
         if self.mode == "cls":
             return hidden[:, 0]
-        index = self.text_encoder.mask_index
+        index = -1 if self.mode == "lasttoken" else self.text_encoder.mask_index
         assert index is not None, "Template.parse requires [MASK] in a template with mask pooling. This is a bug."
         if index >= 0:
             return hidden[:, index]

@@ -37,7 +37,10 @@ class Recipe(BaseModel):
     min_words: Positive = Field(1, description="leave out sentences with fewer words")
     max_words: Positive | None = Field(None, description="leave out sentences with more words")
     template: str = Field("[X]", description='words around the text, such as: This sentence of "[X]" means [MASK].')
-    pooling: PoolingMode = Field("cls", description="how the vector is read: mask, cls or mean")
+    pooling: PoolingMode = Field(
+        "cls",
+        description="how the vector is read: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens",
+    )
     final_period: bool = Field(False, description="give a text without closing punctuation a period")
     max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")

