@@ -1,4 +1,4 @@
-"""Every contrastive method on a tiny encoder, small enough to compare the gradient of each weight."""
+"""Every method that compares vectors across the batch, on a tiny encoder: the gradient of each weight is compared."""
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ TEXTS = ["Two dogs run.", "A man is playing the guitar.", "Rain.", "She wrote a 
 ROWS = [(text,) for text in TEXTS]
 TRIPLES = [(text, TEXTS[place - 1], TEXTS[place - 2]) for place, text in enumerate(TEXTS)]
 PAIRS = [row[:2] for row in TRIPLES]
+SCORED = [(*pair, str(score)) for pair, score in zip(PAIRS, (0.5, 4, 2.5, 4, 1), strict=True)]
 SG = {"head_width": ["16"], "max_tokens": ["32"]}
 
 METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
@@ -30,6 +31,8 @@ METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
     "ssimcse, an operation": ("ssimcse", ROWS, {"scope": ["sentence-op"]}),
     "sg-opt": ("sg-opt", ROWS, SG),
     "sg": ("sg", ROWS, SG),
+    "scored": ("scored", SCORED, {}),
+    "scored, angles": ("scored", SCORED, {"loss": ["angle"]}),
     "back-translation": ("sg", PAIRS, {**SG, "columns": ["a", "b"], "positives": ["translation"]}),
 }
 """A case's recipe, its rows and its keys."""
@@ -45,7 +48,8 @@ def add_masked_head(parent: Path, folder: Path) -> Path:
 
 
 def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contrastive:
-    fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"], "temperature": ["0.5"]}
+    fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"]}
+    fixed |= {"scale": ["2"]} if name == "scored" else {"temperature": ["0.5"]}
     recipe = load_recipe(name, fixed | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)

@@ -1,12 +1,14 @@
 """A corpus: files of text as rows of sentences, counted and checked before a model is loaded.
 
 A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). With `next_sentences` it also has
-those of the next row. Empty rows and rows outside the length limits are left out and counted.
+those of the next row. With `scored` its last column is a score. Empty rows and rows outside the length limits are left
+out and counted.
 """
 
 import csv
 import gzip
 import json
+import math
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +20,7 @@ from typing import Any, TextIO
 from encoding.bundle import Source, sha256
 from training.errors import CorpusError
 
-__all__ = ["Corpus", "read_corpus", "read_lines", "read_records"]
+__all__ = ["Corpus", "finite_score", "read_corpus", "read_lines", "read_records"]
 
 Row = tuple[str, ...]
 
@@ -68,13 +70,15 @@ def read_corpus(
     sample: int | None = None,
     seed: int = 0,
     next_sentences: bool = False,
+    scored: bool = False,
 ) -> Corpus:
     """Read every file, in order; then keep a random, seeded `sample` of the rows if one is given.
 
     With `next_sentences` a row also has the sentences of the next row, which follows it in the file with none left out
-    in between.
+    in between. With `scored` the last column is a number, which a row has as a text that `float` reads.
 
-    Raises CorpusError, with file and line, for a missing file, a missing column or bytes that are not UTF-8.
+    Raises CorpusError, with file and line, for a missing file, a missing column, bytes that are not UTF-8 or a score
+    that is not a number; and if all scores are equal.
     """
     missing = [path for path in paths if not Path(path).is_file()]
     if missing:
@@ -83,7 +87,7 @@ def read_corpus(
     corpus = Corpus()
     for path in map(Path, paths):
         before = len(corpus.rows)
-        for row, following in pairwise(chain(_fitting(corpus, path, columns, min_words, max_words), [None])):
+        for row, following in pairwise(chain(_fitting(corpus, path, columns, min_words, max_words, scored), [None])):
             if row is not None and not next_sentences:
                 corpus.rows.append(row)
             elif row is not None and following is not None:
@@ -97,6 +101,11 @@ def read_corpus(
         )
     if sample is not None and sample < len(corpus.rows):
         corpus.rows = random.Random(seed).sample(corpus.rows, sample)
+    if scored and len({row[-1] for row in corpus.rows}) == 1:
+        raise CorpusError(
+            f"{', '.join(paths)}: every row has the score {corpus.rows[0][-1]}, which ranks nothing; give rows with "
+            "several scores"
+        )
     return corpus
 
 
@@ -145,22 +154,34 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from error
 
 
+def finite_score(score: object, where: str) -> float:
+    """The number that a cell holds. Raises CorpusError, which says where the cell is."""
+    try:
+        number = float(score)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise CorpusError(f"{where}: score {score!r} is not a number; write one such as 3.5")
+    return number
+
+
 def _fitting(
-    corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None
+    corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None, scored: bool
 ) -> Iterator[Row | None]:
     """The rows of a file; None in place of each that is left out, which `corpus` counts."""
-    for row in _rows(path, columns):
-        if not all(map(_says_something, row)):
+    for row in _rows(path, columns, scored):
+        texts = row[:-1] if scored else row
+        if not all(map(_says_something, texts)):
             corpus.empty += 1
             yield None
-        elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in row):
+        elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in texts):
             yield row
         else:
             corpus.outside += 1
             yield None
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
     if _suffix(path) == ".txt" and len(columns) < 2:
         for line in read_lines(path):
             yield (line.strip(),)
@@ -172,9 +193,12 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             if column not in record:
                 found = ", ".join(map(str, record))
                 raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: choose with --columns")
+        texts = columns[:-1] if scored else columns
+        for column in texts:
             if not isinstance(record[column], str | None):
                 raise CorpusError(f"{path}, line {number}: {column} is {record[column]!r}; write a text")
-        yield tuple((record[column] or "").strip() for column in columns)
+        row = tuple((record[column] or "").strip() for column in texts)
+        yield (*row, str(finite_score(record[columns[-1]], f"{path}, line {number}"))) if scored else row
 
 
 def _says_something(text: str) -> bool:

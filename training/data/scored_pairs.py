@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from training.data.corpus import read_lines, read_records
+from training.data.corpus import finite_score, read_lines, read_records
 from training.data.similarity import Pairs, cosines_of, rank_correlation
 from training.errors import CorpusError
 from training.model.pooling import Embed
@@ -37,7 +35,7 @@ def load_pairs(path: str | Path) -> Pairs:
     for number, (left, right, score) in _rows(path):
         pairs.left.append(" ".join(left.split()))
         pairs.right.append(" ".join(right.split()))
-        pairs.gold.append(_number(score, f"{path}, line {number}"))
+        pairs.gold.append(finite_score(score, f"{path}, line {number}"))
     if not pairs:
         raise CorpusError(f"{path} has no pairs; give one with the columns {', '.join(COLUMNS)}")
     if len(set(pairs.gold)) == 1:
@@ -86,13 +84,3 @@ def _columns(record: dict[str, Any], where: str) -> Row:
             f"name the columns {', '.join(COLUMNS)}"
         )
     return str(record["sentence1"]), str(record["sentence2"]), record["score"]
-
-
-def _number(score: object, where: str) -> float:
-    try:
-        number = float(score)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not np.isfinite(number):
-        raise CorpusError(f"{where}: score {score!r} is not a number")
-    return number

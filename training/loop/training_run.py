@@ -110,6 +110,7 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
         recipe.sentences,
         recipe.seed,
         recipe.next_sentences,
+        recipe.scored,
     )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")

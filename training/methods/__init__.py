@@ -6,6 +6,7 @@ from training.methods.mlm import MLM
 from training.methods.objective import Objective
 from training.methods.optiprompt import OptiPrompt
 from training.methods.promptbert import PromptBERT
+from training.methods.scored import Scored
 from training.methods.sg import SG
 from training.methods.simcse import SimCSE, SSimCSE
 
@@ -17,6 +18,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MLM,
     "optiprompt": OptiPrompt,
     "promptbert": PromptBERT,
+    "scored": Scored,
     "sg": SG,
     "simcse": SimCSE,
     "ssimcse": SSimCSE,

@@ -1,4 +1,4 @@
-"""The base of the contrastive methods: passes over views first, then a loss over the whole batch.
+"""The base of the methods whose loss compares the vectors of a batch: passes over views, then a loss over all rows.
 
 The two halves are separate because they scale differently. A pass works row by row and may run in chunks whose
 activations are thrown away (GradCache). `loss` sees the vectors of all rows, and of all processes.
@@ -22,15 +22,14 @@ from training.model.heads import HeadKind
 from training.model.views import Pass, View, encode_trimmed
 from training.recipes.keys import Positive, Recipe
 
-__all__ = ["VIEWS", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
+__all__ = ["VIEWS", "BatchRecipe", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
 
 
-class ContrastiveRecipe(Recipe):
-    """The keys of every contrastive method."""
+class BatchRecipe(Recipe):
+    """The keys of every method whose loss compares the vectors of a batch."""
 
-    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
     dimensions: tuple[Positive, ...] = Field(
         (),
         description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
@@ -44,6 +43,12 @@ class ContrastiveRecipe(Recipe):
         if len(set(self.dimensions)) < len(self.dimensions):
             raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
         return self
+
+
+class ContrastiveRecipe(BatchRecipe):
+    """The keys of every contrastive method."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
 
 
 class PairsRecipe(ContrastiveRecipe):

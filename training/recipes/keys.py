@@ -94,6 +94,11 @@ class Recipe(BaseModel):
         """Whether a row of the corpus needs the sentence that follows it in its file."""
         return False
 
+    @property
+    def scored(self) -> bool:
+        """Whether the last column of the corpus is a score."""
+        return False
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         try:

@@ -7,11 +7,15 @@ from training.methods.losses.corrected_words import corrected_words
 from training.methods.losses.distillation import cosine_distance, similarity_divergence
 from training.methods.losses.edit_detection import edit_detection
 from training.methods.losses.info_nce import cosine_matrix, info_nce
+from training.methods.losses.score_ranking import PAIR_SIMILARITIES, angle_similarity, cosent
 from training.methods.losses.self_guided import SELF_GUIDED, parameter_drift
 
 __all__ = [
+    "PAIR_SIMILARITIES",
     "SELF_GUIDED",
+    "angle_similarity",
     "corrected_words",
+    "cosent",
     "cosine_distance",
     "cosine_matrix",
     "edit_detection",

@@ -4,14 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["cosine_matrix", "info_nce"]
+__all__ = ["cosine_matrix", "info_nce", "unit_rows"]
 
 
 def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
     """Cosines of every row of `left` (n, d) with every row of `right` (m, d): (n, m)."""
     with torch.autocast(left.device.type, enabled=False):  # bf16 has 3 digits; a temperature of 0.05 needs more
         wide = torch.promote_types(left.dtype, torch.float32)
-        return _unit(left.to(wide)) @ _unit(right.to(wide)).T
+        return unit_rows(left.to(wide)) @ unit_rows(right.to(wide)).T
 
 
 def info_nce(
@@ -37,6 +37,6 @@ def info_nce(
     return F.cross_entropy(logits, own)
 
 
-def _unit(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
     """Rows (n, d) of length 1. A row of zeros stays zero and has no gradient, which would be unbounded."""
     return F.normalize(rows.masked_fill((rows == 0).all(dim=-1, keepdim=True), 0.0), dim=-1)

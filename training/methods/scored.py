@@ -1,0 +1,73 @@
+"""Pairs of sentences with a score: CoSENT, and AnglE (arXiv:2309.12871), which train the order of the pairs.
+
+The columns are two texts and their score, on any scale that grows with similarity. Scores are compared within a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from training.data.corpus import Row
+from training.methods.contrastive import VIEWS, BatchRecipe, Contrastive
+from training.methods.losses import PAIR_SIMILARITIES, cosent
+from training.methods.parts.gather import gather
+from training.model.encoder import SentenceEncoder
+from training.model.views import View, view
+
+__all__ = ["Scored", "ScoredRecipe"]
+
+
+class ScoredRecipe(BatchRecipe):
+    """The keys of `method = "scored"`."""
+
+    method: Literal["scored"]
+    loss: Literal["cosent", "angle"] = Field(
+        "cosent", description="what is ranked: cosent, the cosines of the pairs; angle, AnglE's similarity"
+    )
+    scale: Annotated[float, Field(gt=0)] = Field(20.0, description="multiplies the similarities in the loss")
+
+    @property
+    def scored(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _whole_angles(self) -> Self:
+        if self.loss == "angle" and self.dimensions:
+            raise ValueError(
+                "loss 'angle' pairs the first half of a vector with the second, which shorter vectors do not have; "
+                "write loss = 'cosent', or remove dimensions"
+            )
+        return self
+
+
+class Scored(Contrastive):
+    """The served vectors are compared: there is no head."""
+
+    Recipe = ScoredRecipe
+    columns = (3,)
+    contrastive = False  # a pair with a low score is not a positive
+
+    def __init__(self, encoder: SentenceEncoder, recipe: ScoredRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = nn.Identity()
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        first, second, scores = zip(*rows, strict=True)
+        views = {name: view(self.pooling, texts) for name, texts in zip(VIEWS, (first, second), strict=False)}
+        views["first"]["score"] = torch.tensor([float(score) for score in scores])  # (n)
+        return views
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder.vectors(view, self.pooling)  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        scores = gather(views["first"]["score"])
+
+        def ranking(first: Tensor, second: Tensor) -> Tensor:
+            similarities = PAIR_SIMILARITIES[self.recipe.loss](self.joined(first), self.joined(second))
+            return cosent(similarities, scores, self.recipe.scale)
+
+        return {"loss": self.nested(ranking, vectors["first"], vectors["second"])}
