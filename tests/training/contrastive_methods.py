@@ -22,6 +22,7 @@ SG = {"head_width": ["16"], "max_tokens": ["32"]}
 METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
     "simcse": ("simcse", ROWS, {}),
     "triplets": ("simcse", TRIPLES, {"columns": ["a", "b", "c"], "negative_weight": ["1.0"]}),
+    "guided": ("simcse", TRIPLES, {"columns": ["a", "b", "c"], "guide": ["ENCODER"], "guide_margin": ["0.02"]}),
     "masked words": ("simcse", ROWS, {"mlm_weight": ["0.1"], "masked_share": ["0.5"]}),
     "nested": ("simcse", ROWS, {"dimensions": ["8", "32"]}),
     "promptbert": ("promptbert", ROWS, {}),
@@ -35,7 +36,7 @@ METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
     "scored, angles": ("scored", SCORED, {"loss": ["angle"]}),
     "back-translation": ("sg", PAIRS, {**SG, "columns": ["a", "b"], "positives": ["translation"]}),
 }
-"""A case's recipe, its rows and its keys."""
+"""A case's recipe, its rows and its keys, in which ENCODER stands for the folder that `build` is given."""
 
 
 def add_masked_head(parent: Path, folder: Path) -> Path:
@@ -50,7 +51,8 @@ def add_masked_head(parent: Path, folder: Path) -> Path:
 def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contrastive:
     fixed = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["5"]}
     fixed |= {"scale": ["2"]} if name == "scored" else {"temperature": ["0.5"]}
-    recipe = load_recipe(name, fixed | words)
+    fixed |= {key: [str(folder)] if value == ["ENCODER"] else value for key, value in words.items()}
+    recipe = load_recipe(name, fixed)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     objective = OBJECTIVES[recipe.method](encoder, recipe)

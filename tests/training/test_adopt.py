@@ -263,7 +263,7 @@ def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, tiny_
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ClozeError, match="cannot be loaded as a sentence-transformers model"):
         main([str(tmp_path / "empty"), str(tmp_path / "bundle")])

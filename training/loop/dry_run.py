@@ -31,7 +31,7 @@ def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective, steps: int = 2
     for name, ids, mask in _drawn(objective, views):
         _show(objective, f"drawn {name}", ids, mask)
     with tempfile.TemporaryDirectory() as folder:
-        update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1}
+        update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1, "workers": 0}
         short = recipe.model_copy(update=update)
         arguments = training_arguments(short, Path(folder), chooser=None)
         arguments.save_strategy = SaveStrategy.NO

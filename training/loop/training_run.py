@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,7 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     check_shared(run.path)
     run.check_text(corpus)
     checkpoint = _checkpoint(run, resume)
+    objective.begin(chain(corpus.rows, corpus.held_out))
     chooser = _chooser(corpus, dev)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
     evaluation = partial(_figures, dev=dev, held_out=HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None)

@@ -5,7 +5,7 @@ activations are thrown away (GradCache). `loss` sees the vectors of all rows, an
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Self
 
@@ -13,16 +13,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from training.data.corpus import Row
 from training.errors import RecipeError
-from training.methods.losses import info_nce
+from training.methods.losses import false_negatives, info_nce
 from training.methods.objective import Objective
 from training.methods.parts.gather import gather
+from training.methods.parts.guide import Guide
 from training.model.encoder import SentenceEncoder
 from training.model.heads import HeadKind
 from training.model.views import Pass, View, encode_trimmed
 from training.recipes.keys import Positive, Recipe
 
-__all__ = ["VIEWS", "BatchRecipe", "Contrastive", "ContrastiveRecipe", "PairsRecipe"]
+__all__ = ["VIEWS", "BatchRecipe", "Contrastive", "ContrastiveRecipe", "FromPairs", "PairsRecipe"]
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
 
@@ -62,6 +64,22 @@ class PairsRecipe(ContrastiveRecipe):
         description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
         "head; unset: a tanh in training only",
     )
+    guide: str | None = Field(
+        None,
+        description="run, bundle, encoder's folder or hub name that finds false negatives in a batch, which are left "
+        "out of the loss; unset: none",
+    )
+    guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
+        0.0, description="a negative's cosine, by the guide, is lower than the positive's less this"
+    )
+
+    @model_validator(mode="after")
+    def _guided(self) -> Self:
+        if self.guide_margin and self.guide is None:
+            raise ValueError(
+                f"guide_margin is {self.guide_margin} and there is no guide; write one, or guide_margin = 0.0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _weighed(self) -> Self:
@@ -110,13 +128,9 @@ class Contrastive(Objective):
         }
         return self.loss(views=views, **results)
 
-    def contrast(self, first: Tensor, second: Tensor, *negatives: Tensor) -> Tensor:
+    def contrast(self, first: Tensor, second: Tensor) -> Tensor:
         """InfoNCE of vectors (n, d) after the head, over the rows of all processes."""
-        first, second = self.joined(first), self.joined(second)
-        if not negatives:
-            return info_nce(first, second, self.recipe.temperature)
-        hard = torch.cat([self.joined(each) for each in negatives])  # (k·n, d)
-        return info_nce(first, second, self.recipe.temperature, hard, self.recipe.negative_weight)
+        return info_nce(self.joined(first), self.joined(second), self.recipe.temperature)
 
     def joined(self, vectors: Tensor) -> Tensor:
         """Vectors (n, ..., d) after the head, of all processes, in fp32 because the gather's gradient is a sum."""
@@ -132,3 +146,40 @@ class Contrastive(Objective):
         places = torch.arange(self.encoder.dimension, device=vectors[0].device)
         cuts = [places < size for size in self.recipe.dimensions]
         return torch.stack([loss(*(vector * cut for vector in vectors)) for cut in cuts]).mean()
+
+
+class FromPairs(Contrastive):
+    """Base class of the methods of pairs and hard negatives. A subclass calls `guided` in `views`."""
+
+    columns = tuple(range(1, len(VIEWS) + 1))
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__(encoder, recipe)
+        self.guide = Guide.load(recipe.guide) if recipe.guide else None
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        if self.guide is not None:
+            self.guide.read(text for row in rows for text in row)
+
+    def guided(self, views: dict[str, View], columns: list[tuple[str, ...]]) -> dict[str, View]:
+        """The views with `guide`, the guide's vectors of the texts of each (n, d), if there is a guide."""
+        if self.guide is None:
+            return views
+        texts = columns * 2 if len(columns) == 1 else columns
+        return {name: views[name] | {"guide": self.guide(each)} for name, each in zip(views, texts, strict=True)}
+
+    def pairs_loss(self, vectors: Iterable[Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        """`loss`, of vectors (n, d) of each view, and `left_out`: the share of all negatives that a guide left out."""
+        if self.guide is None:
+            return {"loss": self.nested(self._contrast, *vectors)}
+        anchors, positives, *negatives = (gather(view["guide"]) for view in views.values())
+        hard = torch.cat(negatives) if negatives else None  # (k·n, d)
+        left_out = false_negatives(anchors, positives, self.recipe.guide_margin, hard)
+        loss = self.nested(partial(self._contrast, left_out=left_out), *vectors)
+        return {"loss": loss, "left_out": left_out.float().mean()}
+
+    def _contrast(self, first: Tensor, second: Tensor, *negatives: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """InfoNCE with hard negatives, all (n, d), over the rows of all processes."""
+        first, second = self.joined(first), self.joined(second)
+        hard = torch.cat([self.joined(each) for each in negatives]) if negatives else None  # (k·n, d)
+        return info_nce(first, second, self.recipe.temperature, hard, self.recipe.negative_weight, left_out)

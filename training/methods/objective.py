@@ -5,7 +5,7 @@ served, so export forgets the rest by construction.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +39,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """Rows of the corpus -> the token ids that `forward` takes by name."""
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        """Do once what depends on the texts alone; `fit` calls it with all rows before the first step."""
+        return
 
     @abstractmethod
     def forward(self, *_: Any, **views: Any) -> dict[str, Tensor]:

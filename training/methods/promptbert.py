@@ -14,7 +14,7 @@ from torch import Tensor
 from encoding.errors import TemplateError
 from encoding.template import Template
 from training.data.corpus import Row
-from training.methods.contrastive import VIEWS, Contrastive, PairsRecipe
+from training.methods.contrastive import VIEWS, FromPairs, PairsRecipe
 from training.methods.parts.loss_head import loss_head
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
@@ -68,14 +68,13 @@ class PromptBERTRecipe(PairsRecipe):
         return self
 
 
-class PromptBERT(Contrastive):
+class PromptBERT(FromPairs):
     """Equation 4, or with hard negatives SimCSE's equation 5, of vectors that are denoised before the tanh head.
 
     Without supervision, denoising and the projection head are used in training only. With supervision both are served.
     """
 
     Recipe = PromptBERTRecipe
-    columns = tuple(range(1, len(VIEWS) + 1))
 
     def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
         super().__init__(encoder, recipe)
@@ -90,18 +89,18 @@ class PromptBERT(Contrastive):
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))
         if self.recipe.mode == "same":
-            return dict.fromkeys(self.poolings, view(self.pooling, columns[0]))  # only dropout tells them apart
-        if len(columns) == 1:
-            columns *= 2
-        named = zip(self.poolings.items(), columns, strict=True)
-        return {name: view(pooling, texts) for (name, pooling), texts in named}
+            views = dict.fromkeys(self.poolings, view(self.pooling, columns[0]))  # only dropout tells them apart
+        else:
+            named = zip(self.poolings.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
+            views = {name: view(pooling, texts) for (name, pooling), texts in named}
+        return self.guided(views, columns)
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.read(**view, pooling=self.poolings[name])  # (n, d)
+        return self.encoder.read(view["input_ids"], view["attention_mask"], self.poolings[name])  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.poolings]
-        return {"loss": self.nested(self.contrast, *finished)}
+        return self.pairs_loss(finished, views)
 
     def _bias(self, name: str, view: View) -> Tensor | None:
         """The vectors of the template alone for the view's texts, (n, d); texts of one length share a dropout mask."""

@@ -19,7 +19,7 @@ from encoding.errors import TemplateError
 from encoding.template import Template
 from training.data.corpus import Row
 from training.errors import RecipeError
-from training.methods.contrastive import VIEWS, Contrastive, PairsRecipe
+from training.methods.contrastive import VIEWS, FromPairs, PairsRecipe
 from training.methods.parts.loss_head import loss_head
 from training.methods.parts.masked_word_loss import MaskedWordLoss
 from training.methods.parts.sampled_dropout import FORMS, Distribution, Dropouts, draw_rates, well_formed
@@ -99,11 +99,10 @@ class SSimCSERecipe(_MaskedWordsRecipe):
         return self
 
 
-class SimCSE(Contrastive):
+class SimCSE(FromPairs):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
 
     Recipe: ClassVar[type[Recipe]] = SimCSERecipe
-    columns = tuple(range(1, len(VIEWS) + 1))
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
@@ -113,10 +112,11 @@ class SimCSE(Contrastive):
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         first, others = self.poolings
-        columns = [view(others if at else first, texts) for at, texts in enumerate(zip(*rows, strict=True))]
-        if len(columns) == 1:
-            columns *= 2  # only dropout tells them apart
-        return dict(zip(VIEWS, columns, strict=False))
+        columns = list(zip(*rows, strict=True))
+        views = [view(others if at else first, texts) for at, texts in enumerate(columns)]
+        if len(views) == 1:
+            views *= 2  # only dropout tells them apart
+        return self.guided(dict(zip(VIEWS, views, strict=False)), columns)
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.masked_word_loss is None:
@@ -143,12 +143,12 @@ class SimCSE(Contrastive):
         views: Mapping[str, View],
         masked_words: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        contrast = self.nested(self.contrast, *vectors.values())
+        parts = self.pairs_loss(vectors.values(), views)
         if self.masked_word_loss is None or masked_words is None:
-            return {"loss": contrast}
-        guessing = self.masked_word_loss.mean(masked_words, views)
+            return parts
+        contrast, guessing = parts["loss"], self.masked_word_loss.mean(masked_words, views)
         loss = contrast + self.recipe.mlm_weight * guessing
-        return {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
+        return parts | {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
 
 
 class SSimCSE(SimCSE):

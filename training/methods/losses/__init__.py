@@ -6,6 +6,7 @@ n is the number of rows and d the dimension. Each docstring names the paper's eq
 from training.methods.losses.corrected_words import corrected_words
 from training.methods.losses.distillation import cosine_distance, similarity_divergence
 from training.methods.losses.edit_detection import edit_detection
+from training.methods.losses.false_negatives import false_negatives
 from training.methods.losses.info_nce import cosine_matrix, info_nce
 from training.methods.losses.score_ranking import PAIR_SIMILARITIES, angle_similarity, cosent
 from training.methods.losses.self_guided import SELF_GUIDED, parameter_drift
@@ -19,6 +20,7 @@ __all__ = [
     "cosine_distance",
     "cosine_matrix",
     "edit_detection",
+    "false_negatives",
     "info_nce",
     "parameter_drift",
     "similarity_divergence",

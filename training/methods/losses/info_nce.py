@@ -20,6 +20,7 @@ def info_nce(
     temperature: float,
     negatives: Tensor | None = None,
     negative_weight: float = 0.0,
+    left_out: Tensor | None = None,
 ) -> Tensor:
     """-log of the softmax of row i's own positive among all positives and hard negatives, averaged; all (n, d).
 
@@ -27,6 +28,7 @@ def info_nce(
 
     SimCSE equations 1 and 5 (arXiv:2104.08821), PromptBERT equation 4 (arXiv:2201.04337): one direction only.
     `negative_weight` is added to the logit of a row's own hard negative: the paper's alpha is its exponential.
+    `left_out`, (n, n) or (n, n + k·n), is True for what a row is not compared with.
     """
     logits = cosine_matrix(anchors, positives) / temperature  # (n, n)
     own = torch.arange(len(logits), device=logits.device)
@@ -34,6 +36,8 @@ def info_nce(
         hard = cosine_matrix(anchors, negatives) / temperature  # (n, k·n)
         weights = negative_weight * torch.eye(len(hard), dtype=hard.dtype, device=hard.device)  # (n, n)
         logits = torch.cat([logits, hard + weights.repeat(1, len(negatives) // len(anchors))], dim=1)
+    if left_out is not None:
+        logits = logits.masked_fill(left_out, -torch.inf)
     return F.cross_entropy(logits, own)
 
 
