@@ -7,7 +7,7 @@ import difflib
 import inspect
 import json
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
@@ -110,6 +110,20 @@ class Command(Options):
         return (init_settings,)
 
 
+class _Switch(BooleanOptionalAction):
+    """`--NAME` or `--no-NAME`, also where the name itself begins with "no-"."""
+
+    def __call__(
+        self,
+        parser: ArgumentParser,
+        namespace: Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        opposite = "--" + str(option_string).removeprefix("--no-")
+        setattr(namespace, self.dest, opposite == option_string or opposite not in self.option_strings)
+
+
 def flag(name: str) -> str:
     """`batch_size` -> `--batch-size`"""
     return "--" + name.replace("_", "-")
@@ -121,7 +135,9 @@ def _described(options: type[Options]) -> type[Options]:
 
 
 def _add_argument(group: Any, *names: str, **keywords: Any) -> Any:
-    """Simpler help: the kind of one word, and no default for an option that is unset."""
+    """Simpler help: the kind of one word, and no default for an option that is unset. A switch is a `_Switch`."""
+    if keywords.get("action") is BooleanOptionalAction:
+        keywords["action"] = _Switch
     if "metavar" in keywords:
         word = re.sub(r"^(?:list|tuple)\[(.*?)(?:,\.\.\.)?\]$", r"\1", keywords["metavar"])
         keywords["metavar"] = METAVARS.get(word, word)

@@ -1,8 +1,13 @@
 import random
+from collections import Counter
 
 import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 
-from training.data.sampler import LengthGroupedSampler, NeighbourSampler
+from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler
+from training.errors import CorpusError
 
 LENGTHS = random.Random(0).choices(range(1, 101), k=203)
 
@@ -46,3 +51,82 @@ def test_neighbours_stay_together_in_runs_of_random_order() -> None:
     other = NeighbourSampler(203, 8, seed=0)
     other.set_epoch(1)
     assert list(other) != order == list(NeighbourSampler(203, 8, seed=0))
+
+
+def pairs(count: int, texts: int) -> list[tuple[str, str]]:
+    """Pairs of random texts, of which there are so few that most occur in several rows, in both columns."""
+    chance = random.Random(3)
+    return [(str(chance.randrange(texts)), str(chance.randrange(texts))) for _ in range(count)]
+
+
+def cut(order: list[int], size: int) -> list[list[int]]:
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+@pytest.mark.parametrize(("count", "texts", "size"), [(203, 100, 4), (203, 1000, 16), (64, 40, 8), (500, 60, 16)])
+def test_no_text_is_twice_in_a_batch(count: int, texts: int, size: int) -> None:
+    rows = pairs(count, texts)
+    sampler = DistinctSampler(rows, size, seed=0)
+    found = cut(list(sampler), size)
+    assert len(found) == count // size
+    assert all(len(batch) == size for batch in found)
+    for batch in found:
+        seen = Counter(text for index in batch for text in set(rows[index]))
+        assert max(seen.values()) == 1
+
+
+def test_the_batches_are_those_of_sentence_transformers() -> None:
+    """On rows from which one order of them makes all batches, it draws the same order from the same generator."""
+    rows = pairs(200, 300)
+    columns = dict(zip(("a", "b"), map(list, zip(*rows, strict=True)), strict=True))
+    theirs = NoDuplicatesBatchSampler(
+        Dataset.from_dict(columns), batch_size=8, drop_last=True, generator=torch.Generator(), seed=5
+    )
+    ours = DistinctSampler(rows, 8, seed=5)
+    for epoch in (0, 1):
+        theirs.set_epoch(epoch)
+        ours.set_epoch(epoch)
+        assert cut(list(ours), 8) == list(theirs)
+
+
+def test_without_duplicates_every_row_comes_once() -> None:
+    rows = [(str(number), f"{number}, too") for number in range(64)]
+    assert sorted(DistinctSampler(rows, 8, seed=0)) == list(range(64))
+
+
+def test_a_row_that_waited_comes_first() -> None:
+    """Two texts, each in half of the rows: every batch has one row of each."""
+    rows = [("a",)] * 5 + [("b",)] * 5
+    order = list(DistinctSampler(rows, 2, seed=1))
+    assert sorted(order) == list(range(10))
+    assert all(sorted(rows[index] for index in batch) == [("a",), ("b",)] for batch in cut(order, 2))
+
+
+def test_a_tail_that_fills_no_batch_is_left_out_and_drawn_anew() -> None:
+    """Six rows of one text and two of others make two batches of two; two more come from a second order."""
+    rows = [("a",)] * 6 + [("b",), ("c",)]
+    order = list(DistinctSampler(rows, 2, seed=0))
+    assert len(order) == 8
+    assert all(len({rows[index] for index in batch}) == 2 for batch in cut(order, 2))
+    assert Counter(order)[6] + Counter(order)[7] >= 4
+
+
+def test_a_text_twice_in_one_row_is_kept() -> None:
+    assert sorted(DistinctSampler([("a", "a"), ("b", "c")], 2, seed=0)) == [0, 1]
+
+
+def test_rows_without_one_distinct_batch_are_refused() -> None:
+    message = "only 2 rows have no text in common, and batch_size is 3; lower it, or remove duplicates"
+    with pytest.raises(CorpusError, match=message):
+        DistinctSampler([("a", "b"), ("b", "a"), ("c", "b"), ("d", "d")], 3, seed=0)
+
+
+def test_distinct_batches_are_those_of_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = DistinctSampler(pairs(203, 100), 4, seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(1, 2) == order(1, 2)
+    assert order(1, 2) != order(2, 2)
+    assert order(1, 2) != order(1, 3)

@@ -5,12 +5,15 @@ An epoch's order depends on the seed and the epoch alone, so that a resumed run 
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice, repeat
 
 import torch
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-__all__ = ["LengthGroupedSampler", "NeighbourSampler"]
+from training.errors import CorpusError
+
+__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler"]
 
 
 class _EpochSampler(Sampler[int]):
@@ -65,3 +68,47 @@ class NeighbourSampler(_EpochSampler):
     def order(self, generator: torch.Generator) -> Iterator[int]:
         for start in torch.randperm(-(-self.size // self.run), generator=generator).tolist():
             yield from range(start * self.run, min(self.size, (start + 1) * self.run))
+
+
+class DistinctSampler(_EpochSampler):
+    """Batches in which no text occurs twice, whatever its column: it would be a negative of itself.
+
+    A row that does not fit waits for the next batch. The rows from which no full batch can be made at the end are left
+    out, and the batches that an epoch then lacks come from a new order of all rows, as in sentence-transformers'
+    NoDuplicatesBatchSampler. So an epoch has as many batches as one that is ordered at random.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[str]], batch_size: int, seed: int) -> None:
+        """Raises CorpusError if the first order of the rows gives no batch."""
+        super().__init__(len(rows), seed)
+        self.rows = rows
+        self.batch_size = batch_size
+        next(iter(self))
+
+    def order(self, generator: torch.Generator) -> Iterator[int]:
+        batches = chain.from_iterable(map(self._batches, repeat(generator)))  # endless
+        yield from chain.from_iterable(islice(batches, self.size // self.batch_size))
+
+    def _batches(self, generator: torch.Generator) -> Iterator[list[int]]:
+        """The full batches of one order of all rows, one at least. Raises CorpusError."""
+        fresh, waiting = iter(torch.randperm(self.size, generator=generator).tolist()), list[int]()
+        for count in range(self.size):
+            former, again, batch, texts = iter(waiting), list[int](), list[int](), set[str]()
+            for index in chain(former, fresh):
+                if texts.isdisjoint(self.rows[index]):
+                    batch.append(index)
+                    texts.update(self.rows[index])
+                else:
+                    again.append(index)
+                if len(batch) == self.batch_size:
+                    break
+            if len(batch) == self.batch_size:
+                yield batch
+            elif count:
+                return
+            else:
+                raise CorpusError(
+                    f"no_duplicates: only {len(batch)} rows have no text in common, and batch_size is "
+                    f"{self.batch_size}; lower it, or remove duplicates from the corpus"
+                )
+            waiting = [*again, *former]

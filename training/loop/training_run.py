@@ -17,6 +17,7 @@ from transformers.utils.import_utils import is_torch_tf32_available
 from encoding.bundle import SEARCH_NAMES, SPEC_FILE
 from training.data.corpus import Corpus, read_corpus
 from training.data.dev_data import DevData
+from training.data.sampler import DistinctSampler
 from training.errors import CorpusError, RecipeError, RunError
 from training.loop.allocator import keep_memory
 from training.loop.arguments import DEV, HELD_OUT, training_arguments
@@ -117,6 +118,8 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
     _hold_out(corpus, recipe)
+    if getattr(recipe, "no_duplicates", False):
+        DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
     if recipe.patience is not None and _chooser(corpus, dev) is None:
         raise RecipeError(
             f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "

@@ -51,6 +51,16 @@ class ContrastiveRecipe(BatchRecipe):
     """The keys of every contrastive method."""
 
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
+    no_duplicates: bool = Field(
+        False, description="put no text into a batch twice, because it would be a negative of itself"
+    )
+
+    @model_validator(mode="after")
+    def _one_order(self) -> Self:
+        if self.no_duplicates and (self.group_by_length or self.neighbours > 1):
+            other = "group_by_length" if self.group_by_length else "neighbours"
+            raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")
+        return self
 
 
 class PairsRecipe(ContrastiveRecipe):

@@ -16,8 +16,8 @@ def false_negatives(anchors: Tensor, positives: Tensor, margin: float, negatives
     """True for each negative of a row whose cosine with the anchor is that of its positive less `margin`, or higher.
 
     (n, n + k·n) for a guide's vectors of the rows, (n, d), and of their hard negatives, (k·n, d): the columns are those
-    of `info_nce`. The paper's section 3.2 without a margin and without its comparisons within a column. A text that
-    equals the positive counts as a false negative, whatever rounding does to its cosine.
+    of `info_nce`. The paper has no margin, and its loss also compares texts within a column. A text that equals the
+    positive counts as a false negative, whatever rounding does to its cosine.
     """
     candidates = positives if negatives is None else torch.cat([positives, negatives])
     cosines = cosine_matrix(anchors, candidates)
