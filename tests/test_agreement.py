@@ -1,7 +1,7 @@
 """The same text and bundle give the same vector in torch, sentence-transformers, ONNX Runtime and over HTTP.
 
 Each tiny random encoder is trained for two steps, exported, and served beside another model. Vectors are normalised
-before they are compared, so that the tolerance means the same for each.
+before they are compared, so that the tolerance means the same for each. The shipped model has an int8 graph only.
 """
 
 from base64 import b64decode
@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 from harness import Process
 from numpy.typing import NDArray
+from reference.vectors import MODEL
+from reference.vectors import TEXTS as REFERENCE_TEXTS
 from sentence_transformers import SentenceTransformer
 from tiny_bundle import OTHER, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
+from service.inference.session import Session
 from training.export.__main__ import main as export
 from training.fit import main as fit
 from training.model.encoder import SentenceEncoder
@@ -34,6 +37,7 @@ TEXTS = [
     "[MASK]",
     "The [MASK] says [SEP] and [CLS] to a <mask> in </s> town [X].",
     "Zwölf Boxkämpfer – 日本語 🙂",
+    "Rain over\nthe city.\r\n\tTwo dogs run.",
     LONG,
     *(" ".join(LONG.split()[:words]) for words in (1, 2, 3, 4, 5, 8, 11, 13, 21, 34, 55, 89, 144)),
 ]
@@ -61,6 +65,7 @@ CASES = {  # where another case has the same parts, one of the two is long
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
     "bert cls": Case("tiny_bert", {"pooling": "cls"}),
     "bert mean": Case("tiny_bert", {"pooling": "mean"}),
+    "bert promptbert": Case("tiny_bert", AT_MASK, "promptbert"),
     "bert supervised": Case("masked_bert", AT_MASK, "promptbert-supervised"),
     "bert diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
@@ -82,9 +87,7 @@ class Road:
     neighbour: SentenceTransformer | None  # a continuous template has none
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = httpx.post(self.server.url + path, json=body, timeout=60)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return post(self.server, path, **body)
 
     def http(self, texts: list[str] | list[list[int]], path: str = "/embed") -> NDArray[np.float64]:
         return np.array(self.post(path, inputs=texts, normalize=False))
@@ -208,3 +211,43 @@ def test_two_models_that_run_at_once_keep_their_own_vectors(road: Road) -> None:
         np.testing.assert_allclose(each.result(), beside, atol=1e-6)
     for each in found:
         np.testing.assert_allclose(units(each.result()), expected, atol=TOLERANCE)
+
+
+def test_the_shipped_model_gives_its_vectors_in_every_place() -> None:
+    """Its bundle has an int8 graph and no torch weights, so these are all the places there are.
+
+    The graph scales the activations of each token alone, so that neither the batch nor the padding changes a bit.
+    """
+    bundle, texts = Bundle.load(MODEL), list(REFERENCE_TEXTS)
+    assert len(texts) == 20
+    session = Session.load(bundle, precision="int8", provider="cpu", threads=1)
+    expected = np.concatenate([session.run(bundle.text_encoder.batch([text])) for text in texts])
+    graph = GraphEncoder.of(bundle, "int8")
+    server = Process("--bundle", str(MODEL), "--threads", "1")
+    try:
+        found = {
+            "training": graph.embed(texts),
+            "training, padded to the longest": graph.embed(texts, batch_tokens=10**9),
+            "the service's session, one batch": session.run(bundle.text_encoder.batch(texts)),
+            "HTTP": post(server, "/embed", inputs=texts, normalize=False),
+            "HTTP, one by one": [post(server, "/embed", inputs=text, normalize=False)[0] for text in texts],
+            "HTTP, by the model's path": post(server, "/models/cloze-mini/embed", inputs=texts, normalize=False),
+        }
+        for place, vectors in found.items():
+            np.testing.assert_array_equal(np.array(vectors, dtype=np.float32), expected, err_msg=place)
+        found = {
+            "HTTP, normalised": post(server, "/embed", inputs=texts),
+            "HTTP, the root": post(server, "/", inputs=texts),
+            "OpenAI's route": [row["embedding"] for row in post(server, "/v1/embeddings", input=texts)["data"]],
+            "Cohere's route": post(server, "/v2/embed", texts=texts, model="cloze-mini")["embeddings"]["float"],
+        }
+        for place, vectors in found.items():
+            np.testing.assert_allclose(vectors, units(expected), atol=1e-6, rtol=0, err_msg=place)
+    finally:
+        server.close()
+
+
+def post(server: Process, path: str, **body: object) -> Any:
+    answer = httpx.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
