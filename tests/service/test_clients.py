@@ -361,6 +361,51 @@ def test_haystack(server: Process) -> None:
     query.close()
 
 
+def haystack(server: Process, **options: Any) -> Any:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder
+
+    service = {"api_type": "text_embeddings_inference", "api_params": {"url": server.url}, "progress_bar": False}
+    return HuggingFaceAPIDocumentEmbedder(**service | options)
+
+
+def documents() -> list[Any]:
+    from haystack import Document
+
+    return [Document(id=str(place), content=text) for place, text in enumerate(TEXTS)]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("path", ["", "/models/tiny"])
+def test_haystack_as_of_text_embeddings_inference(server: Process, path: str, normalize: bool) -> None:
+    where = {"api_params": {"url": server.url + path}}
+    embedder = haystack(server, **where, batch_size=2, normalize=normalize)
+    found = embedder.run(documents())["documents"]
+    same([document.embedding for document in found], embed(server, normalize=normalize))
+    close_session()
+
+
+def test_haystack_as_of_text_embeddings_inference_embeds_a_query(server: Process) -> None:
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+
+    service = {"api_type": "text_embeddings_inference", "api_params": {"url": server.url}}
+    same(HuggingFaceAPITextEmbedder(**service, normalize=True).run(TEXTS[0])["embedding"], embed(server)[0])
+    close_session()
+
+
+def test_haystack_shows_the_reason_of_a_refusal(server: Process, locked: Process) -> None:
+    from haystack.utils import Secret
+
+    for refused, reason in (
+        (haystack(server, api_params={"url": f"{server.url}/models/other"}), "no model 'other' is served"),
+        (haystack(server, truncate=False), "text 2 has 90 tokens"),
+        (haystack(locked, token=None), "no API key was sent"),
+    ):
+        with pytest.raises(HfHubHTTPError, match=reason):
+            refused.run(documents())
+    assert haystack(locked, token=Secret.from_token(KEY)).run(documents())["documents"][0].embedding
+    close_session()
+
+
 # Chroma
 
 
@@ -387,6 +432,23 @@ def test_chroma_as_of_openai(server: Process, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CHROMA_KEY", "none")
     found = OpenAIEmbeddingFunction(api_key_env_var="CHROMA_KEY", api_base=f"{server.url}/v1", model_name="tiny")(TEXTS)
     same(found, embed(server))
+
+
+@untidy
+def test_chroma_searches_an_index_of_its_own(server: Process, tmp_path: Path) -> None:
+    import chromadb
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    space = httpx.post(f"{server.url}/embed", json={"inputs": "a"}).headers["x-embedding-space"]
+    function: Any = HuggingFaceEmbeddingServer(url=f"{server.url}/embed")
+    store = chromadb.PersistentClient(tmp_path)
+    made = store.create_collection("texts", embedding_function=function, metadata={"embedding_space": space})
+    made.add(ids=["0", "1"], documents=TEXTS[::2])
+    kept = store.get_collection("texts", embedding_function=function)
+    assert kept.metadata == {"embedding_space": space}
+    assert kept.query(query_texts=[TEXTS[0]], n_results=1)["ids"] == [["0"]]
+    rows = kept.get(include=["embeddings"])["embeddings"]
+    same(rows, embed(server)[::2])
 
 
 # Programs that are not run here: the HTTP that their sources send
