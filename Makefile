@@ -108,6 +108,7 @@ $(PARENT): .venv/dev
 
 .venv-clients: .venv/dev tests/clients_apart.txt
 	rm -rf $@
-	$(BIN)/python -m venv $@
-	$(BIN)/python -c "$(PURELIB)" > "$$($@/bin/python -c "$(PURELIB)")/dev.pth" # it finds here what it has not itself
-	$@/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients_apart.txt
+	$(BIN)/python -m venv --without-pip $@
+	$(BIN)/python -c "$(PURELIB)" > "$$($@/bin/python -c "$(PURELIB)")/dev.pth" # where it finds what is not in the file
+	$(BIN)/python -m pip --python $@/bin/python install --quiet --disable-pip-version-check --no-deps \
+	  -r tests/clients_apart.txt || { rm -rf $@; false; }
