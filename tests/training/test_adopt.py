@@ -227,7 +227,7 @@ BROKEN = {
         lambda model: edit(model / "config_sentence_transformers.json", truncate_dim=8),
         "has truncate_dim 8; remove it from config_sentence_transformers.json, and ask the service for that many",
     ),
-    "a prompt that is no template": (
+    "a prompt that cannot be a template": (
         lambda model: edit(model / "config_sentence_transformers.json", prompts={"query": "[X] is "}),
         r"its prompt query cannot be a template: template '\[X\] is \[X\]' has \[X\] 2 times",
     ),
