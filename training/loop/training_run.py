@@ -28,6 +28,7 @@ from training.loop.trainer import ObjectiveTrainer
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
+from training.model.lora import add_lora, merge_lora
 from training.recipes.keys import Recipe
 
 __all__ = ["fit", "prepare"]
@@ -66,6 +67,8 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
         return False
     trainer.load_best()
     _check_weights(objective)
+    if recipe.lora_rank:
+        merge_lora(objective.encoder.backbone)
     figures = {
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
@@ -136,7 +139,10 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     )
     if recipe.compile:
         encoder.backbone.compile(dynamic=True)  # in place: the names of the weights do not change
-    return corpus, dev, method(encoder, recipe)
+    objective = method(encoder, recipe)
+    if recipe.lora_rank:
+        add_lora(objective.encoder.backbone, recipe.lora_rank, recipe.lora_alpha)
+    return corpus, dev, objective
 
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> None:

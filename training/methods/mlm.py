@@ -52,6 +52,10 @@ class MLMRecipe(Recipe):
     def _consistent_keys(self) -> Self:
         if self.from_scratch and self.head == "kept":
             raise ValueError("from_scratch initialises all weights and head = 'kept' keeps old ones; choose one")
+        if self.from_scratch and self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, which keeps weights, and from_scratch initialises all; choose one"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "

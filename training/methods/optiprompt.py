@@ -5,9 +5,9 @@ dropout mask are positives, as in SimCSE. The vectors are served; the head is us
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from training.data.corpus import Row
@@ -25,6 +25,14 @@ class OptiPromptRecipe(ContrastiveRecipe):
 
     method: Literal["optiprompt"]
     pooling: Literal["mask"] = Field("mask", description="how the vector is read: OptiPrompt reads it at the mask")
+
+    @model_validator(mode="after")
+    def _frozen(self) -> Self:
+        if self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"
+            )
+        return self
 
 
 class OptiPrompt(Contrastive):

@@ -50,6 +50,11 @@ class SGRecipe(ContrastiveRecipe):
 
     @model_validator(mode="after")
     def _guides(self) -> Self:
+        if self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, and method 'sg' compares every weight with the frozen copy's; write "
+                "lora_rank = 0"
+            )
         if self.last_layer is not None and self.last_layer < self.first_layer:
             raise ValueError(f"first_layer is {self.first_layer} and last_layer {self.last_layer}; raise last_layer")
         if self.positives == "translation" and len(self.columns) != 2:

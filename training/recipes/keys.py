@@ -53,6 +53,10 @@ class Recipe(BaseModel):
     warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, description="steps of linear warm-up; below 1: a share of all steps"
     )
+    lora_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="LoRA: train matrices of this rank beside each linear layer of the encoder; 0: all weights"
+    )
+    lora_alpha: Annotated[float, Field(gt=0)] = Field(16.0, description="LoRA: scale the matrices by this / lora_rank")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
