@@ -238,7 +238,7 @@ def test_next_sentences_are_consecutive_lines_of_one_file(tmp_path: Path) -> Non
     second.write_text("h\ni\n", encoding="utf-8")
     paths = [str(first), str(second)]
     corpus = read_corpus(paths, max_words=2, next_sentences=True)
-    assert corpus.rows == [("a", "b"), ("b", "c"), ("f", "g"), ("h", "i")]
+    assert list(corpus.rows) == [("a", "b"), ("b", "c"), ("f", "g"), ("h", "i")]
     assert [source.sentences for source in corpus.sources] == [3, 1]
     assert (corpus.empty, corpus.outside, corpus.last) == (1, 1, 4)
     assert str(corpus) == "4 rows from 2 files; left out: 1 empty, 1 by length, 4 without a next sentence"
@@ -263,7 +263,7 @@ def test_a_run_reads_next_sentences_where_the_recipe_edits_them(
     recipe = load_recipe("diffcse", {key: [str(value)] for key, value in keys.items()})
     corpus, _, _ = prepare(DiffCSE, recipe)
     texts = [row[0] for row in ROWS]
-    assert corpus.rows == [tuple(texts[place : place + width]) for place in range(len(texts) - width + 1)]
+    assert list(corpus.rows) == [tuple(texts[place : place + width]) for place in range(len(texts) - width + 1)]
 
 
 # Contrast and projector

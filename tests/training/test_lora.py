@@ -27,8 +27,8 @@ from training.errors import RecipeError
 from training.loop.run_folder import Run
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
+from training.methods.parts.lora import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
-from training.model.lora import add_lora, merge_lora
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 THIN = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "vocab_size": 50}
@@ -67,7 +67,7 @@ def test_each_linear_layer_learns_and_merges(family: str) -> None:
     before = model(IDS).last_hidden_state
     shapes = [module.weight.shape for module in model.modules() if isinstance(module, nn.Linear)]
     names = list(model.state_dict())
-    add_lora(model, RANK, alpha=6.0)
+    add_lora(model, RANK, alpha=6)
     torch.testing.assert_close(model(IDS).last_hidden_state, before, atol=0, rtol=0)  # B begins as 0
     learning = randomise_lora(model)
     assert len(shapes) == LINEARS[family]
@@ -84,7 +84,7 @@ def test_the_product_is_scaled_by_alpha_over_the_rank() -> None:
     model = backbone("bert")
     place = "encoder.layer.1.output.dense"
     before = model.get_submodule(place).weight.clone()
-    add_lora(model, RANK, alpha=6.0)
+    add_lora(model, RANK, alpha=6)
     learning = randomise_lora(model)
     down, up = (learning[f"{place}.lora_{matrix}.default.weight"] for matrix in "AB")
     merge_lora(model)
@@ -146,7 +146,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(method: str, keys: dict[str, list[
         ("optiprompt", {}, "lora_rank is 3, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"),
         ("sg", {}, "lora_rank is 3, and method 'sg' compares every weight with the frozen copy's; write lora_rank = 0"),
         ("simcse", {"lora_rank": ["-1"]}, "lora_rank is -1: Input should be greater than or equal to 0"),
-        ("simcse", {"lora_alpha": ["0"]}, "lora_alpha is 0.0: Input should be greater than 0"),
+        ("simcse", {"lora_alpha": ["0"]}, "lora_alpha is 0: Input should be greater than 0"),
         ("mlm", {"from_scratch": ["true"]}, "lora_rank is 3, which keeps weights, and from_scratch initialises all"),
     ],
 )

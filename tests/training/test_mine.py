@@ -69,7 +69,7 @@ def test_the_command_writes_a_corpus_that_can_be_read(
     options = ["--negatives", "2", "--margin", "0", "--depth", "5"]
     mine.main([str(encoder), "--pairs", str(pairs), "--out", str(out), *options])
     columns = ["sent0", "sent1", "negative1", "negative2"]
-    rows = read_corpus([str(out)], columns).rows
+    rows = list(read_corpus([str(out)], columns).rows)
     assert f"next: --corpus {out} --columns {' '.join(columns)}" in capsys.readouterr().err
     embed = SentenceEncoder.load(str(encoder)).embed
     positives = list(dict.fromkeys(positive for _, positive in PAIRS))

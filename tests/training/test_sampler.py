@@ -1,12 +1,13 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 
-from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler
+from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler, WeightedSampler
 from training.errors import CorpusError
 
 LENGTHS = random.Random(0).choices(range(1, 101), k=203)
@@ -130,3 +131,41 @@ def test_distinct_batches_are_those_of_seed_and_epoch() -> None:
     assert order(1, 2) == order(1, 2)
     assert order(1, 2) != order(2, 2)
     assert order(1, 2) != order(1, 3)
+
+
+FILES = np.repeat([0, 1, 2], [100, 60, 40])  # of 200 texts
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        ((1, 1, 1), (67, 67, 66)),  # 66.67 each: the first two have the texts that are left
+        ((5, 3, 2), (100, 60, 40)),  # the files' own sizes: every text once
+        ((0.1, 0.2, 0.7), (20, 40, 140)),
+        ((0, 1, 0), (0, 200, 0)),
+    ],
+)
+def test_each_file_has_its_share_of_an_epoch(weights: tuple[float, ...], counts: tuple[int, ...]) -> None:
+    sampler = WeightedSampler(FILES, weights, seed=0)
+    order = list(sampler)
+    assert len(order) == len(sampler) == 200
+    found = Counter(FILES[order].tolist())
+    assert tuple(found[file] for file in range(3)) == counts
+    for file, size in enumerate((100, 60, 40)):
+        often = Counter(Counter(index for index in order if FILES[index] == file).values())
+        least, more = divmod(counts[file], size)  # each text `least` times, and `more` of them once more
+        expected = {least + 1: more, least: size - more}
+        assert often == {times: number for times, number in expected.items() if times and number}
+
+
+def test_a_weighted_order_is_mixed_and_that_of_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = WeightedSampler(FILES, (1, 1, 2), seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(2, 0)
+    assert order(1, 0) != order(1, 1)
+    half = Counter(FILES[order(1, 0)[:100]].tolist())
+    assert all(abs(half[file] - expected) < 15 for file, expected in enumerate((25, 25, 50)))

@@ -2,7 +2,7 @@
 
 A row has one sentence (a line of a .txt file) or one per column (csv, tsv, jsonl). With `next_sentences` it also has
 those of the next row. With `scored` its last column is a score. Empty rows and rows outside the length limits are left
-out and counted.
+out and counted. The others go to a file on disk, so that a corpus may be larger than the memory.
 """
 
 import csv
@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import random
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from encoding.bundle import Source, sha256
+from training.data.rows.stored_rows import ChosenRows, Row, StoredRows
 from training.errors import CorpusError
 
-__all__ = ["Corpus", "finite_score", "read_corpus", "read_lines", "read_records"]
-
-Row = tuple[str, ...]
+__all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -34,7 +37,7 @@ class Corpus:
     `held_out` are rows of the same files that are not trained on.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: Sequence[Row] = ()
     held_out: list[Row] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     empty: int = 0
@@ -58,8 +61,15 @@ class Corpus:
         """Move `count` rows, drawn by the seed in runs of consecutive ones, from `rows` to `held_out`."""
         chosen = random.Random(seed).sample(range(len(self.rows) // run), count // run)
         self.held_out = [row for place in chosen for row in self.rows[place * run : (place + 1) * run]]
-        gone = set(chosen)
-        self.rows = [row for place, row in enumerate(self.rows) if place // run not in gone]
+        kept = np.ones(len(self.rows), dtype=bool)
+        for place in chosen:
+            kept[place * run : (place + 1) * run] = False
+        self.rows = ChosenRows(self.rows, np.flatnonzero(kept))
+
+    def files(self) -> NDArray[np.int64]:
+        """The number of each row's file, from 0, (n)."""
+        places = self.rows.places if isinstance(self.rows, ChosenRows) else np.arange(len(self.rows))
+        return np.searchsorted(np.cumsum([source.sentences for source in self.sources]), places, side="right")
 
 
 def read_corpus(
@@ -85,22 +95,18 @@ def read_corpus(
         what = "is a folder" if Path(missing[0]).is_dir() else "does not exist"
         raise CorpusError(f"{missing[0]} {what}; give the path of a file of sentences")
     corpus = Corpus()
-    for path in map(Path, paths):
-        before = len(corpus.rows)
-        for row, following in pairwise(chain(_fitting(corpus, path, columns, min_words, max_words, scored), [None])):
-            if row is not None and not next_sentences:
-                corpus.rows.append(row)
-            elif row is not None and following is not None:
-                corpus.rows.append(row + following)
-            else:
-                corpus.last += row is not None
-        corpus.sources.append(Source(name=path.name, sentences=len(corpus.rows) - before, sha256=sha256(path)))
+    corpus.rows = _stored(
+        row
+        for path in map(Path, paths)
+        for row in _counted(corpus, path, _fitting(corpus, path, columns, min_words, max_words, scored), next_sentences)
+    )
     if not corpus.rows:
         raise CorpusError(
             f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and min_words, max_words"
         )
     if sample is not None and sample < len(corpus.rows):
-        corpus.rows = random.Random(seed).sample(corpus.rows, sample)
+        places = random.Random(seed).sample(range(len(corpus.rows)), sample)
+        corpus.rows = ChosenRows(corpus.rows, np.array(places))
     if scored and len({row[-1] for row in corpus.rows}) == 1:
         raise CorpusError(
             f"{', '.join(paths)}: every row has the score {corpus.rows[0][-1]}, which ranks nothing; give rows with "
@@ -163,6 +169,32 @@ def finite_score(score: object, where: str) -> float:
     if not math.isfinite(number):
         raise CorpusError(f"{where}: score {score!r} is not a number; write one such as 3.5")
     return number
+
+
+def _stored(rows: Iterable[Row]) -> StoredRows:
+    try:
+        return StoredRows.write(rows)
+    except OSError as error:
+        raise CorpusError(
+            f"the sentences cannot be stored in {tempfile.gettempdir()} ({error}); free space there, or set TMPDIR to "
+            "another folder"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise CorpusError(f"a text has half of a pair of surrogates ({error}); remove it") from error
+
+
+def _counted(corpus: Corpus, path: Path, rows: Iterable[Row | None], next_sentences: bool) -> Iterator[Row]:
+    """The rows of a file, each with the next one's sentences if these are asked for; at its end `corpus` has it."""
+    count = 0
+    for row, following in pairwise(chain(rows, [None])):
+        if row is None:
+            continue
+        if next_sentences and following is None:
+            corpus.last += 1
+            continue
+        count += 1
+        yield row + following if next_sentences and following else row
+    corpus.sources.append(Source(name=path.name, sentences=count, sha256=sha256(path)))
 
 
 def _fitting(

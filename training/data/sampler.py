@@ -7,13 +7,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, repeat
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from training.errors import CorpusError
 
-__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler"]
+__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler", "WeightedSampler"]
 
 
 class _EpochSampler(Sampler[int]):
@@ -112,3 +115,32 @@ class DistinctSampler(_EpochSampler):
                     f"{self.batch_size}; lower it, or remove duplicates from the corpus"
                 )
             waiting = [*again, *former]
+
+
+class WeightedSampler(_EpochSampler):
+    """From each file its share of the corpus's size: a part of it, or all of it several times and then a part.
+
+    `counts` has the texts of an epoch by file, rounded so that they add up to the size (largest remainder).
+    """
+
+    def __init__(self, files: NDArray[np.int64], weights: Sequence[float], seed: int) -> None:
+        super().__init__(len(files), seed)
+        self.places = [torch.from_numpy(np.flatnonzero(files == number)) for number in range(len(weights))]
+        exact = self.size * np.array(weights) / sum(weights)
+        self.counts = np.floor(exact).astype(int)
+        largest = np.argsort(self.counts - exact, kind="stable")
+        self.counts[largest[: self.size - self.counts.sum()]] += 1
+
+    def order(self, generator: torch.Generator) -> Iterator[int]:
+        drawn = torch.cat(
+            [_draw(places, int(count), generator) for places, count in zip(self.places, self.counts, strict=True)]
+        )
+        yield from drawn[torch.randperm(len(drawn), generator=generator)].tolist()
+
+
+def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` of the places (n), each as often as any other or once more."""
+    if not count:
+        return places[:0]
+    passes = [torch.randperm(len(places), generator=generator) for _ in range(-(-count // len(places)))]
+    return places[torch.cat(passes)[:count]]

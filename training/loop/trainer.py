@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
 
 from training.data.corpus import Corpus
-from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler
+from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler, WeightedSampler
 from training.errors import RunError
 from training.loop.gradient_cache import Chunked, backward_in_chunks
 from training.methods.objective import Objective
@@ -60,6 +60,8 @@ class ObjectiveTrainer(Trainer):
         recipe = self.objective.recipe
         if getattr(recipe, "no_duplicates", False):
             return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)
+        if recipe.weights:
+            return WeightedSampler(self.corpus.files(), recipe.weights, recipe.seed)
         if recipe.neighbours > 1:
             return NeighbourSampler(len(self.corpus), recipe.neighbours, recipe.seed)
         if not recipe.group_by_length:

@@ -27,8 +27,8 @@ from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
+from training.methods.parts.lora import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
-from training.model.lora import add_lora, merge_lora
 from training.recipes.keys import Recipe
 
 __all__ = ["fit", "prepare"]
@@ -121,6 +121,7 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
     _hold_out(corpus, recipe)
+    _check_weighted_files(corpus, recipe)
     if getattr(recipe, "no_duplicates", False):
         DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
     if recipe.patience is not None and _chooser(corpus, dev) is None:
@@ -161,6 +162,17 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
     if count // run * run < least and count:
         raise RecipeError(f"held_out is {count} and a loss needs {max(least, run)} rows or more; raise it, or write 0")
     corpus.hold_out(count // run * run, run, recipe.seed)
+
+
+def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
+    """Raises CorpusError if a file that has a weight has no rows."""
+    left = set(corpus.files().tolist()) if recipe.weights else set()
+    for number, weight in enumerate(recipe.weights):
+        if weight and number not in left:
+            raise CorpusError(
+                f"{recipe.corpus[number]} has the weight {weight:g} and no sentence left to train on ({corpus}); write "
+                "0, or check sentences, min_words, max_words"
+            )
 
 
 def _chooser(corpus: Corpus, dev: DevData | None) -> str | None:

@@ -57,8 +57,9 @@ class ContrastiveRecipe(BatchRecipe):
 
     @model_validator(mode="after")
     def _one_order(self) -> Self:
-        if self.no_duplicates and (self.group_by_length or self.neighbours > 1):
-            other = "group_by_length" if self.group_by_length else "neighbours"
+        orders = {"group_by_length": self.group_by_length, "neighbours": self.neighbours > 1, "weights": self.weights}
+        other = next((name for name, asked in orders.items() if asked), None)
+        if self.no_duplicates and other:
             raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")
         return self
 

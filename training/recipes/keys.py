@@ -30,6 +30,9 @@ class Recipe(BaseModel):
     corpus: tuple[str, ...] = Field(
         min_length=1, description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl; also .gz"
     )
+    weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (), description="each file's share of the sentences of an epoch, in proportion; unset: that of its sentences"
+    )
     columns: tuple[str, ...] = Field((), description="columns of a csv, tsv or jsonl corpus to read")
     sentences: Positive | None = Field(
         None, description="train on a random sample of this many sentences; unset: on all"
@@ -56,7 +59,7 @@ class Recipe(BaseModel):
     lora_rank: Annotated[int, Field(ge=0)] = Field(
         0, description="LoRA: train matrices of this rank beside each linear layer of the encoder; 0: all weights"
     )
-    lora_alpha: Annotated[float, Field(gt=0)] = Field(16.0, description="LoRA: scale the matrices by this / lora_rank")
+    lora_alpha: Positive = Field(16, description="LoRA: scale the matrices by this / lora_rank")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
@@ -111,6 +114,16 @@ class Recipe(BaseModel):
             raise ValueError(str(error)) from error
         if self.group_by_length and self.neighbours > 1:
             raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
+        if self.weights and len(self.weights) != len(self.corpus):
+            raise ValueError(
+                f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "
+                "each file"
+            )
+        if self.weights and not sum(self.weights):
+            raise ValueError("weights are all 0, which draws from no file; write one above 0")
+        if self.weights and (self.group_by_length or self.neighbours > 1):
+            other = "group_by_length" if self.group_by_length else "neighbours"
+            raise ValueError(f"weights and {other} order the corpus in two ways; choose one")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
         if self.end_learning_rate >= self.learning_rate:

@@ -13,7 +13,7 @@ from training.errors import RecipeError
 __all__ = ["add_lora", "merge_lora"]
 
 
-def add_lora(backbone: PreTrainedModel, rank: int, alpha: float) -> None:
+def add_lora(backbone: PreTrainedModel, rank: int, alpha: int) -> None:
     """Freeze the backbone and add matrices to every linear layer of its attention and feed-forward parts, in place.
 
     Raises RecipeError for a rank at which the matrices would have as many weights as the narrowest layer's own.

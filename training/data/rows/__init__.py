@@ -1,0 +1,1 @@
+"""The rows of a corpus: on disk, and a choice of them."""

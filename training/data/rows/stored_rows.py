@@ -1,0 +1,83 @@
+"""Rows of texts in an Arrow file on disk that is mapped into memory: any row at any time, whatever the file's size.
+
+The operating system keeps in memory what is read, and takes that memory back when it is needed.
+"""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any, Final, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ChosenRows", "Row", "StoredRows"]
+
+Row = tuple[str, ...]
+
+BATCH: Final = 10_000  # rows
+
+
+class _Rows(Sequence[Row]):
+    """A slice of rows is a list of them."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self.row(place) for place in range(*index.indices(len(self)))]
+        return self.row(range(len(self))[index])
+
+    def row(self, place: int) -> Row:
+        """The row at `place`, from 0 to len - 1."""
+        raise NotImplementedError
+
+
+class StoredRows(_Rows):
+    """The rows of an Arrow table with one column per text."""
+
+    def __init__(self, table: Any) -> None:
+        self.columns = table.columns
+
+    @classmethod
+    def write(cls, rows: Iterable[Row]) -> Self:
+        """Write rows of one width to a temporary file, which has no name once it is mapped.
+
+        Raises OSError, and UnicodeEncodeError for half of a surrogate pair.
+        """
+        import pyarrow as pa  # here, because it is large
+
+        rows = iter(rows)
+        first = next(rows, ())
+        schema = pa.schema([(str(number), pa.string()) for number in range(len(first))])
+        with tempfile.NamedTemporaryFile(prefix="cloze-rows-", suffix=".arrow") as file:
+            rows = chain([first] if first else [], rows)
+            with pa.ipc.new_file(file, schema) as writer:
+                while batch := list(islice(rows, BATCH)):
+                    writer.write_batch(pa.record_batch(list(map(list, zip(*batch, strict=True))), schema))
+            file.flush()
+            return cls(pa.ipc.open_file(pa.memory_map(file.name)).read_all())
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    def row(self, place: int) -> Row:
+        return tuple(column[place].as_py() for column in self.columns)
+
+
+class ChosenRows(_Rows):
+    """Some of the rows, in another order; `places` (n) are theirs among all."""
+
+    def __init__(self, rows: Sequence[Row], places: NDArray[np.int64]) -> None:
+        self.rows: Sequence[Row] = rows.rows if isinstance(rows, ChosenRows) else rows
+        self.places: NDArray[np.int64] = rows.places[places] if isinstance(rows, ChosenRows) else places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def row(self, place: int) -> Row:
+        return self.rows[int(self.places[place])]
