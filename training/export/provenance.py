@@ -4,6 +4,7 @@ sentence-transformers writes no such file: what it trained has only a name.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
 
 def provenance_of_others(source: str, command: str) -> Provenance:
     """The provenance of a model that sentence-transformers saved, a folder or a hub name, and that `command` reads."""
-    name = Path(source).resolve().name if Path(source).is_dir() else source
+    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source  # of a link: its own
     recipe = {"method": OUTSIDE, "encoder": name, "command": command}
     return Provenance(parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={})
 

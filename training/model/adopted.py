@@ -2,11 +2,14 @@
 
 sentence-transformers loads the model itself, so folders of its earlier versions can be read too. What Cloze cannot
 hold is refused by name: other modules, several poolings joined, prompts that are left out of the pooling, and a
-tokenizer whose sequences are not [CLS], text, [SEP].
+tokenizer whose sequences are not [CLS], text, [SEP]. So is what the library would replace in silence: a pooling that
+nothing states, an activation function of the model's own code, a missing tokenizer.
 """
 
+import json
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +19,7 @@ from encoding.bundle import EmbeddingConfig
 from encoding.errors import TemplateError
 from encoding.template import POOLINGS, TEXT, Template
 from training.errors import EncoderError
-from training.model.encoder import SentenceEncoder, loading, positions
+from training.model.encoder import SentenceEncoder, check_tokenizer, loading, positions
 from training.model.heads import AdoptedHead
 from training.model.pretrained import quiet
 
@@ -36,14 +39,19 @@ def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) ->
     """
     with loading(source, "a sentence-transformers model"):
         library = import_module("sentence_transformers")
+        described = _described(library, source)
+    _check_described(described, source)
+    with loading(source, "a sentence-transformers model"):
         model = library.SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
     transformer, pooling, *rest = _modules(model, source)
-    _check_tokenizer(transformer.tokenizer, source)
+    _check_roles(transformer.tokenizer, source)
     templates = {name: _template(name, prompt, source) for name, prompt in model.prompts.items() if prompt}
     own = templates.get(model.default_prompt_name or "", TEXT)
     for name in DOCUMENT_PROMPTS[1:]:
         if name in templates:
             templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
+    if own != TEXT:  # a prompt that is empty is not the default one
+        templates = dict.fromkeys(model.prompts, TEXT) | templates
     config = EmbeddingConfig(
         template=own,
         templates=templates,
@@ -61,12 +69,41 @@ def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) ->
     return encoder
 
 
+def _described(library: Any, source: str) -> list[tuple[str, str, Any]]:
+    """Kind, path and configuration (None if the file is missing) of each row of modules.json, if there is one."""
+
+    def read(name: str, folder: str = "") -> Any:
+        path = library.util.load_file_path(source, name, subfolder=folder)
+        return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+
+    rows = read("modules.json") or []
+    return [(row["type"].rpartition(".")[2], row["path"], read("config.json", row["path"])) for row in rows]
+
+
+def _check_described(modules: Sequence[tuple[str, str, Any]], source: str) -> None:
+    """Check what the library would only warn of, or say less clearly. Raises EncoderError."""
+    if not modules:
+        raise EncoderError(
+            f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
+            "sentence-transformers saved"
+        )
+    kinds = [kind for kind, _, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
+        raise EncoderError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
+    for kind, path, config in modules[1:]:
+        if config is None and kind != "Normalize":  # which has no file
+            raise EncoderError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
+        activation = config.get("activation_function", "torch.") if kind == "Dense" else "torch."
+        if not activation.startswith("torch."):
+            raise EncoderError(
+                f"{source!r} has the activation function {activation} in {path}, code of its own; Cloze runs those of "
+                "torch.nn only"
+            )
+
+
 def _modules(model: Any, source: str) -> list[Any]:
     """Transformer, pooling and what follows, without a last Normalize: a bundle's graph does not normalise."""
     modules = list(model)
-    kinds = [type(module).__name__ for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
-        raise EncoderError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
     pooling = modules[1]
     if pooling.pooling_mode not in POOLINGS:
         joined = " and ".join(pooling.pooling_mode)
@@ -85,12 +122,11 @@ def _modules(model: Any, source: str) -> list[Any]:
             f"{source!r} has truncate_dim {model.truncate_dim}; remove it from config_sentence_transformers.json, and "
             "ask the service for that many `dimensions`"
         )
-    return modules[:-1] if kinds[-1] == "Normalize" else modules
+    return modules[:-1] if type(modules[-1]).__name__ == "Normalize" else modules
 
 
-def _check_tokenizer(tokenizer: Any, source: str) -> None:
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+def _check_roles(tokenizer: Any, source: str) -> None:
+    check_tokenizer(tokenizer, source)
     for role in ("cls", "sep", "pad"):
         if getattr(tokenizer, f"{role}_token_id", None) is None:
             raise EncoderError(
@@ -116,7 +152,7 @@ def _template(name: str, prompt: str, source: str) -> str:
 def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
     """Compare the ids of `texts`, with each prompt, with those of sentence-transformers. Raises EncoderError."""
     own = encoder.pooling.text_encoder
-    for template in {encoder.config.template, *encoder.config.templates.values()}:
+    for template in dict.fromkeys([encoder.config.template, *encoder.config.templates.values()]):
         text_encoder = own.within(Template.parse(template, encoder.config.pooling))
         prompt = template.removesuffix(TEXT)
         compared = [text for text in texts if text or not prompt]  # a prompt's last blank may be a token before nothing
@@ -140,7 +176,15 @@ def _compare_vectors(encoder: SentenceEncoder, model: Any, texts: Sequence[str],
     with quiet():
         expected = model.encode(list(texts), show_progress_bar=False, normalize_embeddings=True)
     found = encoder.embed(texts)
-    largest = float(np.abs(found / np.linalg.norm(found, axis=1, keepdims=True) - expected).max())
+    alone = np.concatenate([encoder.embed([text]) for text in texts])
+    found, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (found, alone))
+    among = float(np.abs(alone - expected).max())
+    largest = float(np.abs(found - expected).max())
+    if largest <= LARGEST_DIFFERENCE < among:
+        raise EncoderError(
+            f"{source!r} gives a text another vector beside longer texts, by {among:.1e}: its layers do not leave out "
+            "the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+        )
     if not largest <= LARGEST_DIFFERENCE:
         raise EncoderError(
             f"{source!r}: the vectors differ from those of sentence-transformers by {largest:.1e}, the limit is "

@@ -28,7 +28,7 @@ from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling, token_batches
 from training.model.pretrained import looks_local, quiet, word_embeddings
 
-__all__ = ["SentenceEncoder", "loading", "positions", "saved_config", "weights_digest"]
+__all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_config", "weights_digest"]
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
@@ -71,7 +71,7 @@ class SentenceEncoder(nn.Module):
             raise EncoderError(
                 f"{source!r} lacks the weights {', '.join(missing[:3])} ({len(missing)} in all); get it again"
             )
-        _check_tokenizer(tokenizer, source)
+        check_tokenizer(tokenizer, source)
         fields |= {key: value for key, value in changes.items() if value is not None}
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source))
         encoder._load_parts(Path(source))
@@ -268,7 +268,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise EncoderError(f"{path} does not fit this encoder ({_first_line(error)}); restore the folder") from error
 
 
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Check that the tokenizer is a fast one and has words. Raises EncoderError."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if the files are missing
