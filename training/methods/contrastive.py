@@ -180,7 +180,7 @@ class FromPairs(Contrastive):
         return {name: views[name] | {"guide": self.guide(each)} for name, each in zip(views, texts, strict=True)}
 
     def pairs_loss(self, vectors: Iterable[Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        """`loss`, of vectors (n, d) of each view, and `left_out`: the share of all negatives that a guide left out."""
+        """`loss`, of vectors (n, d) of each view, and `left_out`: the share of comparisons that the guide removed."""
         if self.guide is None:
             return {"loss": self.nested(self._contrast, *vectors)}
         anchors, positives, *negatives = (gather(view["guide"]) for view in views.values())
