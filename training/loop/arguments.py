@@ -7,9 +7,10 @@ from transformers import TrainingArguments
 
 from training.recipes.keys import Recipe
 
-__all__ = ["DEV", "HELD_OUT", "training_arguments"]
+__all__ = ["DEV", "HELD_OUT", "TRACKERS", "training_arguments"]
 
 DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
+TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log there; TensorBoard's is the run folder's own
 
 
 def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resumed: bool = False) -> TrainingArguments:
@@ -56,5 +57,6 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
         restore_callback_states_from_checkpoint=recipe.patience is not None,
         metric_for_best_model=chooser,
         greater_is_better=chooser.startswith(DEV) if chooser else None,
-        report_to=[],
+        report_to=[name for name in recipe.report_to if name in TRACKERS],
+        run_name=folder.resolve().name,
     )

@@ -31,7 +31,8 @@ def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective, steps: int = 2
     for name, ids, mask in _drawn(objective, views):
         _show(objective, f"drawn {name}", ids, mask)
     with tempfile.TemporaryDirectory() as folder:
-        update = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1, "workers": 0}
+        update: dict[str, object] = {"max_steps": steps, "log_steps": 1, "eval_steps": steps + 1}
+        update |= {"workers": 0, "report_to": ("none",)}
         short = recipe.model_copy(update=update)
         arguments = training_arguments(short, Path(folder), chooser=None)
         arguments.save_strategy = SaveStrategy.NO

@@ -92,6 +92,11 @@ class Recipe(BaseModel):
         0, description="processes that tokenise while a step runs; 0: each batch is tokenised before its step"
     )
     log_steps: Positive = Field(10, description="steps between logged losses")
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = Field(
+        ("tensorboard",),
+        min_length=1,
+        description="where the log also goes: tensorboard, in the run folder; wandb; mlflow; or none",
+    )
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
         42, description="seed of the order, the dropout and new weights"
     )
@@ -124,6 +129,8 @@ class Recipe(BaseModel):
         if self.weights and (self.group_by_length or self.neighbours > 1):
             other = "group_by_length" if self.group_by_length else "neighbours"
             raise ValueError(f"weights and {other} order the corpus in two ways; choose one")
+        if "none" in self.report_to and len(self.report_to) > 1:
+            raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove it")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
         if self.end_learning_rate >= self.learning_rate:
