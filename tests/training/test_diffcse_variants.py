@@ -250,7 +250,8 @@ def test_next_sentences_are_consecutive_lines_of_one_file(tmp_path: Path) -> Non
 def test_next_rows_of_a_table_are_read_too(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     table.write_text("text,other\none,x\ntwo,y\nthree,z\n", encoding="utf-8")
-    assert read_corpus([str(table)], ["text"], next_sentences=True).rows == [("one", "two"), ("two", "three")]
+    corpus = read_corpus([str(table)], ["text"], next_sentences=True)
+    assert list(corpus.rows) == [("one", "two"), ("two", "three")]
 
 
 @pytest.mark.parametrize(("edited", "width"), [("same", 1), ("next", 2), ("both", 2)])

@@ -95,7 +95,7 @@ def test_words_of_the_command_line_become_values() -> None:
         ("simcse", {"batch_size": ["1"]}, "batch_size is 1: .*greater than 1.*sentences per step"),
         ("simcse", {"batch_size": ["2.5"]}, r"--batch-size is '2\.5'"),
         ("simcse", {"learning_rate": ["-1"]}, "learning_rate is -1.0: .*greater than 0"),
-        ("simcse", {"pooling": ["pooler"]}, "--pooling is 'pooler': .*'mask', 'cls' or 'mean'"),
+        ("simcse", {"pooling": ["pooler"]}, "--pooling is 'pooler': .*'mask', 'cls', 'mean', 'max'"),
         ("simcse", {"template": ["no place"]}, r"has \[X\] 0 times"),
         ("simcse", {"pooling": ["mask"]}, r"has \[MASK\] 0 times"),
         ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),

@@ -10,7 +10,7 @@ from training.fit import main
 from training.recipes.files import shipped_recipes
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
-COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation")
+COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation", "sentence1", "sentence2")
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     folder = tmp_path_factory.mktemp("rehearsal")
     add_masked_head(tiny_bert, folder / "bert")
     (folder / "text.txt").write_text("\n".join(TEXT) + "\n", encoding="utf-8")
-    rows = [",".join(COLUMNS), *(",".join([line] * len(COLUMNS)) for line in TEXT)]
+    head = ",".join([*COLUMNS, "score"])
+    rows = [head, *(",".join([*[line] * len(COLUMNS), str(place)]) for place, line in enumerate(TEXT))]
     (folder / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
 

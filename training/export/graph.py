@@ -39,9 +39,11 @@ HARMLESS: Final = (
 def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:
     """`encoder.forward` in evaluation mode as a graph of standard operators.
 
-    `form` is one of `training.export.layers`, or `plain`: transformers' own layers, with all rows of the last one. It
-    is the only one of an architecture unlike BERT's. Raises ExportError if that cannot be traced.
+    `form` is one of `training.export.layers`, or `plain`: transformers' own layers, with all rows of the last one. An
+    architecture unlike BERT's is always traced as `plain`. Raises ExportError if that cannot be done.
     """
+    if not writable(encoder.backbone):
+        form = "plain"
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()
     batch = encoder.pooling.text_encoder.batch(EXAMPLE)
