@@ -230,6 +230,7 @@ def keys(corpus: Path, encoder: Path, guide: Path | str) -> dict[str, object]:
     return fixed | {"guide": guide, "log_steps": 1, "held_out": 0, "save_steps": 2, "max_steps": 6, "workers": 1}
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_with_the_same_weights(pairs: Path, tiny_bert: Path, guide: Path, tmp_path: Path) -> None:
     class Killed(Exception):
         pass

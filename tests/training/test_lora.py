@@ -122,6 +122,7 @@ def test_a_run_leaves_merged_weights_and_the_parent_frozen(
     assert merged.embed(texts) == pytest.approx(objective.encoder.embed(texts), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["simcse", "mlm"])
 def test_a_killed_run_ends_as_an_unbroken_one(method: str, keys: dict[str, list[str]], tmp_path: Path) -> None:
     recipe, whole, killed = load_recipe(method, keys), tmp_path / "whole", tmp_path / "killed"

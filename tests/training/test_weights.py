@@ -41,6 +41,7 @@ def log(run: Path) -> list[dict[str, Any]]:
     return [{key: line[key] for key in line if key not in UNLIKE} for line in lines]
 
 
+@pytest.mark.long
 def test_a_run_reads_each_file_as_often_as_its_weight_says(
     words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_run_reads_each_file_as_often_as_its_weight_says(
     assert seen[:48] != seen[48:96]
 
 
+@pytest.mark.long
 def test_a_killed_run_with_weights_ends_as_an_unbroken_one(words: Words, tmp_path: Path) -> None:
     recipe, whole, killed = load_recipe("simcse", words | {"weights": ["1", "3"]}), tmp_path / "one", tmp_path / "two"
     fit(recipe, Run(whole))
