@@ -136,8 +136,8 @@ def test_metrics_of_every_replica_carry_its_id(served: "Nodes") -> None:
     wait_until(lambda: len(answered()) == 2)
     before = answered()
     for text in TEXTS:
-        httpx.post(f"{served.url}/embed", json={"inputs": text}, timeout=PATIENCE)
-    wait_until(lambda: (answered() - before).total() == len(TEXTS))
+        assert httpx.post(f"{served.url}/embed", json={"inputs": text}, timeout=PATIENCE).status_code == 200
+    wait_until(lambda: (answered() - before).total() >= len(TEXTS))  # earlier requests may be counted late
     assert min(answered()[replica] - before[replica] for replica in before) > 0
 
 
