@@ -49,6 +49,14 @@ def test_the_loss_is_that_of_each_columns_own_words(
     torch.testing.assert_close(loss, info_nce(*vectors[:2], objective.recipe.temperature, vectors[2]))
 
 
+def test_the_parents_templates_are_kept(tmp_path: Path, tiny_bert: Path) -> None:
+    encoder = build("simcse", tiny_bert, **COLUMNS, **BOTH).encoder
+    encoder.save(tmp_path / "parent")
+    assert build("simcse", tmp_path / "parent").encoder.config.templates == {"query": QUERY, "document": DOCUMENT}
+    other = build("simcse", tmp_path / "parent", **COLUMNS, query_template=["ask: [X]"]).encoder
+    assert other.config.templates == {"query": "ask: [X]", "document": DOCUMENT}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -181,8 +181,12 @@ class SSimCSE(SimCSE):
 
 
 def _poolings(encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> tuple[Pooling, ...]:
-    """Of the first column and of all others; the encoder keeps their templates. Raises RecipeError."""
-    encoder.reconfigure(encoder.config.model_copy(update={"templates": recipe.templates}))
+    """Of the first column and of all others; the encoder keeps their templates, and those that it had.
+
+    Raises RecipeError.
+    """
+    kept = encoder.config.templates | recipe.templates
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))
     try:
         encoder.config.named_encoders(encoder.pooling.text_encoder)
     except TemplateError as error:
