@@ -29,12 +29,15 @@ def make_graph(
     precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console
 ) -> tuple[ModelProto, str]:
     """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`."""
-    if not writable(encoder.backbone):
-        return _other_architecture(precision, traced("plain"), encoder)
+    written = writable(encoder.backbone)
     if precision == "int8":
         # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
         feeds = vocabulary_feeds(encoder.pooling.text_encoder)
-        return quantise(traced("exact"), feeds, one_row(encoder)), "weights in 7 bits by column, activations in 8 bits"
+        model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
+        return model, "weights in 7 bits by column, activations in 8 bits"
+    if not written:
+        plain = traced("plain")
+        return (plain if precision == "fp32" else halve(plain)), "plain"
     try:
         fused = fuse(traced("fusible"), encoder)
     except ExportError as error:
@@ -49,13 +52,6 @@ def make_graph(
         f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
     )
     return (rows if ratio > 1 else fused), name
-
-
-def _other_architecture(precision: Precision, plain: ModelProto, encoder: SentenceEncoder) -> tuple[ModelProto, str]:
-    if precision == "int8":
-        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
-        return quantise(plain, feeds, one_row(encoder)), "weights in 7 bits by column, activations in 8 bits"
-    return (plain if precision == "fp32" else halve(plain)), "plain"
 
 
 def race(first: ModelProto, second: ModelProto) -> float:
