@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from encoding.command import program, run
-from training.evaluate.suites import load_with_default
+from training.evaluate.suites import load_suites
 from training.export.parity import probes
 from training.export.provenance import provenance_of_others
 from training.export.written_bundle import BundleOptions, write_bundle
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         encoder.tokenizer.save_pretrained(folder)
         return encoder
 
-    tasks = load_with_default(options.data, options.suite)
+    tasks = load_suites(options.data) if options.data else []
     provenance = provenance_of_others(options.model, "training.adopt")
     write_bundle(options.out, load, provenance, Path(options.model), options, tasks)
 

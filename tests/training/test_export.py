@@ -1,6 +1,7 @@
 """The commands, on a tiny run: what export writes and refuses, and what evaluate makes of a path."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from training.data.search_collection import Collection
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.errors import ExportError, RunError
 from training.evaluate import __main__ as evaluate
-from training.evaluate import suites
+from training.evaluate.report.card_figures import with_figures
 from training.evaluate.suites.cost import CostTask
 from training.evaluate.suites.retrieval import RetrievalTask
 from training.evaluate.suites.space import SpaceTask
@@ -76,7 +77,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
     tasks.append(RetrievalTask("weather", weather))
     monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
-    monkeypatch.setattr(suites, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
 
@@ -164,12 +165,13 @@ def test_a_card_names_a_base_model_of_the_hub_and_no_figures_that_nobody_measure
     }
     scores = {"int8": {"transfer MR": 81.5, "cost sentences/s": 9.0}, "fp32": {"transfer MR": 81.6}}
     provenance = provenance.model_copy(update={"scores": scores, "parity": {"int8": 0.0}})
-    [found] = ModelCard(model_card("out", config, provenance, {"int8": 1})).data.eval_results
+    card = model_card("out", config, provenance, {"int8": 1})
+    [found] = ModelCard(with_figures(card, "out", provenance, {"int8": 1})).data.eval_results
     assert (found.task_type, found.dataset_name, found.metric_value) == ("text-classification", "MR", 81.5)
     assert found.metric_name == "accuracy ×100, int8 graph"
 
 
-def test_the_card_shows_more_suites_and_other_models(
+def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, beside = tmp_path / "out", tmp_path / "parent.json"
@@ -179,24 +181,73 @@ def test_the_card_shows_more_suites_and_other_models(
     def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
         return [task for name in names or [""] for task in more[name]]
 
-    monkeypatch.setattr(suites, "load_suites", load)
-    monkeypatch.setattr(evaluate, "load_suites", lambda data, names, own: load(data) + load(data, names))
-    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", "--data", "anywhere", "--suite", "space"]
+    monkeypatch.setattr(evaluate, "load_suites", load)
+    scored = ["--data", "anywhere", "--cache", str(tmp_path / "scores"), "--suite"]
+    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space"]
     evaluate.main([*parent, "--json", str(beside)])
-    words = ["--precision", "fp32", "--data", "anywhere", "--suite", "space", "cost", "--beside", str(beside)]
-    export.main([str(run), str(out), *words])
-    card = (out / "README.md").read_text(encoding="utf-8")
+    notes = ["--notes", str(_notes(tmp_path))]
+    export.main([str(run), str(out), "--precision", "fp32,int8", "--data", "anywhere", *notes])
+    exported = ModelCard.load(out / "README.md")
+    served = Bundle.load(out)
+
+    evaluate.main([str(out), *scored, "space", "cost", "--card", "--beside", str(beside)])
+    bundle = Bundle.load(out)
+    card = ModelCard.load(out / "README.md")
     others = json.loads(beside.read_text())["scores"]["torch fp32"]
-    own = Bundle.load(out).spec.provenance.scores["fp32"]
-    assert f"| {tiny_bert.name} | {others['STS12']:.2f} | " in card
+    own = bundle.spec.provenance.scores["fp32"]
+    assert own["STS12"] == served.spec.provenance.scores["fp32"]["STS12"]
+    assert bundle.spec.space == served.spec.space
+    assert f"| {tiny_bert.name} | {others['STS12']:.2f} | " in card.text
     columns = ("alignment", "uniformity", "anisotropy", "anisotropy of word vectors")
-    assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card
+    assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card.text
     cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]
-    assert f"| fp32 | {' | '.join(cells)} |  |" in card  # a graph shows no word vectors
-    assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card
-    beside.write_text("{}")
-    with pytest.raises(RunError, match=r"parent\.json cannot be read as figures of evaluate --json"):
-        export.main([str(run), str(out), *words])
+    assert f"| fp32 | {' | '.join(cells)} |  |" in card.text  # a graph shows no word vectors
+    assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card.text
+    kept, before = (re.sub(r"(?s)## Figures.*?(?=\n## )", "", each.text) for each in (card, exported))
+    assert kept == before
+    assert card.text.endswith("Never changed.\n")
+    for result in card.data.eval_results:
+        names = {"STS12 to STS16, STS-B and SICK-R": "Avg.", "weather": "weather nDCG@10"}
+        assert result.metric_value == own[names.get(result.dataset_name, result.dataset_name)]
+
+    evaluate.main([str(out), *scored, "space", "--card"])
+    scores = Bundle.load(out).spec.provenance.scores
+    assert {precision: [name for name in row if "cost" in name] for precision, row in scores.items()} == {
+        "fp32": [],
+        "int8": [],
+    }
+    assert tiny_bert.name not in (out / "README.md").read_text(encoding="utf-8").partition("## Figures")[2]
+
+
+def _notes(folder: Path) -> Path:
+    (folder / "notes.md").write_text("## Of our own\n\nNever changed.\n", encoding="utf-8")
+    return folder / "notes.md"
+
+
+def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp_path: Path) -> None:
+    out, figures = tmp_path / "out", tmp_path / "figures.json"
+    export.main([str(run), str(out)])
+    for path, words, message in (
+        (run, ["--card"], r"run is not a bundle, so it has no model card to write to; leave out --card"),
+        (out, ["--beside", str(figures)], r"--beside is for the model card; give --card too"),
+        (out, ["--card", "--beside", str(figures)], r"figures\.json cannot be read as figures of evaluate --json"),
+    ):
+        with pytest.raises(RunError, match=message):
+            evaluate.main([str(path), "--data", "anywhere", *words])
+    figures.write_text("{}")
+    with pytest.raises(RunError, match=r"figures\.json cannot be read as figures of evaluate --json"):
+        evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures)])
+
+
+def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(run: Path) -> None:
+    provenance, _ = provenance_of(run)
+    provenance = provenance.model_copy(update={"scores": {"fp32": {"STS12": 50.0}}})
+    card = with_figures("---\nlicense: mit\n---\n\n# Ours\n", "ours", provenance, {"fp32": 1})
+    assert "\n\n# Ours\n\n## Figures\n\nSpearman" in card
+    assert "\n| fp32 | 50.00 | " in card
+    assert ModelCard(card).data.license == "mit"
+    with pytest.raises(ExportError, match=r"(?s)metadata of README\.md cannot be read .*correct the YAML"):
+        with_figures("---\nlicense: [mit\n---\n", "ours", provenance, {"fp32": 1})
 
 
 def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from suite_data import numbers, text
 from training.data.scored_pairs import Pairs
 from training.evaluate.figures import figures
 from training.evaluate.measures import Score, measured
-from training.evaluate.report import build_report, write_report
 from training.evaluate.report.contents import Figure
 from training.evaluate.report.published import published
+from training.evaluate.report.report_files import build_report, write_report
 from training.evaluate.subject import Subject
 from training.evaluate.suites.maps import PairMapTask, WordMapTask, kinds_of
 from training.evaluate.suites.space import SpaceTask

@@ -13,9 +13,11 @@ from training.errors import RunError
 from training.evaluate.figures import figures
 from training.evaluate.inputs import ScoringOptions, progress, subjects
 from training.evaluate.measures import Score
+from training.evaluate.report.card_figures import write_figures
 from training.evaluate.suites import HELP, load_suites
 from training.evaluate.tables import show
 from training.evaluate.task import score_tasks
+from training.model.model_path import kind_of
 from training.result_file import check_new_file
 
 __all__ = ["EvaluateOptions", "main"]
@@ -33,6 +35,10 @@ class EvaluateOptions(ScoringOptions):
     )
     suite: CliVariadicArg[list[str]] = Field([], description=HELP)
     out: Path | None = Field(None, alias="json", description="file to write the figures to as well")
+    card: bool = Field(False, description="write the figures to the bundle's model card as well")
+    beside: CliVariadicArg[list[Path]] = Field(
+        [], description="for the card: figures of other models, such as the parent, from files that --json wrote"
+    )
     report: Path | None = Field(None, description="folder for a report: report.html, report.json and report.md")
 
 
@@ -43,17 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_new_file(options.out)
     if options.report and options.report.is_file():
         raise RunError(f"{options.report} is a file; give a folder to --report")
+    if options.card and kind_of(options.path) != "bundle":
+        raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
+    if options.beside and not options.card:
+        raise RunError("--beside is for the model card; give --card too")
+    others = {name: scores for file in options.beside for name, scores in _written_figures(file).items()}
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
     for subject in subjects(options.path, options):
         scores[subject.name] = score_tasks(subject, tasks, progress(subject), options.score_cache, options.fresh)
     show(options.path, scores)
+    found = {name: figures(row) for name, row in scores.items()}
+    if options.card:
+        write_figures(Path(options.path), found, others)
     if options.out:
         _write(options.out, options.path, scores)
     if options.report:
-        from training.evaluate.report import write_report  # here, because matplotlib takes a second
+        from training.evaluate.report.report_files import write_report  # here, because matplotlib takes a second
 
-        write_report(options.report, options.path, scores, {name: figures(row) for name, row in scores.items()})
+        write_report(options.report, options.path, scores, found)
         print(f"{options.report / 'report.html'} has the report")
 
 
@@ -68,6 +82,19 @@ def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:
     results = [json.dumps({"model": name} | score.as_json()) for name, row in scores.items() for score in row]
     text = json.dumps(head, indent=2).removesuffix("\n}")
     file.write_text(text + ',\n  "results": [\n' + ",\n".join(results) + "\n  ]\n}\n", encoding="utf-8")
+
+
+def _written_figures(file: Path) -> dict[str, dict[str, float]]:
+    """Model -> figures, from a file that `evaluate --json` wrote. Raises RunError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        name = Path(content["path"]).name
+        return {
+            name if len(content["scores"]) == 1 else f"{name} {part}": {key: float(value) for key, value in row.items()}
+            for part, row in content["scores"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{file} cannot be read as figures of evaluate --json ({error!r}); write it again") from error
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from encoding.command import program
 from encoding.command import run as run_command
 from encoding.text import TOKENIZER_FILES
 from training.errors import RunError
-from training.evaluate.suites import load_with_default
+from training.evaluate.suites import load_suites
 from training.export.provenance import provenance_of
 from training.export.written_bundle import BundleOptions, write_bundle
 from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = ExportOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.export"))
     model, settings = _source(options.run)
     provenance, parent = provenance_of(options.run)
-    tasks = load_with_default(options.data, options.suite)
+    tasks = load_suites(options.data) if options.data else []
     asked = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
     settings |= {name: value for name, value in asked.items() if value is not None}
 

@@ -5,26 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import metadata_load
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
 from encoding.template import PoolingMode
-from training.data.sts_sets import DEV_TASKS, STS_TASKS
-from training.evaluate.machine import processor, threads
-from training.evaluate.measures import search_columns
 from training.export.provenance import OUTSIDE
 
-__all__ = ["SECTIONS", "model_card", "parent_metadata"]
-
-SECTIONS: Final = {
-    "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
-    "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
-    "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
-    "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
-}
-"""What the card says of the suites that come after similarity and search."""
+__all__ = ["model_card", "parent_metadata"]
 
 PLACES: Final[dict[PoolingMode, str]] = {
     "mask": "at `[MASK]`",
@@ -47,19 +36,18 @@ def model_card(
     language: str | list[str] | None = None,
     library: str = "cloze",
     parts: Sequence[str] = (),
-    beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
-    """Markdown with YAML front matter. `sizes` are the bytes of the graphs in the bundle, by precision.
+    """Markdown with YAML front matter; its section `Figures` is empty.
 
-    `licence`, `language` and `library` (its `library_name`) are for the hub. `parts` are sentences about what a
-    graph has beside backbone and pooling. `beside` has other models' figures.
+    `sizes` are the bytes of the graphs in the bundle, by precision. `licence`, `language` and `library` (its
+    `library_name`) are for the hub. `parts` are sentences about what a graph has beside backbone and pooling.
     """
     about = {"license": licence, "language": language, "library_name": library}
     sections = [
-        _front_matter(name, provenance, about, list(sizes)),
+        _front_matter(provenance, about),
         f"# {name}\n\n{_summary(config, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
-        f"## Figures\n\n{_figures(provenance, sizes, beside or {})}",
+        "## Figures",
         f"## Training\n\n{_training(provenance)}",
         f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
         f"## Licence\n\n{_licence(provenance, licence)}",
@@ -77,44 +65,16 @@ def parent_metadata(parent: Path, key: str) -> Any:
     return (metadata or {}).get(key)
 
 
-def _front_matter(name: str, provenance: Provenance, about: Mapping[str, Any], shipped: Sequence[Precision]) -> str:
-    """The metadata that the hub reads, with the figures of the most exact graph as `model-index`."""
+def _front_matter(provenance: Provenance, about: Mapping[str, Any]) -> str:
+    """The metadata that the hub reads."""
     hub_name = provenance.parent.count("/") == 1
-    precision = next((each for each in shipped if each in provenance.scores), None)
-    results = _eval_results(precision, provenance.scores[precision]) if precision else None
     data = ModelCardData(
         base_model=provenance.parent if hub_name else None,
         pipeline_tag="sentence-similarity",
         tags=["sentence-similarity", "feature-extraction", "onnx", "cloze"],
-        model_name=name if results else None,
-        eval_results=results,
         **about,
     )
     return f"---\n{data.to_yaml()}\n---"
-
-
-def _eval_results(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
-    results = []
-    for column, value in scores.items():
-        suite, _, rest = column.partition(" ")
-        if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
-            dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
-            found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
-        elif column in search_columns([scores]):
-            dataset, _, measure = column.rpartition(" ")
-            found = (
-                "information-retrieval",
-                dataset,
-                f"cosine_{measure.replace('@', '_at_').lower()}",
-                f"{measure} ×100",
-            )
-        elif suite in ("transfer", "transfer-fast"):
-            found = ("text-classification", rest, "accuracy", "accuracy ×100")
-        else:
-            continue
-        task, dataset, metric, title = found
-        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision} graph"))
-    return results
 
 
 def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[str]) -> str:
@@ -138,37 +98,6 @@ def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
         parity = provenance.parity[precision]
         rows.append(f"| `{GRAPHS[precision]}` | {precision} | {size / 1e6:.1f} MB | {how} | {parity:.1e} |")
     return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
-
-
-def _figures(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapping[str, Mapping[str, float]]) -> str:
-    if not provenance.scores:
-        missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
-        return f"Not scored: the export was given no evaluation data.{missing}"
-    rows: dict[str, Mapping[str, float]] = {
-        precision if precision in sizes else f"{precision} (not in this bundle)": scores
-        for precision, scores in provenance.scores.items()
-    }
-    rows |= beside
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    tables = {
-        "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": (*STS_TASKS, "Avg.", *DEV_TASKS),
-        "Search by cosine, ×100.": search_columns(rows.values()),
-    }
-    columns = [
-        name for name in columns if not name.endswith(" peak memory MB")
-    ]  # that of the export, not the service's
-    tables |= {text: [name for name in columns if name.startswith(f"{suite} ")] for suite, text in SECTIONS.items()}
-    return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
-
-
-def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
-    """One row per model; a figure that a model has not is left empty."""
-    titles = [column.split(" ", 1)[1] if column.split(" ")[0] in SECTIONS else column for column in columns]
-    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
-    for name, row in rows.items():
-        cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _training(provenance: Provenance) -> str:

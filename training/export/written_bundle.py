@@ -4,7 +4,6 @@ It is written completely or not at all. fp32 is refused if it differs from torch
 more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,7 +15,6 @@ import onnx
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import CliVariadicArg
 from rich.console import Console
 
 from encoding.bundle import GRAPHS, PRECISIONS, Precision, Provenance, seal, staging
@@ -26,10 +24,11 @@ from encoding.text import TOKENIZER_FILES
 from training.errors import ExportError, RunError
 from training.evaluate.figures import figures
 from training.evaluate.measures import search_columns
+from training.evaluate.report.card_figures import with_figures
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task, score_tasks
 from training.export.graph import trace
-from training.export.model_card import SECTIONS, model_card, parent_metadata
+from training.export.model_card import model_card, parent_metadata
 from training.export.parity import difference, probes
 from training.export.shipped_graph import make_graph
 from training.hub.sentence_transformer import write as write_sentence_transformer
@@ -53,12 +52,6 @@ class BundleOptions(Command):
     data: Path | None = Field(
         None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
     )
-    suite: CliVariadicArg[list[str]] = Field(
-        [], description=f"score these suites too, for the model card: {', '.join(SECTIONS)}"
-    )
-    beside: CliVariadicArg[list[Path]] = Field(
-        [], description="for the model card: figures of other models, such as the parent, that evaluate --json wrote"
-    )
     licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 
@@ -69,16 +62,6 @@ class BundleOptions(Command):
             if name not in PRECISIONS:
                 raise PydanticCustomError(
                     "precision", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(PRECISIONS)}
-                )
-        return value
-
-    @field_validator("suite")
-    @classmethod
-    def _on_the_card(cls, value: list[str]) -> list[str]:
-        for name in value:
-            if name not in SECTIONS:
-                raise PydanticCustomError(
-                    "suite", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(SECTIONS)}
                 )
         return value
 
@@ -113,7 +96,6 @@ def write_bundle(
     and leaves nothing behind then.
     """
     notes = _read(options.notes) if options.notes else ""
-    others = {name: scores for file in options.beside for name, scores in _figures(file).items()}
     precisions = options.precisions
     with staging(out) as folder:
         encoder = load(folder)
@@ -137,8 +119,8 @@ def write_bundle(
             parent_metadata(parent, "language"),
             "sentence-transformers" if sentence_transformers else "cloze",
             _parts(encoder),
-            others,
         )
+        card = with_figures(card, out.name, provenance, sizes)
         (folder / "README.md").write_text(card, encoding="utf-8")
         seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -220,19 +202,6 @@ def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
                 f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
                 f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
             )
-
-
-def _figures(file: Path) -> dict[str, dict[str, float]]:
-    """Model -> figures, from a file that `evaluate --json` wrote. Raises RunError."""
-    try:
-        content = json.loads(_read(file))
-        name = Path(content["path"]).name
-        return {
-            name if len(content["scores"]) == 1 else f"{name} {part}": {key: float(value) for key, value in row.items()}
-            for part, row in content["scores"].items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{file} cannot be read as figures of evaluate --json ({error!r}); write it again") from error
 
 
 def _read(path: Path) -> str:

@@ -20,7 +20,7 @@ from training.evaluate.suites import (
 )
 from training.evaluate.task import Task
 
-__all__ = ["DEFAULT", "HELP", "OWN", "SUITES", "load_suites", "load_with_default"]
+__all__ = ["DEFAULT", "HELP", "OWN", "SUITES", "load_suites"]
 
 SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = {
     "sts": sts.tasks,
@@ -66,9 +66,3 @@ def load_suites(
             raise RunError(f"the suite {name} has no data; give {needed}")
         found += tasks
     return found
-
-
-def load_with_default(data: Path | None, names: Sequence[str]) -> list[Task]:
-    """The tasks of `DEFAULT`, if there is a data folder, and of the named suites. Raises like `load_suites`."""
-    tasks = load_suites(data) if data else []
-    return tasks + (load_suites(data, names) if names else [])

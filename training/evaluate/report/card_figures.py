@@ -1,0 +1,143 @@
+"""The figures on a bundle's model card: a section of the card, and metadata that the hub shows."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub import EvalResult, ModelCard
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from encoding.bundle import GRAPHS, PRECISIONS, Bundle, EmbeddingConfig, Precision, Provenance, seal, staging
+from training.data.sts_sets import DEV_TASKS, STS_TASKS
+from training.errors import ExportError
+from training.evaluate.machine import processor, threads
+from training.evaluate.measures import search_columns
+
+__all__ = ["with_figures", "write_figures"]
+
+TITLE: Final = "## Figures\n"
+SECTIONS: Final = {
+    "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
+    "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
+    "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
+    "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
+}
+"""What the card says of the suites that come after similarity and search."""
+
+
+def write_figures(
+    path: Path, scores: Mapping[str, Mapping[str, float]], beside: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Add new scores, by precision, to the bundle `path` and to its model card; see `with_figures`.
+
+    Former scores of other sets stay, but those of speed do not: they may be another machine's. Raises ClozeError.
+    """
+    spec = Bundle.load(path).spec
+    former = {
+        precision: {name: score for name, score in row.items() if not name.startswith("cost ")}
+        for precision, row in spec.provenance.scores.items()
+    }
+    merged = former | {precision: former.get(precision, {}) | dict(row) for precision, row in scores.items()}
+    provenance = spec.provenance.model_copy(update={"scores": merged})
+    sizes = {name: (path / GRAPHS[name]).stat().st_size for name in PRECISIONS if GRAPHS[name] in spec.files}
+    with staging(path) as folder:
+        shutil.copytree(path, folder, dirs_exist_ok=True)
+        file = folder / "README.md"
+        card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside)
+        file.write_text(card, encoding="utf-8")
+        config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
+        seal(folder, config, spec.dimension, spec.weights, provenance)
+
+
+def with_figures(
+    card: str,
+    name: str,
+    provenance: Provenance,
+    sizes: Mapping[Precision, int],
+    beside: Mapping[str, Mapping[str, float]] | None = None,
+) -> str:
+    """The card with the provenance's scores in its metadata and in its section `Figures`; all else is unchanged.
+
+    `beside` has the figures of other models. A card without this section gets one at its end. Raises ExportError if
+    the metadata cannot be read.
+    """
+    try:
+        changed = ModelCard(card)
+    except (ValueError, YAMLError) as error:
+        raise ExportError(
+            f"the metadata of README.md cannot be read ({error}); correct the YAML between its lines `---`"
+        ) from error
+    data: Any = changed.data
+    data.eval_results = _best_results(provenance, list(sizes))
+    data.model_name = (data.model_name or name) if data.eval_results else None
+    before, *former = changed.text.split(TITLE, 1)
+    _, *after = "".join(former).split("\n## ", 1)
+    sections = [
+        before.rstrip(),
+        f"{TITLE}\n{_tables(provenance, sizes, beside or {})}",
+        *(f"## {rest}" for rest in after),
+    ]
+    changed.text = "\n\n".join(sections).rstrip() + "\n"
+    return str(changed)
+
+
+def _tables(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapping[str, Mapping[str, float]]) -> str:
+    if not provenance.scores:
+        missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
+        return f"Not scored: the export was given no evaluation data.{missing}"
+    rows: dict[str, Mapping[str, float]] = {
+        precision if precision in sizes else f"{precision} (not in this bundle)": scores
+        for precision, scores in provenance.scores.items()
+    }
+    rows |= beside
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    tables = {
+        "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": (*STS_TASKS, "Avg.", *DEV_TASKS),
+        "Search by cosine, ×100.": search_columns(rows.values()),
+    }
+    columns = [
+        name for name in columns if not name.endswith(" peak memory MB")
+    ]  # that of the export, not the service's
+    tables |= {text: [name for name in columns if name.startswith(f"{suite} ")] for suite, text in SECTIONS.items()}
+    return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
+
+
+def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
+    """One row per model; a figure that a model has not is left empty."""
+    titles = [column.split(" ", 1)[1] if column.split(" ")[0] in SECTIONS else column for column in columns]
+    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
+    for name, row in rows.items():
+        cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
+    """The figures of the most exact of the `shipped` graphs that has any, for the card's metadata."""
+    precision = next((each for each in shipped if each in provenance.scores), None)
+    return _of_precision(precision, provenance.scores[precision]) if precision else None
+
+
+def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
+    results = []
+    for column, value in scores.items():
+        suite, _, rest = column.partition(" ")
+        if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
+            dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
+            found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
+        elif column in search_columns([scores]):
+            dataset, _, measure = column.rpartition(" ")
+            found = (
+                "information-retrieval",
+                dataset,
+                f"cosine_{measure.replace('@', '_at_').lower()}",
+                f"{measure} ×100",
+            )
+        elif suite in ("transfer", "transfer-fast"):
+            found = ("text-classification", rest, "accuracy", "accuracy ×100")
+        else:
+            continue
+        task, dataset, metric, title = found
+        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision} graph"))
+    return results

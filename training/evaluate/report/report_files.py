@@ -1,0 +1,135 @@
+"""The report of an evaluation: report.html, report.json and report.md in one folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib import rc_context
+
+from training.errors import RunError
+from training.evaluate.machine import processor
+from training.evaluate.measures import Score
+from training.evaluate.report.contents import Figure, Gap, Part, Report, Section
+from training.evaluate.report.curves import speed_plot, training_curves
+from training.evaluate.report.drawing import STYLE
+from training.evaluate.report.markdown import markdown
+from training.evaluate.report.page import page
+from training.evaluate.report.plots import cosine_histograms, layer_grid, pair_map, word_map
+from training.evaluate.report.score_tables import beside_papers, neighbour_examples, plain_table
+
+__all__ = ["build_report", "write_report"]
+
+Scores = Mapping[str, Sequence[Score]]
+Shorts = Mapping[str, Mapping[str, float]]
+DEV: Final = ("STS-B dev", "SICK-R trial")
+PAPERS: Final = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+
+
+def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts) -> None:
+    """Write the three files, over those of an earlier report. `shorts` has `figures` of each model. Raises RunError."""
+    report = build_report(path, scores, shorts)
+    drawn = [part for section in report.sections for part in section.parts if isinstance(part, Figure)]
+    content: dict[str, Any] = {
+        "path": path,
+        "scores": shorts,
+        "figures": {figure.name: {"title": figure.title, "data": figure.data} for figure in drawn},
+        "left out": {gap.title: gap.reason for gap in report.gaps},
+        "results": [{"model": name} | score.as_json() for name, row in scores.items() for score in row],
+    }
+    files = {"report.html": page(report), "report.md": markdown(report), "report.json": json.dumps(content) + "\n"}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder} cannot hold a report ({error.strerror}); give another folder to --report") from error
+
+
+@rc_context(STYLE)
+def build_report(path: str, scores: Scores, shorts: Shorts) -> Report:
+    """What can be shown of these scores. The report of a run has its training curves too."""
+    averages = {name: row["Avg."] for name, row in shorts.items() if "Avg." in row}
+    drafts: list[tuple[str, str, str, list[Part | Gap | None]]] = [
+        (
+            "sts",
+            "Semantic textual similarity",
+            "Spearman ×100 of cosine and human score, over all pairs of a set ('all').",
+            [beside_papers("sts", "Test sets", scores), plain_table("sts", "Development and own sets", scores, PAPERS)],
+        ),
+        (
+            "search",
+            "Search",
+            "Exact search by cosine, ×100; higher is better.",
+            [
+                plain_table("retrieval", "Collections", scores),
+                beside_papers("neighbours", "Neighbours in STS-B test, recall ×100", scores),
+                *(neighbour_examples(name, row) for name, row in scores.items()),
+            ],
+        ),
+        (
+            "transfer",
+            "Classification",
+            "Accuracy ×100 of a classifier on the vectors.",
+            [
+                beside_papers("transfer", "SentEval's protocol", scores),
+                plain_table("transfer-fast", "Fast protocol, which the papers' figures do not follow", scores),
+            ],
+        ),
+        (
+            "own",
+            "Own data",
+            "Figures on your own files, ×100.",
+            [plain_table(suite, suite.capitalize(), scores) for suite in ("pairs", "triplets", "labels")],
+        ),
+        (
+            "space",
+            "The vectors in space",
+            "Alignment is the distance of sentences that mean the same, uniformity how evenly all sentences spread: "
+            "lower is better for both. Anisotropy is the mean cosine of any two sentences.",
+            [
+                beside_papers("space", "Alignment and uniformity on STS-B test", scores),
+                plain_table("space", "All figures", scores),
+                *(draw(name, row) for draw in (cosine_histograms, pair_map, word_map) for name, row in scores.items()),
+            ],
+        ),
+        (
+            "layers",
+            "Without training",
+            "What the layers of the encoder give as they are.",
+            [plain_table("baselines", "Baselines, Spearman ×100", scores), *map(layer_grid, scores, scores.values())],
+        ),
+        (
+            "cost",
+            "Cost",
+            f"Measured on {processor()}; the memory is the peak of the process.",
+            [plain_table("cost", "Speed, size and memory", scores), speed_plot(scores, averages)],
+        ),
+        ("training", "Training", "How the run went.", [training_curves(Path(path))]),
+    ]
+    sections, gaps = [], []
+    for name, title, says, parts in drafts:
+        gaps += [part for part in parts if isinstance(part, Gap)]
+        if kept := [part for part in parts if part is not None and not isinstance(part, Gap)]:
+            sections.append(Section(name, title, says, kept))
+    return Report(f"Evaluation of {path}", _facts(scores, shorts), sections, gaps, _source(path))
+
+
+def _facts(scores: Scores, shorts: Shorts) -> list[tuple[str, str, str]]:
+    found = []
+    for name, row in scores.items():
+        if "Avg." in shorts[name]:
+            found.append((f"STS average, {name}", f"{shorts[name]['Avg.']:.2f}", "Spearman ×100, seven test sets"))
+        searched = [score.value for score in row if score.metric == "nDCG@10"]
+        if searched:
+            number = f"{sum(searched) / len(searched):.2f}"
+            found.append((f"Search, {name}", number, f"nDCG@10 ×100, mean of {len(searched)} collections"))
+        cost = {score.metric: score.value for score in row if score.suite == "cost"}
+        for metric, label in (("sentences/s", "sentences per second"), ("size MB", "MB")):
+            if metric in cost:
+                found.append((f"{'Speed' if metric != 'size MB' else 'Size'}, {name}", f"{cost[metric]:,.1f}", label))
+    return found
+
+
+def _source(path: str) -> str:
+    return f"Written by python -m training.evaluate {path}"
