@@ -32,9 +32,6 @@ DISTILL = --encoder $(PARENT) --teacher $(PARENT) \
 	--corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(DATA)/retrieval/med $(DATA)/retrieval/cisi
 
-MASKED = --encoder $(PARENT) --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/multi30k_captions_nosts.txt \
-	--min-words 4 --max-words 24 --masked-share 0.25 --max-steps 500 --warmup-steps 100
-
 .PHONY: serve check test test-all coverage default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
@@ -63,7 +60,9 @@ default-model: .venv/dev $(PARENT)
 	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
-	  --suite $(ON_CARD) --beside $(RUN)/parent.json --notes models/cloze-mini.notes.md
+	  --notes models/cloze-mini.notes.md
+	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval $(ON_CARD) \
+	  --card --beside $(RUN)/parent.json
 
 evaluate: .venv/dev
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite $(SUITES) --report $(REPORT)
@@ -77,12 +76,7 @@ reference: .venv/dev
 	$(BIN)/python tests/reference/prometheus_rule.py
 
 methods: .venv/dev $(PARENT)
-	test -f runs/methods/parent/run.json || $(BIN)/python -m training.pretrain --out runs/methods/parent $(MASKED) \
-	  --dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 250
-	test -f runs/methods/generator/run.json || $(BIN)/python -m training.pretrain --out runs/methods/generator $(MASKED) \
-	  --layers 3
-	$(BIN)/python -m benchmarks.methods --data $(DATA) --parent runs/methods/parent/model \
-	  --generator runs/methods/generator/model --encoder $(PARENT)
+	$(BIN)/python -m benchmarks.methods --data $(DATA) --encoder $(PARENT)
 	$(BIN)/python -m benchmarks.methods_report
 
 bench: .venv/dev $(PARENT)

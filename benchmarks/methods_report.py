@@ -1,5 +1,9 @@
-"""Write methods.md from results/methods/: python -m benchmarks.methods_report"""
+"""Write methods.md from results/methods/: python -m benchmarks.methods_report [PLAN]
 
+With another plan, the page has the plan's name: methods_gpu.toml gives methods_gpu.md.
+"""
+
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -8,13 +12,11 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_1samp
 
-from benchmarks.methods import PLAN, TASKS, Row, best_rate, counted, results, rows
+from benchmarks.methods_plan import FULL, Plan, Run
+from training.evaluate import STS_TASKS
 
-PAGE = Path(__file__).parent / "methods.md"
-COLUMNS = (*TASKS, "Avg.")
+COLUMNS = ("STS-B dev", *STS_TASKS, "Avg.")
 CONFIDENCE = 0.95
-
-Run = dict[str, Any]
 
 
 class Difference(NamedTuple):
@@ -48,47 +50,35 @@ def difference(gaps: Sequence[float]) -> Difference:
     return Difference(len(gaps), mean(gaps), float(interval.low), float(interval.high))
 
 
-def page() -> str:
-    """The complete text of methods.md."""
-    measured = {name: found for name in rows() if (found := runs(name))}
-    parts = [PLAN["page"]["intro"].strip()]
-    for group, names in groupby(measured, key=lambda name: rows()[name]["group"]):
+def page(plan: Plan) -> str:
+    """The complete text of the page."""
+    texts = plan.content["page"]
+    measured = {name: found for name in plan.rows if (found := plan.shown(name))}
+    parts = [texts["intro"].strip()]
+    for group, names in groupby(measured, key=lambda name: plan.rows[name]["group"]):
         table = _templates if group == "Templates" else _scores
-        parts.append(f"## {group}\n\n" + table({name: measured[name] for name in names}))
-    parts.append(f"## Learning rates\n\n{PLAN['page']['rates'].strip()}\n\n{_rates()}")
-    if compared := [order for order in PLAN["page"]["orders"] if gaps(order["better"], order["worse"])]:
-        parts.append(f"## The papers' claims\n\n{PLAN['page']['claims'].strip()}\n\n{_claims(compared)}")
-        parts.append("### What the runs show\n\n" + "\n".join(map(_shown, compared)))
-    parts.append(PLAN["page"]["limits"].strip())
+        parts.append(f"## {group}\n\n" + table(plan, {name: measured[name] for name in names}))
+    parts.append(f"## Learning rates\n\n{texts['rates'].strip()}\n\n{_rates(plan)}")
+    if compared := [order for order in texts["orders"] if plan.gaps(order["better"], order["worse"])]:
+        parts.append(f"## The papers' claims\n\n{texts['claims'].strip()}\n\n{_claims(plan, compared)}")
+        parts.append("### What the runs show\n\n" + "\n".join(_shown(plan, order) for order in compared))
+    parts.append(texts["limits"].strip())
     machines = sorted({run["machine"] for found in measured.values() for run in found})
     parts.append(f"Machines: {'; '.join(machines)}.")
     return "\n\n".join(parts) + "\n"
 
 
-def runs(name: str) -> list[Run]:
-    """The runs of a row that the page shows."""
-    return counted(name) if "recipe" in rows()[name] else results(name)["runs"]
-
-
-def gaps(better: str, worse: str, task: str = "Avg.") -> list[float]:
-    """The differences of two rows: of runs with one seed and one parent, or from a row without seeds of that parent."""
-    other = {(run.get("seed"), run["parent"]): run["scores"][task] for run in runs(worse)}
-    keys = [(run["seed"] if rows()[worse].get("recipe") else None, run["parent"]) for run in runs(better)]
-    pairs = zip(keys, runs(better), strict=True)
-    return [round(run["scores"][task] - other[key], 2) for key, run in pairs if key in other]
-
-
-def _scores(found: dict[str, list[Run]]) -> str:
+def _scores(plan: Plan, found: dict[str, list[Run]]) -> str:
     head = ["", "dev before", *COLUMNS, "seeds", "rate", "paper's Avg."]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
-    return "\n".join([*lines, *(_line(name, rows()[name], of) for name, of in found.items())])
+    return "\n".join([*lines, *(_line(plan, name, of) for name, of in found.items())])
 
 
-def _line(name: str, row: Row, of: Sequence[Run]) -> str:
-    trained = "recipe" in row
+def _line(plan: Plan, name: str, of: Sequence[Run]) -> str:
+    row, trained = plan.rows[name], name in plan.trained
     cells = [row["title"], _spread([run["before"] for run in of]) if trained else ""]
     cells += [_spread([run["scores"][column] for run in of]) for column in COLUMNS]
-    cells += [str(len(of)), f"{best_rate(name):g}"] if trained else ["", ""]
+    cells += [str(len(of)), f"{plan.best_rate(name):g}"] if trained else ["", ""]
     paper = row.get("paper")
     cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
     return f"| {' | '.join(cells)} |"
@@ -99,28 +89,33 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f}" if len(set(values)) == 1 else f"{mean(values):.2f} ± {stdev(values):.2f}"
 
 
-def _templates(found: dict[str, list[Run]]) -> str:
+def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
     """The greedy search of PromptBERT's table 4, best template first."""
     ((run,),) = found.values()
-    papers = PLAN["page"]["table_4"]
-    lines = [PLAN["page"]["templates"].strip(), "", "| template | STS-B dev | the paper's |", "| --- | ---: | ---: |"]
+    papers = plan.content["page"]["table_4"]
+    lines = [
+        plan.content["page"]["templates"].strip(),
+        "",
+        "| template | STS-B dev | the paper's |",
+        "| --- | ---: | ---: |",
+    ]
     for template, score in run["templates"].items():
         paper = papers.get(template)
         lines.append(f"| `{template}` | {score:.2f} | {f'{paper:.2f}' if paper else ''} |")
     return "\n".join(lines)
 
 
-def _rates() -> str:
+def _rates(plan: Plan) -> str:
     lines = ["| | STS-B dev after 100 steps, by rate | chosen |", "| --- | --- | ---: |"]
-    for name, row in rows().items():
-        tried = results(name).get("rates", {})
+    for name, row in plan.rows.items():
+        tried = plan.found(name).get("rates", {})
         if tried and len(tried) == len(row["rates"]):
             scores = ", ".join(f"{float(rate):g}: {score:.2f}" for rate, score in tried.items())
-            lines.append(f"| {row['title']} | {scores} | {best_rate(name):g} |")
+            lines.append(f"| {row['title']} | {scores} | {plan.best_rate(name):g} |")
     return "\n".join(lines)
 
 
-def _claims(orders: Sequence[dict[str, Any]]) -> str:
+def _claims(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
     """The table of the papers' claims: each difference with its interval and verdict."""
     lines = [
         "| claim | seeds | difference | 95 % interval | STS-B dev | the paper's (between seeds) | verdict |",
@@ -128,16 +123,16 @@ def _claims(orders: Sequence[dict[str, Any]]) -> str:
     ]
     for order in orders:
         better, worse = order["better"], order["worse"]
-        gap, dev = (difference(gaps(better, worse, task)) for task in ("Avg.", "STS-B dev"))
+        gap, dev = (difference(plan.gaps(better, worse, task)) for task in ("Avg.", "STS-B dev"))
         cells = [order["claim"], str(gap.seeds), _signed(gap.mean), _interval(gap), _signed(dev.mean)]
         cells += [f"{_signed(order['paper'])} ({order['seeds']})", gap.verdict(order["paper"])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _shown(order: dict[str, Any]) -> str:
+def _shown(plan: Plan, order: dict[str, Any]) -> str:
     """A claim in one sentence."""
-    gap = difference(gaps(order["better"], order["worse"]))
+    gap = difference(plan.gaps(order["better"], order["worse"]))
     claim, verdict = order["claim"], gap.verdict(order["paper"])
     if gap.seeds < 2:
         return f"- {claim}: {_signed(gap.mean)} with one seed, which decides nothing."
@@ -154,4 +149,5 @@ def _signed(value: float) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else FULL
+    (FULL.parent / f"{file.stem}.md").write_text(page(Plan.load(file)), encoding="utf-8")

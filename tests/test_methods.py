@@ -1,48 +1,54 @@
 """benchmarks/methods.md matches the recorded results, and each verdict follows the rule on the page."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.methods import PLAN, RESULTS, counted, parents_of, results, rows
-from benchmarks.methods_report import PAGE, Difference, difference, gaps, page
+from benchmarks.methods_plan import FULL, Plan
+from benchmarks.methods_report import Difference, difference, page
 
-TRAINED = [name for name, row in rows().items() if "recipe" in row]
-ORDERS = PLAN["page"]["orders"]
+ROOT = Path(__file__).parents[1]
+PLAN = Plan.load()
+ORDERS = PLAN.content["page"]["orders"]
 
 
 def test_the_page_is_made_from_the_results() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.methods_report"
+    written = FULL.with_suffix(".md").read_text(encoding="utf-8")
+    assert written == page(PLAN), "run: python -m benchmarks.methods_report"
 
 
 def test_results_are_of_rows() -> None:
-    assert {path.stem for path in RESULTS.glob("*.json")} <= set(rows())
+    assert {path.stem for path in PLAN.folder.glob("*.json")} <= set(PLAN.rows)
 
 
 def test_all_rows_of_a_seed_have_one_parent() -> None:
-    seeds = {run["seed"] for name in TRAINED for run in results(name)["runs"]}
+    seeds = {run["seed"] for name in PLAN.trained for run in PLAN.found(name)["runs"]}
     assert seeds
     for seed in seeds:
         for encoder in (None, "sentences"):
-            assert len(parents_of(seed, encoder)) <= 1
+            assert len(PLAN.parents_of(seed, encoder)) <= 1
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", PLAN.trained)
 def test_a_run_ends_above_its_own_untrained_pooling(name: str) -> None:
-    for run in counted(name):
-        if rows()[name]["group"] != "Ablations":
+    for run in PLAN.counted(name):
+        if PLAN.rows[name]["group"] != "Ablations":
             assert run["scores"]["STS-B dev"] > run["before"]
 
 
-@pytest.mark.parametrize("name", [name for name, row in rows().items() if "like" in row])
+@pytest.mark.parametrize("name", [name for name, row in PLAN.rows.items() if "like" in row])
 def test_a_variant_has_the_rate_of_its_method(name: str) -> None:
-    assert rows()[rows()[name]["like"]]["group"] == "Unsupervised"
+    assert PLAN.rows[PLAN.rows[name]["like"]]["group"] == "Unsupervised"
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order['better']}-{order['worse']}")
 def test_a_difference_is_that_of_runs_with_one_seed_and_parent(order: dict[str, str]) -> None:
-    better, worse = results(order["better"])["runs"], results(order["worse"])["runs"]
-    found = gaps(order["better"], order["worse"])
+    better, worse = PLAN.shown(order["better"]), PLAN.shown(order["worse"])
+    found = PLAN.gaps(order["better"], order["worse"])
     loop = [
         round(one["scores"]["Avg."] - other["scores"]["Avg."], 2)
         for one in better
@@ -78,3 +84,68 @@ def test_one_seed_has_no_interval() -> None:
 @pytest.mark.parametrize(("paper", "words"), [(1.0, "contains"), (0.1, "below"), (3.0, "above")])
 def test_the_papers_figure_is_placed(paper: float, words: str) -> None:
     assert words in Difference(5, 1.0, 0.5, 1.5).beside(paper)
+
+
+def test_the_plan_for_a_gpu_has_the_same_rows() -> None:
+    plan = Plan.load(FULL.with_name("methods_gpu.toml"))
+    assert plan.rows == PLAN.rows
+    assert plan.folder != PLAN.folder
+    assert plan.content["training"]["sentences"] == 3000 * plan.content["training"]["batch_size"]
+    assert page(plan).startswith("# The methods from a parent without sentence training")
+
+
+TINY = """
+seeds = [1]
+corpus = ["few"]
+[pretraining]
+corpus = ["few"]
+min_words = 1
+batch_size = 8
+max_steps = 8
+warmup_steps = 2
+eval_steps = 4
+[training]
+sentences = 64
+min_words = 1
+batch_size = 8
+warmup_steps = 2
+eval_steps = 4
+[trial]
+sentences = 32
+[simcse]
+rates = [1e-4, 1e-3]
+"""
+
+
+@pytest.mark.long
+def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
+    """Pretraining and the choice of a rate; the runs after them are measured before."""
+    data, plan = tmp_path / "data", Plan.load(_written(tmp_path / "tiny.toml", TINY), tmp_path / "results")
+    sentences = [f"{who} {what} {where}" for who in "ab" for what in ("runs", "dogs", "rain") for where in "cdefghijkl"]
+    _written(data / "corpus" / "few.txt", "\n".join(sentences))
+    pairs = [f"main\tnews\t2015\t{place}\t{place % 6}.0\t{left}\ta dog" for place, left in enumerate(sentences)]
+    _written(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv", "\n".join(pairs))
+    before = [{"seed": 1, "parent": "other", "recipe": {"learning_rate": rate}} for rate in (1e-4, 1e-3)]
+    _written(plan.folder / "simcse.json", json.dumps({"runs": before}))
+    words = ["--data", str(data), "--encoder", str(tiny_bert), "--plan", str(tmp_path / "tiny.toml")]
+    folders = ["--runs", str(tmp_path / "runs"), "--results", str(plan.folder)]
+    command = [sys.executable, "-m", "benchmarks.methods", *words, *folders, "simcse"]
+    minutes, calls = 1e-4, 0
+    while "stopped after" in _said(command, "--minutes", str(minutes)):
+        minutes, calls = max(0.05, 4 * minutes), calls + 1
+    assert calls >= 1
+    found = plan.found("simcse")
+    assert found["rates"].keys() == {"0.0001", "0.001"}
+    assert found["runs"] == before
+    assert json.loads((tmp_path / "runs" / "parent" / "run.json").read_text(encoding="utf-8"))["steps"] == 8
+    assert _said(command) == ""  # all is measured
+
+
+def _said(command: list[str], *words: str) -> str:
+    return subprocess.run([*command, *words], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _written(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file

@@ -1,0 +1,87 @@
+"""What benchmarks/methods.py trains, and what it has measured so far."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Self
+
+from training.evaluate.machine import versions
+
+__all__ = ["FULL", "Found", "Plan", "Row", "Run"]
+
+FULL: Final = Path(__file__).parent / "methods.toml"
+Row = dict[str, Any]
+Run = dict[str, Any]
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows and the keys of their runs, and a folder with one file of results per row."""
+
+    content: dict[str, Any]
+    folder: Path
+
+    @classmethod
+    def load(cls, file: Path = FULL, results: Path | None = None) -> Self:
+        """methods.toml, in which the tables of another plan replace keys. `results` is the folder of the results."""
+        content = tomllib.loads(FULL.read_text(encoding="utf-8"))
+        if file != FULL:
+            for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                content[key] = content.get(key, {}) | value if isinstance(value, dict) else value
+        return cls(content, results or FULL.parent / "results" / file.stem)
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """The rows of the page, in its order."""
+        return {name: row for name, row in self.content.items() if isinstance(row, dict) and "title" in row}
+
+    @cached_property
+    def trained(self) -> list[str]:
+        """The names of the rows that are trained; the others are the untuned parent's."""
+        return [name for name, row in self.rows.items() if "recipe" in row]
+
+    def found(self, name: str) -> Found:
+        """What is measured of a row so far; without a run, {"runs": []}."""
+        file = self.folder / f"{name}.json"
+        return {"runs": []} | (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
+
+    def keep(self, name: str, found: Found) -> None:
+        """Write what is measured of a row."""
+        text = json.dumps(found | {"versions": versions(("torch", "transformers"))}, indent=2)
+        (self.folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+    def best_rate(self, name: str) -> float:
+        """The rate with the best dev score, or `rate` before all are tried; `like` names a row with the same rate."""
+        row, tried = self.rows[name], self.found(name).get("rates", {})
+        if "like" in row:
+            return self.best_rate(row["like"])
+        chosen = "rates" in row and len(tried) == len(row["rates"])
+        return float(max(tried, key=tried.__getitem__) if chosen else row["rate"])
+
+    def counted(self, name: str) -> list[Run]:
+        """The runs of a trained row at its chosen learning rate."""
+        rate = self.best_rate(name)
+        return [run for run in self.found(name)["runs"] if run["recipe"]["learning_rate"] == rate]
+
+    def shown(self, name: str) -> list[Run]:
+        """The runs of a row that the page shows."""
+        return self.counted(name) if name in self.trained else self.found(name)["runs"]
+
+    def parents_of(self, seed: int, encoder: str | None) -> set[str]:
+        """The digests of the parents that rows with this `encoder` had for a seed."""
+        same = [name for name in self.trained if self.rows[name].get("encoder") == encoder]
+        return {run["parent"] for name in same for run in self.found(name)["runs"] if run["seed"] == seed}
+
+    def best_templates(self) -> list[str]:
+        """The templates of the greedy search, best first."""
+        return [template for run in self.found("templates")["runs"] for template in run["templates"]]
+
+    def gaps(self, better: str, worse: str, task: str = "Avg.") -> list[float]:
+        """The differences of two rows: of runs with one seed and one parent, or from an untuned row of that parent."""
+        other = {(run.get("seed"), run["parent"]): run["scores"][task] for run in self.shown(worse)}
+        keys = [(run["seed"] if worse in self.trained else None, run["parent"]) for run in self.shown(better)]
+        pairs = zip(keys, self.shown(better), strict=True)
+        return [round(run["scores"][task] - other[key], 2) for key, run in pairs if key in other]
