@@ -57,7 +57,7 @@ LIMITS: Final = {
 }  # s
 
 
-def peak(device: str) -> dict[str, float]:
+def peak(device: str, _: Path) -> dict[str, float]:
     """TFLOP/s of square matrix products of three sizes in fp16, and the highest of them."""
     import torch
 
@@ -70,39 +70,36 @@ def peak(device: str) -> dict[str, float]:
     return {"tflops": max(found.values()), **found}
 
 
-def session(device: str) -> list[dict[str, Any]]:
+def session(device: str, models: Path) -> list[dict[str, Any]]:
     """Tokens per second and TFLOP/s of Cloze's session and of sentence-transformers, on batches of one length."""
     import numpy as np
     import torch
 
-    from benchmarks.peers import bundle_of
     from encoding.bundle import Bundle
     from encoding.text import Batch
     from service.inference.session import Session
 
     rows = []
     for name, (layers, width, _) in SHAPES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            model = random_model(Path(folder), name)
-            bundle = bundle_of(model, Path(folder, "bundle"), (_precision(device),))
-            loaded = Session.load(Bundle.load(bundle), provider="cpu" if device == "cpu" else "cuda")
-            other = _sentence_transformer(model, device)
-            for length in LENGTHS:
-                texts = max(1, BATCH_TOKENS // length)
-                ids = np.random.default_rng(0).integers(5, 900, (texts, length))
-                batch = Batch(ids, np.ones_like(ids))
-                tensors = {key: torch.from_numpy(value).to(device) for key, value in batch._asdict().items()}
+        model, bundle = random_model(models, name), random_bundle(models, name, device)
+        loaded = Session.load(Bundle.load(bundle), provider="cpu" if device == "cpu" else "cuda")
+        other = _sentence_transformer(model, device)
+        for length in LENGTHS:
+            texts = max(1, BATCH_TOKENS // length)
+            ids = np.random.default_rng(0).integers(5, 900, (texts, length))
+            batch = Batch(ids, np.ones_like(ids))
+            tensors = {key: torch.from_numpy(value).to(device) for key, value in batch._asdict().items()}
 
-                encode = partial(_encode, other, tensors)
-                flops = length * texts * layers * (24 * width**2 + 4 * length * width)
-                for contender, work in (("Cloze", partial(loaded.run, batch)), ("sentence-transformers", encode)):
-                    seconds = _seconds(work, device)
-                    rate = {"tokens_per_second": texts * length / seconds, "tflops": flops / seconds / 1e12}
-                    rows.append({"shape": name, "tokens": length, "texts": texts, "contender": contender, **rate})
+            encode = partial(_encode, other, tensors)
+            flops = length * texts * layers * (24 * width**2 + 4 * length * width)
+            for contender, work in (("Cloze", partial(loaded.run, batch)), ("sentence-transformers", encode)):
+                seconds = _seconds(work, device)
+                rate = {"tokens_per_second": texts * length / seconds, "tflops": flops / seconds / 1e12}
+                rows.append({"shape": name, "tokens": length, "texts": texts, "contender": contender, **rate})
     return rows
 
 
-def techniques(device: str) -> dict[str, Any]:
+def techniques(device: str, models: Path) -> dict[str, Any]:
     """Seconds of a run with packed attention on texts of mixed lengths, and with a CUDA graph on one short text.
 
     On a CPU only the conversion runs: neither technique has a CPU kernel.
@@ -110,36 +107,34 @@ def techniques(device: str) -> dict[str, Any]:
     import numpy as np
     import onnx
 
-    from benchmarks.peers import bundle_of
     from encoding.bundle import GRAPHS, Bundle
     from encoding.text import Batch
     from service.inference.session import Session
 
     name, rng = next(iter(SHAPES)), np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = bundle_of(random_model(Path(folder), name), Path(folder, "bundle"), (_precision(device),))
-        graph = bundle / GRAPHS[_precision(device)]
-        packed = _packed(onnx.load(graph))
-        found: dict[str, Any] = {"packed layers": sum(node.op_type == "PackedAttention" for node in packed.graph.node)}
-        if device == "cpu":
-            return found
-        session = Session.load(Bundle.load(bundle), provider="cuda")
-        other = _cuda_session(packed.SerializeToString())
-        for spread, least in (("mixed", 8), ("sorted", 112)):  # the service sorts texts by length
-            lengths = rng.integers(least, 129, BATCH_TOKENS // 128)
-            mask = (np.arange(128) < lengths[:, None]).astype(np.int64)
-            batch = Batch(rng.integers(5, 900, mask.shape) * mask, mask)
-            expected, (vectors,) = session.run(batch), other.run(None, batch._asdict())
-            found[f"{spread}, padded"] = _seconds(partial(session.run, batch), device)
-            found[f"{spread}, packed"] = _seconds(partial(other.run, None, batch._asdict()), device)
-            found[f"{spread}, greatest difference"] = float(np.abs(vectors - expected).max())
-        ids = rng.integers(5, 900, (1, 16))
-        batch = Batch(ids, np.ones_like(ids))
-        found["one text, plain"] = _seconds(partial(session.run, batch), device)
-        try:
-            found["one text, CUDA graph"] = _seconds(_captured(graph.read_bytes(), batch), device)
-        except Exception as error:  # ONNX Runtime's errors share no base class
-            found["one text, CUDA graph"] = f"failed: {error}"
+    bundle = random_bundle(models, name, device)
+    graph = bundle / GRAPHS[_precision(device)]
+    packed = _packed(onnx.load(graph))
+    found: dict[str, Any] = {"packed layers": sum(node.op_type == "PackedAttention" for node in packed.graph.node)}
+    if device == "cpu":
+        return found
+    session = Session.load(Bundle.load(bundle), provider="cuda")
+    other = _cuda_session(packed.SerializeToString())
+    for spread, least in (("mixed", 8), ("sorted", 112)):  # the service sorts texts by length
+        lengths = rng.integers(least, 129, BATCH_TOKENS // 128)
+        mask = (np.arange(128) < lengths[:, None]).astype(np.int64)
+        batch = Batch(rng.integers(5, 900, mask.shape) * mask, mask)
+        expected, (vectors,) = session.run(batch), other.run(None, batch._asdict())
+        found[f"{spread}, padded"] = _seconds(partial(session.run, batch), device)
+        found[f"{spread}, packed"] = _seconds(partial(other.run, None, batch._asdict()), device)
+        found[f"{spread}, greatest difference"] = float(np.abs(vectors - expected).max())
+    ids = rng.integers(5, 900, (1, 16))
+    batch = Batch(ids, np.ones_like(ids))
+    found["one text, plain"] = _seconds(partial(session.run, batch), device)
+    try:
+        found["one text, CUDA graph"] = _seconds(_captured(graph.read_bytes(), batch), device)
+    except Exception as error:  # ONNX Runtime's errors share no base class
+        found["one text, CUDA graph"] = f"failed: {error}"
     return found
 
 
@@ -187,30 +182,27 @@ def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
     return replay
 
 
-def served(device: str) -> dict[str, Any]:
+def served(device: str, models: Path) -> dict[str, Any]:
     """Texts per second over HTTP with several server processes on one card, and the latency of one text in ms."""
-    from benchmarks.peers import Server, bundle_of, ours
+    from benchmarks.peers import Server, ours
     from benchmarks.serving import ask
 
     name = next(iter(SHAPES))
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = bundle_of(random_model(Path(folder), name), Path(folder, "bundle"), (_precision(device),))
-        texts = [
-            " ".join(f"w{(number * 7 + place) % 900}" for place in range(4 + number % 60)) for number in range(4096)
-        ]
-        texts = texts[: 64 if device == "cpu" else None]
-        for count in (1, 2) if device == "cpu" else (1, 2, 4):
-            with ExitStack() as stack:
-                servers: list[Server] = []
-                for _ in range(count):
-                    servers.append(ours(bundle, _precision(device)))
-                    stack.callback(servers[-1].end)
-                if count == 1:
-                    _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
-                    found["one text, ms, p50"] = 1000 * median(seconds)
-                shares = [texts[place::count] for place in range(count)]
-                found[f"{count} processes, texts per second"] = len(texts) / asyncio.run(_together(servers, shares))
+    bundle = random_bundle(models, name, device)
+    texts = [" ".join(f"w{(number * 7 + place) % 900}" for place in range(4 + number % 60)) for number in range(4096)]
+    texts = texts[: 64 if device == "cpu" else None]
+    for count in (1, 2) if device == "cpu" else (1, 2, 4):
+        with ExitStack() as stack:
+            servers: list[Server] = []
+            for _ in range(count):
+                servers.append(ours(bundle, _precision(device)))
+                stack.callback(servers[-1].end)
+            if count == 1:
+                _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
+                found["one text, ms, p50"] = 1000 * median(seconds)
+            shares = [texts[place::count] for place in range(count)]
+            found[f"{count} processes, texts per second"] = len(texts) / asyncio.run(_together(servers, shares))
     return found
 
 
@@ -227,7 +219,7 @@ async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> 
     return time.perf_counter() - began
 
 
-def training(device: str) -> dict[str, float]:
+def training(device: str, models: Path) -> dict[str, float]:
     """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
@@ -237,12 +229,11 @@ def training(device: str) -> dict[str, float]:
 
     name = list(SHAPES)[-1]
     size, length = (8, 16) if device == "cpu" else (256, 32)
-    with tempfile.TemporaryDirectory() as folder:
-        model = random_model(Path(folder), name)
-        keys = {"encoder": str(model), "corpus": ["unused.txt"], "pooling": "mean", "template": "[X]"}
-        recipe = load_recipe("simcse", keys | {"batch_size": size, "max_tokens": length})
-        encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean")
-        objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
+    model = random_model(models, name)
+    keys = {"encoder": str(model), "corpus": ["unused.txt"], "pooling": "mean", "template": "[X]"}
+    recipe = load_recipe("simcse", keys | {"batch_size": size, "max_tokens": length})
+    encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean")
+    objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
     optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-5, fused=True)
     text = " ".join(f"w{place}" for place in range(length))
     views = {
@@ -260,10 +251,18 @@ def training(device: str) -> dict[str, float]:
     return {"tokens_per_second": 2 * size * length / _seconds(step, device)}
 
 
-def tests(device: str) -> dict[str, Any]:
+def tests(device: str, _: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/service/test_cuda.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return {"status": done.returncode, "said": done.stdout.strip().splitlines()[-3:]}
+
+
+def random_bundle(models: Path, name: str, device: str) -> Path:
+    """A bundle of the random model of this shape; the first part that asks for it makes it."""
+    from benchmarks.peers import bundle_of
+
+    bundle = models / f"{name}-bundle"
+    return bundle if bundle.is_dir() else bundle_of(random_model(models, name), bundle, (_precision(device),))
 
 
 def random_model(folder: Path, name: str) -> Path:
@@ -285,7 +284,7 @@ def random_model(folder: Path, name: str) -> Path:
         num_attention_heads=heads,
         intermediate_size=4 * width,
     )
-    model = folder / "model"
+    model = folder / name
     BertModel(config, add_pooling_layer=False).save_pretrained(model)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(model)
     (model / "README.md").write_text(f"# {name}, random\n", encoding="utf-8")
@@ -333,7 +332,7 @@ def _seconds(work: Callable[[], object], device: str) -> float:
     return (time.perf_counter() - began) / calls
 
 
-PARTS: Final[dict[str, Callable[[str], Any]]] = {
+PARTS: Final[dict[str, Callable[[str, Path], Any]]] = {
     "peak": peak, "session": session, "techniques": techniques, "served": served, "training": training, "tests": tests,
 }  # fmt: skip
 
@@ -348,9 +347,9 @@ def install(wheels: str | None) -> dict[str, Any]:
     return {"status": done.returncode, "said": done.stderr.strip().splitlines()[-5:]}
 
 
-def run(part: str, device: str, tiny: bool) -> Any:
+def run(part: str, device: str, tiny: bool, models: str) -> Any:
     """The figures of a part, or its error. The time limits are for a GPU: a CPU may be many times slower."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--device", device, *(["--tiny"] * tiny)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, models, "--device", device, *["--tiny"] * tiny]
     limit = LIMITS[part] if device == "cuda" else None
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
@@ -368,12 +367,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small shapes, to test this file")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # run one part in this process
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)  # run one part in this process, with this folder
     options = parser.parse_args()
     if options.tiny:
         globals().update(TINY)
     if options.part:
-        print(json.dumps(PARTS[options.part](options.device)))
+        part, models = options.part
+        print(json.dumps(PARTS[part](options.device, Path(models))))
         return
     results: dict[str, Any] = {"machine": f"{processor()}, {threads()} CPUs", "versions": {}}
     if options.wheels or options.install:
@@ -382,11 +382,12 @@ def main() -> None:
     if options.device == "cuda":
         names = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
         results["machine"] = f"{names.stdout.strip().partition(' (UUID')[0]}; {results['machine']}"
-    for part in PARTS:
-        began = time.perf_counter()
-        results[part] = run(part, options.device, options.tiny)
-        print(f"{part}, {time.perf_counter() - began:.0f} s: {json.dumps(results[part])}", flush=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as models:
+        for part in PARTS:
+            began = time.perf_counter()
+            results[part] = run(part, options.device, options.tiny, models)
+            print(f"{part}, {time.perf_counter() - began:.0f} s: {json.dumps(results[part])}", flush=True)
+            options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from reference.vectors import FILE, ROOT, TEXTS, embed
 
+from training.evaluate.machine import processor
 from training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
@@ -30,6 +31,8 @@ def test_this_machine_gives_the_reference_vectors() -> None:
 @pytest.mark.skipif(QEMU is None, reason="qemu-user is not installed")
 @pytest.mark.parametrize("cpu", CPUS)
 def test_an_older_cpu_gives_the_reference_vectors(cpu: str, tmp_path: Path) -> None:
+    if CPUS[cpu] == "AVX2, no AVX-512" and processor().endswith("(avx2)"):
+        pytest.skip("this machine is of that kind, and the test above holds on it")
     script = Path(__file__).parent / "reference" / "vectors.py"
     interpreter = Path(sys.executable).resolve()  # qemu runs a program, no link to one
     environment = {
