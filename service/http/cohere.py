@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import check_dimensions, embed, respond
 from service.http.request import Context, JSONRoute, TextList, resolve_model
@@ -21,7 +22,7 @@ from service.inference.vectors import finish, to_json
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
-TEMPLATES: Final[dict[InputType, str]] = {"search_query": "query", "search_document": "document"}
+TEMPLATES: Final[dict[InputType, str]] = dict(zip(("search_query", "search_document"), SEARCH_NAMES, strict=True))
 
 router = APIRouter(prefix="/v2", route_class=JSONRoute, responses=documented(shape="cohere"), tags=["cohere"])
 

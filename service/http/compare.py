@@ -7,6 +7,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Body, Request, Response
 
+from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import AS_BYTES, embed, embed_texts, respond
 from service.http.request import Context, JSONRoute, named_template, resolve_model
@@ -66,11 +67,8 @@ async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:
         raise EmptyInput("texts is an empty list; send at least one text")
     model = resolve_model(context, body.model)
-    names = model.bundle.named
-    parts = [
-        Part([body.query], named_template(model, body.prompt_name) or ("query" if "query" in names else None)),
-        Part(body.texts, "document" if "document" in names else None),
-    ]
+    query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
+    parts = [Part([body.query], named_template(model, body.prompt_name) or query), Part(body.texts, document)]
     found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
 
     def rank() -> bytes:

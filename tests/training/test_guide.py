@@ -3,14 +3,13 @@
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from contrastive_methods import PAIRS, ROWS, TRIPLES, build, gradients
+from killed_runs import whole_and_resumed
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import GISTEmbedLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -19,10 +18,7 @@ from torch import Tensor
 from encoding.command import run as run_command
 from training.errors import RecipeError
 from training.fit import main
-from training.loop import training_run
-from training.loop.callbacks import Journal
 from training.loop.gradient_cache import backward_in_chunks
-from training.loop.run_folder import Run
 from training.methods.contrastive import FromPairs
 from training.methods.losses import false_negatives, info_nce
 from training.methods.parts.guide import Guide
@@ -232,25 +228,7 @@ def keys(corpus: Path, encoder: Path, guide: Path | str) -> dict[str, object]:
 
 @pytest.mark.long
 def test_a_resumed_run_ends_with_the_same_weights(pairs: Path, tiny_bert: Path, guide: Path, tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
-    class KillAtStep3(Journal):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            super().on_log(args, state, control, logs)
-            if state.global_step == 3:
-                raise Killed
-
-    recipe = load_recipe("simcse", keys(pairs, tiny_bert, guide))
-    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    training_run.fit(SimCSE, recipe, whole)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run, "Journal", KillAtStep3)
-        with pytest.raises(Killed):
-            training_run.fit(SimCSE, recipe, killed)
-    training_run.fit(SimCSE, recipe, killed, resume=True)
-    expected, found = (load_file(run.model / "model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+    whole, _ = whole_and_resumed(load_recipe("simcse", keys(pairs, tiny_bert, guide)), tmp_path)
     assert '"left_out": 0.' in whole.log_file.read_text(encoding="utf-8")
 
 

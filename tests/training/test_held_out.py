@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from contrastive_methods import METHODS, ROWS, add_masked_head, build
+from killed_runs import assert_same_weights, killed_at
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from two_processes import in_two
@@ -18,7 +19,6 @@ from training.data.corpus import Corpus
 from training.data.similarity import alignment, uniformity
 from training.fit import main
 from training.loop import training_run
-from training.loop.callbacks import Journal
 from training.loop.run_folder import Run
 from training.methods import OBJECTIVES
 from training.methods.held_out import HeldOut
@@ -145,30 +145,17 @@ def test_training_is_the_same_however_often_it_is_evaluated(tmp_path: Path, word
     assert losses[0] == losses[1]
 
 
-class Killed(Exception):
-    pass
-
-
 def test_a_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Kill(Journal):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            super().on_log(args, state, control, logs)
-            if state.global_step == 5:
-                raise Killed
-
     whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
     words = ["simcse", *words, "--mini-batch-size", "8"]
     assert main([*words, "--out", str(whole.path)]) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "Journal", Kill)
-        with pytest.raises(Killed):
-            main([*words, "--out", str(killed.path)])
+    with killed_at(5):
+        main([*words, "--out", str(killed.path)])
     assert main(["--resume", str(killed.path)]) == 0
     assert log(killed) == log(whole)
-    found, expected = (load_file(run.model / "model.safetensors") for run in (killed, whole))
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert_same_weights(whole.path, killed.path)
 
 
 @pytest.fixture

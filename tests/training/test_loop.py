@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_resumed
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,37 +20,13 @@ from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
 from training.loop import training_run
 from training.loop.arguments import training_arguments
-from training.loop.callbacks import Journal
 from training.loop.run_folder import Run
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
 from training.methods.mlm import MLM
-from training.recipes.keys import Recipe
 
 STEPS = 4
 Words = dict[str, list[str]]
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAtStep3(Journal):
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        super().on_log(args, state, control, logs)
-        if state.global_step == 3:
-            raise Killed
-
-
-def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
-    return training_run.fit(OBJECTIVES[recipe.method], recipe, run, resume)
-
-
-def fit_until_killed(recipe: Recipe, run: Run) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run, "Journal", KillAtStep3)
-        with pytest.raises(Killed):
-            fit(recipe, run)
 
 
 @pytest.fixture(scope="module")
@@ -196,15 +173,9 @@ def test_a_killed_run_of_each_method_ends_as_an_unbroken_one(
     """Of the encoder and of all that only training has, BatchNorm's statistics among it."""
     keys = words | {"encoder": [str(tiny_bert)], "columns": ["b"], "warmup_steps": ["0"], "max_tokens": ["32"]}
     keys |= {"diffcse": {"generator": [str(masked_bert)]}, "promptbert": {}}.get(name, {"head_width": ["16"]})
-    recipe, whole, killed = load_recipe(name, keys), tmp_path / "whole", tmp_path / "killed"
-    fit(recipe, Run(whole))
-    fit_until_killed(recipe, Run(killed))
-    assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-2"]
-    fit(recipe, Run(killed), resume=True)
-    for part in ("model", f"checkpoint-{STEPS}"):
-        expected, found = (load_file(run / part / "model.safetensors") for run in (whole, killed))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+    whole, killed = (run.path for run in whole_and_resumed(load_recipe(name, keys), tmp_path))
+    assert_same_weights(whole, killed, f"checkpoint-{STEPS}")
+    expected = load_file(whole / f"checkpoint-{STEPS}" / "model.safetensors")
     halfway = load_file(whole / "checkpoint-2" / "model.safetensors")
     assert any(not torch.equal(halfway[key], weight) for key, weight in expected.items())
     assert [entry.get("loss") for entry in log(killed)] == [entry.get("loss") for entry in log(whole)]
@@ -230,14 +201,9 @@ def test_the_best_weights_are_kept_between_checkpoints(words: Words, tmp_path: P
 def test_a_killed_run_that_saves_seldom_ends_as_an_unbroken_one(words: Words, tmp_path: Path) -> None:
     """Its best weights are of a step that no checkpoint holds."""
     keys = words | {"eval_steps": ["1"], "save_steps": ["2"], "learning_rate": ["0.5"], "warmup_steps": ["0"]}
-    recipe, whole, killed = load_recipe("simcse", keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    fit(recipe, whole)
-    fit_until_killed(recipe, killed)
+    whole, killed = whole_and_resumed(load_recipe("simcse", keys), tmp_path)
     assert killed.best.is_file()
-    fit(recipe, killed, resume=True)
     assert killed.provenance()["best_step"] == whole.provenance()["best_step"]
-    found, expected = (load_file(each.model / "model.safetensors") for each in (killed, whole))
-    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
 
 
 def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tmp_path: Path) -> None:

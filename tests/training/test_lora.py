@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_runs import fit, whole_and_resumed
 from recipes import load_recipe
 from safetensors.torch import load_file
-from test_loop import fit, fit_until_killed
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -125,13 +125,7 @@ def test_a_run_leaves_merged_weights_and_the_parent_frozen(
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["simcse", "mlm"])
 def test_a_killed_run_ends_as_an_unbroken_one(method: str, keys: dict[str, list[str]], tmp_path: Path) -> None:
-    recipe, whole, killed = load_recipe(method, keys), tmp_path / "whole", tmp_path / "killed"
-    fit(recipe, Run(whole))
-    fit_until_killed(recipe, Run(killed))
-    fit(recipe, Run(killed), resume=True)
-    expected, found = (load_file(run / "model" / "model.safetensors") for run in (whole, killed))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    whole, killed = (run.path for run in whole_and_resumed(load_recipe(method, keys), tmp_path))
     logs = [
         [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         for run in (whole, killed)

@@ -3,18 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from killed_runs import assert_same_weights, fit, fit_until_killed
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
 
 from encoding.command import run as run_command
 from training.data.corpus import Row
 from training.fit import main
-from training.loop import training_run
-from training.loop.callbacks import Journal
 from training.loop.fit_command import recipe_of
 from training.loop.run_folder import Run
 from training.methods import OBJECTIVES
@@ -22,17 +18,6 @@ from training.methods.simcse import SimCSE
 from training.model.views import View
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar", "field", "text"]
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAtStep7(Journal):
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        super().on_log(args, state, control, logs)
-        if state.global_step == 7:
-            raise Killed
 
 
 @pytest.fixture
@@ -57,18 +42,14 @@ def test_the_method_sees_no_text_twice_and_a_resumed_run_is_the_same(
 
     monkeypatch.setattr(SimCSE, "views", recorded)
     recipe, whole, killed = load_recipe("simcse", keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    training_run.fit(SimCSE, recipe, whole)
+    fit(recipe, whole)
     assert len(batches) == 12
     assert all(max(Counter(text for row in rows for text in row).values()) == 1 for rows in batches)
     assert batches[:4] != batches[4:8]
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "Journal", KillAtStep7)
-        with pytest.raises(Killed):
-            training_run.fit(SimCSE, recipe, killed)
+    fit_until_killed(recipe, killed, step=7)
     batches.clear()
-    training_run.fit(SimCSE, recipe, killed, resume=True)
-    expected, found = (load_file(run.model / "model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+    fit(recipe, killed, resume=True)
+    assert_same_weights(whole.path, killed.path)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed_runs import fit
 from recipes import arguments, load_recipe
-from test_loop import fit
 
 from encoding.errors import ClozeError
 from training.loop.run_folder import Run

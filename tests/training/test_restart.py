@@ -13,9 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
+from killed_runs import assert_same_weights, killed_at
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
 from transformers import Trainer
 from two_processes import in_two
 
@@ -47,22 +46,6 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     return {key: [str(value)] for key, value in keys.items()}
 
 
-class Killed(Exception):
-    pass
-
-
-def killing(step: int) -> type[Journal]:
-    """A journal that ends the run once this step's loss is logged."""
-
-    class Kill(Journal):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            super().on_log(args, state, control, logs)
-            if state.global_step == step and "loss" in (logs or {}):
-                raise Killed
-
-    return Kill
-
-
 def log(run: Path) -> list[dict[str, Any]]:
     """The entries of the log, without times."""
     lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
@@ -71,28 +54,24 @@ def log(run: Path) -> list[dict[str, Any]]:
 
 def assert_same(run: Path, other: Path) -> None:
     """Runs with the same weights, bit for bit, and the same losses and scores."""
-    found, expected = (load_file(each / "model" / "model.safetensors") for each in (run, other))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert_same_weights(other, run)
     assert log(run) == log(other)
 
 
-@pytest.mark.parametrize("killed_at", [3, 7])
+@pytest.mark.parametrize("step", [3, 7])
 def test_with_restarts_the_same_command_begins_and_continues(
-    killed_at: int, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: int, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the first checkpoint it begins again."""
     command = ["simcse", *arguments(words | {"max_steps": ["10"]})]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, "--out", str(whole)]) == 0
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with monkeypatch.context() as patch:
-        patch.setattr(training_run, "Journal", killing(killed_at))
-        with pytest.raises(Killed):
-            main([*command, "--out", str(killed)])
+    with killed_at(step):
+        main([*command, "--out", str(killed)])
     capsys.readouterr()
     assert main([*command, "--out", str(killed)]) == 0
-    assert (f"continuing from {killed / 'checkpoint-5'}" in capsys.readouterr().err) == (killed_at > 5)
+    assert (f"continuing from {killed / 'checkpoint-5'}" in capsys.readouterr().err) == (step > 5)
     assert_same(killed, whole)
     assert main([*command, "--out", str(killed)]) == 0
     assert f"{killed} is finished; nothing to do" in capsys.readouterr().err

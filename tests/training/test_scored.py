@@ -11,17 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contrastive_methods import SCORED, build
+from killed_runs import whole_and_resumed
 from pyarrow import parquet
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
 from sentence_transformers.sentence_transformer.losses import AnglELoss, CoSENTLoss
 from torch import Tensor
 
 from encoding.command import run as run_command
 from training.fit import main
 from training.loop import training_run
-from training.loop.callbacks import Journal
-from training.loop.run_folder import Run
 from training.methods.losses import PAIR_SIMILARITIES, angle_similarity, cosent
 from training.methods.scored import Scored
 
@@ -170,26 +168,9 @@ def test_a_score_may_be_a_number_or_a_text(ending: str, tiny_bert: Path, tmp_pat
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_resumed_run_ends_with_the_same_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
-    class KillAtStep3(Journal):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-            super().on_log(args, state, control, logs)
-            if state.global_step == 3:
-                raise Killed
-
     path = write(tmp_path / "pairs.csv", pairs())
     recipe = load_recipe("scored", keys(path, tiny_bert, loss=name, dev=path, eval_steps=2))
-    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
-    training_run.fit(Scored, recipe, whole)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run, "Journal", KillAtStep3)
-        with pytest.raises(Killed):
-            training_run.fit(Scored, recipe, killed)
-    training_run.fit(Scored, recipe, killed, resume=True)
-    expected, found = (load_file(run.model / "model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+    whole, _ = whole_and_resumed(recipe, tmp_path)
     provenance = whole.provenance()
     if name == "cosent":  # dev data are scored by cosines, which AnglE's similarity contains
         assert provenance["dev_score"] > provenance["before_training"] + 10
