@@ -8,7 +8,8 @@ trained with one seed after the other. Every run has its own process, is kept in
 So the command can be stopped at any time and started again, also on another machine: there it trains a parent again
 and goes on with a seed that no row has yet. Rows are compared within a seed, and all rows of a seed have one parent.
 
-`--plan benchmarks/methods_gpu.toml` is the plan for a GPU: a parent from random weights, then longer runs.
+`--plan benchmarks/methods_gpu.toml` is the plan for a GPU: a parent from random weights, then longer runs. With
+`--jobs 8 --minutes 8.5` eight runs share the GPU, and the command ends within nine minutes. Started again, it goes on.
 """
 
 import argparse
