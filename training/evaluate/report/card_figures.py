@@ -41,7 +41,7 @@ def write_figures(
     merged = former | {precision: former.get(precision, {}) | dict(row) for precision, row in scores.items()}
     provenance = spec.provenance.model_copy(update={"scores": merged})
     sizes = {name: (path / GRAPHS[name]).stat().st_size for name in PRECISIONS if GRAPHS[name] in spec.files}
-    with staging(path) as folder:
+    with staging(path.resolve()) as folder:  # a link stays a link
         shutil.copytree(path, folder, dirs_exist_ok=True)
         file = folder / "README.md"
         card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside)
