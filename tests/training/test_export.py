@@ -163,7 +163,7 @@ def test_a_card_names_a_base_model_of_the_hub_and_no_figures_that_nobody_measure
         "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-similarity", "feature-extraction", "onnx", "cloze"],
     }
-    scores = {"int8": {"transfer MR": 81.5, "cost sentences/s": 9.0}, "fp32": {"transfer MR": 81.6}}
+    scores = {"int8": {"transfer MR accuracy": 81.5, "cost sentences/s": 9.0}, "fp32": {"transfer MR accuracy": 81.6}}
     provenance = provenance.model_copy(update={"scores": scores, "parity": {"int8": 0.0}})
     card = model_card("out", config, provenance, {"int8": 1})
     [found] = ModelCard(with_figures(card, "out", provenance, {"int8": 1})).data.eval_results
@@ -197,7 +197,7 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     own = bundle.spec.provenance.scores["fp32"]
     assert own["STS12"] == served.spec.provenance.scores["fp32"]["STS12"]
     assert bundle.spec.space == served.spec.space
-    assert f"| {tiny_bert.name} | {others['STS12']:.2f} | " in card.text
+    assert f"| {tiny_bert.name}, torch fp32 | {others['STS12']:.2f} | " in card.text
     columns = ("alignment", "uniformity", "anisotropy", "anisotropy of word vectors")
     assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card.text
     cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]

@@ -90,7 +90,7 @@ def _written_figures(file: Path) -> dict[str, dict[str, float]]:
         content = json.loads(file.read_text(encoding="utf-8"))
         name = Path(content["path"]).name
         return {
-            name if len(content["scores"]) == 1 else f"{name} {part}": {key: float(value) for key, value in row.items()}
+            f"{name}, {part}": {key: float(value) for key, value in row.items()}
             for part, row in content["scores"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

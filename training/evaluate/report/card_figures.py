@@ -104,13 +104,20 @@ def _tables(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapp
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
-    """One row per model; a figure that a model has not is left empty."""
-    titles = [column.split(" ", 1)[1] if column.split(" ")[0] in SECTIONS else column for column in columns]
+    """One row per model that has any of the figures; others are left empty."""
+    titles = [_set_of(column) if column.split(" ")[0] in SECTIONS else column for column in columns]
     lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
     for name, row in rows.items():
+        if not any(column in row for column in columns):
+            continue
         cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _set_of(column: str) -> str:
+    """`transfer MR accuracy` -> MR; other measures keep their name."""
+    return column.partition(" ")[2].removesuffix(" accuracy")
 
 
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
@@ -122,7 +129,7 @@ def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[
 def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
     results = []
     for column, value in scores.items():
-        suite, _, rest = column.partition(" ")
+        suite = column.partition(" ")[0]
         if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
             dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
             found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
@@ -135,7 +142,7 @@ def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[Eva
                 f"{measure} ×100",
             )
         elif suite in ("transfer", "transfer-fast"):
-            found = ("text-classification", rest, "accuracy", "accuracy ×100")
+            found = ("text-classification", _set_of(column), "accuracy", "accuracy ×100")
         else:
             continue
         task, dataset, metric, title = found
