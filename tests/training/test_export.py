@@ -246,8 +246,19 @@ def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(r
     provenance = provenance.model_copy(update={"scores": {"fp32": {"STS12": 50.0}}})
     card = with_figures("---\nlicense: mit\n---\n\n# Ours\n", "ours", provenance, {"fp32": 1})
     assert "\n\n# Ours\n\n## Figures\n\nSpearman" in card
-    assert "\n| fp32 | 50.00 | " in card
+    assert card.endswith("\n| fp32 | 50.00 |\n")
     assert ModelCard(card).data.license == "mit"
+    own = {
+        "triplets mine accuracy": 75.0,
+        "labels topics V-measure": 40.0,
+        "transfer MR accuracy": 80.0,
+        "mine-sts": 1.0,
+    }
+    provenance = provenance.model_copy(update={"scores": {"fp32": own}})
+    card = with_figures(card, "ours", provenance, {"fp32": 1})
+    for title, value in (("mine-sts", 1), ("mine accuracy", 75), ("topics V-measure", 40), ("MR", 80)):
+        assert f"\n\n| | {title} |\n| --- | ---: |\n| fp32 | {value}.00 |" in card
+    assert "STS12" not in card
     with pytest.raises(ExportError, match=r"(?s)metadata of README\.md cannot be read .*correct the YAML"):
         with_figures("---\nlicense: [mit\n---\n", "ours", provenance, {"fp32": 1})
 

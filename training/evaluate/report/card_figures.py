@@ -18,12 +18,17 @@ __all__ = ["with_figures", "write_figures"]
 
 TITLE: Final = "## Figures\n"
 SECTIONS: Final = {
+    "pairs": "Own pairs: correlations ×100, or average precision ×100 and the best F1 ×100.",
+    "triplets": "Own triplets.",
+    "labels": "Own labelled texts: accuracy ×100 of two classifiers, and V-measure ×100 of k-means.",
+    "neighbours": "Neighbours among the sentences of STS-B test, recall ×100.",
     "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
     "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
     "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
     "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
 }
 """What the card says of the suites that come after similarity and search."""
+NOT_SHOWN: Final = ("maps", "baselines")
 
 
 def write_figures(
@@ -91,21 +96,22 @@ def _tables(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapp
         for precision, scores in provenance.scores.items()
     }
     rows |= beside
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    every = list(dict.fromkeys(column for row in rows.values() for column in row))
+    columns = [column for column in every if not column.endswith(" peak memory MB")]  # the export's, not the service's
+    search = search_columns(rows.values())
+    papers = [column for column in (*STS_TASKS, "Avg.", *DEV_TASKS) if column in columns]
+    own = [column for column in columns if _suite_of(column) not in (*SECTIONS, *NOT_SHOWN) and column not in search]
     tables = {
-        "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": (*STS_TASKS, "Avg.", *DEV_TASKS),
-        "Search by cosine, ×100.": search_columns(rows.values()),
+        "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": list(dict.fromkeys([*papers, *own])),
+        "Search by cosine, ×100.": search,
     }
-    columns = [
-        name for name in columns if not name.endswith(" peak memory MB")
-    ]  # that of the export, not the service's
-    tables |= {text: [name for name in columns if name.startswith(f"{suite} ")] for suite, text in SECTIONS.items()}
+    tables |= {text: [column for column in columns if _suite_of(column) == suite] for suite, text in SECTIONS.items()}
     return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
     """One row per model that has any of the figures; others are left empty."""
-    titles = [_set_of(column) if column.split(" ")[0] in SECTIONS else column for column in columns]
+    titles = [_set_of(column) if _suite_of(column) in SECTIONS else column for column in columns]
     lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
     for name, row in rows.items():
         if not any(column in row for column in columns):
@@ -115,9 +121,15 @@ def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> s
     return "\n".join(lines)
 
 
+def _suite_of(column: str) -> str:
+    """`transfer MR accuracy` -> transfer; the columns of similarity and search name no suite."""
+    return column.partition(" ")[0]
+
+
 def _set_of(column: str) -> str:
-    """`transfer MR accuracy` -> MR; other measures keep their name."""
-    return column.partition(" ")[2].removesuffix(" accuracy")
+    """`transfer MR accuracy` -> MR; the measures of other suites keep their name."""
+    name = column.partition(" ")[2]
+    return name.removesuffix(" accuracy") if _suite_of(column).startswith("transfer") else name
 
 
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
@@ -129,7 +141,6 @@ def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[
 def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
     results = []
     for column, value in scores.items():
-        suite = column.partition(" ")[0]
         if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
             dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
             found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
@@ -141,7 +152,7 @@ def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[Eva
                 f"cosine_{measure.replace('@', '_at_').lower()}",
                 f"{measure} ×100",
             )
-        elif suite in ("transfer", "transfer-fast"):
+        elif _suite_of(column) in ("transfer", "transfer-fast"):
             found = ("text-classification", _set_of(column), "accuracy", "accuracy ×100")
         else:
             continue
