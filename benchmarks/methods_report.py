@@ -78,7 +78,7 @@ def _line(plan: Plan, name: str, of: Sequence[Run]) -> str:
     row, trained = plan.rows[name], name in plan.trained
     cells = [row["title"], _spread([run["before"] for run in of]) if trained else ""]
     cells += [_spread([run["scores"][column] for run in of]) for column in COLUMNS]
-    cells += [str(len(of)), f"{plan.best_rate(name):g}"] if trained else ["", ""]
+    cells += [str(len(of)), f"{of[0]['recipe']['learning_rate']:g}"] if trained else ["", ""]
     paper = row.get("paper")
     cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
     return f"| {' | '.join(cells)} |"
