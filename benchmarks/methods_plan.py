@@ -67,8 +67,8 @@ class Plan:
         return [run for run in self.found(name)["runs"] if run["recipe"]["learning_rate"] == rate]
 
     def shown(self, name: str) -> list[Run]:
-        """The runs of a row that the page shows: those at the chosen rate, and without any the former ones."""
-        return (self.counted(name) if name in self.trained else []) or self.found(name)["runs"]
+        """The runs of a row that the page shows: those at the chosen rate, or the untuned parent's."""
+        return self.counted(name) if name in self.trained else self.found(name)["runs"]
 
     def parents_of(self, seed: int, encoder: str | None) -> set[str]:
         """The digests of the parents that rows with this `encoder` had for a seed."""

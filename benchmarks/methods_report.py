@@ -106,7 +106,7 @@ def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
 
 
 def _rates(plan: Plan) -> str:
-    lines = ["| | STS-B dev after 100 steps, by rate | chosen |", "| --- | --- | ---: |"]
+    lines = ["| | STS-B dev, by rate | chosen |", "| --- | --- | ---: |"]
     for name, row in plan.rows.items():
         tried = plan.found(name).get("rates", {})
         if tried and len(tried) == len(row["rates"]):

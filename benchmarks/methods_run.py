@@ -43,6 +43,10 @@ class Paths:
     def dev(self) -> Path:
         return self.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv"
 
+    def run(self, name: str, seed: int, rate: float) -> Path:
+        """The folder of a run."""
+        return self.runs / f"{name}-{seed}-{rate:g}"
+
     def corpus(self, names: Iterable[str]) -> list[str]:
         return [str(self.data / "corpus" / f"{name}.txt") for name in names]
 
@@ -83,15 +87,15 @@ def untrained(plan: Plan, paths: Paths, name: str) -> Found:
 
 
 def tried(plan: Plan, paths: Paths, name: str, rate: float) -> Found:
-    """The best dev score after the steps of `[trial]` with a learning rate and the first seed."""
-    record = _train(plan, paths, name, paths.runs / f"{name}-{rate}", plan.content["seeds"][0], rate, "trial")
+    """The best dev score of a row with the first seed and a learning rate."""
+    record = _train(plan, paths, name, plan.content["seeds"][0], rate)
     return {"dev": round(record["dev_score"], 2)}
 
 
 def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Found:
-    """Train a row with a seed and score it. A finished run is scored without training."""
-    out = paths.runs / f"{name}-{seed}"
-    record = _train(plan, paths, name, out, seed, plan.best_rate(name))
+    """Train a row with a seed and its best rate, and score it. A finished run is scored without training."""
+    rate = plan.best_rate(name)
+    out, record = paths.run(name, seed, rate), _train(plan, paths, name, seed, rate)
     log = map(json.loads, (out / "log.jsonl").read_text(encoding="utf-8").splitlines())
     dev = [round(entry["eval_dev_spearman"], 2) for entry in log if "eval_dev_spearman" in entry]
     return {
@@ -110,15 +114,14 @@ def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Found:
     }
 
 
-def _train(plan: Plan, paths: Paths, name: str, out: Path, seed: int, rate: float, table: str = "") -> Found:
-    """Train a row into the folder `out`, or continue there, and return the run's record.
+def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Found:
+    """Train a row, or continue its run, and return the run's record.
 
-    The keys of the plan's `table` replace others. Ends the process with status 130 if it is interrupted.
+    Ends the process with status 130 if it is interrupted.
     """
-    row = plan.rows[name]
+    row, out = plan.rows[name], paths.run(name, seed, rate)
     own = {"seed": seed, "learning_rate": rate, "encoder": str(source_of(row, paths)), "dev": "DEV"}
-    changes = plan.content[table] if table else {}
-    keys = plan.content["training"] | own | _corpus(plan, row, paths) | row.get("keys", {}) | changes
+    keys = plan.content["training"] | own | _corpus(plan, row, paths) | row.get("keys", {})
     if not (out / "run.json").is_file():
         fresh = [row["recipe"], "--out", str(out), *_words(_filled(keys, plan, paths))]
         if code := fit.main(["--resume", str(out)] if (out / "recipe.toml").is_file() else fresh):
@@ -141,7 +144,7 @@ def _corpus(plan: Plan, row: Row, paths: Paths) -> dict[str, Any]:
             "corpus": [str(paths.data / "snli_devtest_triplets.csv")],
             "columns": ["sent0", "sent1", "hard_neg"],
         }
-        return triplets | {"sentences": None, "min_words": None, "max_words": None, "epochs": 3.3}
+        return triplets | {"sentences": None, "min_words": None, "max_words": None, "epochs": 1.1}
     return {"corpus": paths.corpus(row.get("corpus", plan.content["corpus"]))}
 
 

@@ -110,8 +110,6 @@ min_words = 1
 batch_size = 8
 warmup_steps = 2
 eval_steps = 4
-[trial]
-sentences = 32
 [simcse]
 rates = [1e-4, 1e-3]
 """
@@ -137,6 +135,7 @@ def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> No
     found = plan.found("simcse")
     assert found["rates"].keys() == {"0.0001", "0.001"}
     assert found["runs"] == before
+    assert {path.name for path in (tmp_path / "runs").glob("simcse-*/")} == {"simcse-1-0.0001", "simcse-1-0.001"}
     assert json.loads((tmp_path / "runs" / "parent" / "run.json").read_text(encoding="utf-8"))["steps"] == 8
     assert _said(command) == ""  # all is measured
 
