@@ -147,7 +147,7 @@ def test_a_service_searches_with_the_bundles_templates(
 
 def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
-        subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p"))
+        next(subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p")))
 
 
 def test_a_service_that_is_busy_for_a_moment_is_asked_again(
@@ -164,7 +164,9 @@ def test_a_service_that_stays_busy_is_a_stop_that_can_be_continued(
 ) -> None:
     gateway.busy = range(2, 100)
     assert run(lambda: figures(gateway.url, files, tmp_path)) == 2  # type: ignore[arg-type, return-value]
-    (line,) = capsys.readouterr().err.splitlines()
+    *waits, line = capsys.readouterr().err.splitlines()
+    again = f"{gateway.url}/embed answered 503: full; again in 0 s"
+    assert waits == [again] * (ATTEMPTS - 1)
     assert "answered 503: full, 8 times; finished sets are kept: run the same command again" in line
     assert gateway.embedded == 1 + ATTEMPTS
     gateway.busy = range(0)

@@ -14,7 +14,7 @@ from training.errors import RunError
 from training.evaluate.bootstrap import Difference, compared
 from training.evaluate.inputs import ScoringOptions, fitting, progress, subjects
 from training.evaluate.measures import Score
-from training.evaluate.suites import HELP, load_suites
+from training.evaluate.suites import HELP, NOT_COMPARED, load_suites
 from training.evaluate.tables import print_table
 from training.evaluate.task import Task, score_tasks
 from training.result_file import check_new_file
@@ -44,17 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_new_file(options.out)
     tasks: list[Task] = []
     if not all(_is_file(model) for model in options.models):
+        if without := [name for name in options.suite if name in NOT_COMPARED]:
+            raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
         tasks = load_suites(options.data, options.suite, options.own)
     scores: dict[str, list[Score]] = {}
     for model in options.models:
-        scores |= _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
+        found = _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
+        if twice := found.keys() & scores.keys():
+            raise RunError(f"{min(twice)} is named twice; name each model once")
+        scores |= found
     if len(scores) < 2:
         raise RunError(f"{', '.join(scores)} is one model; give two or more to compare")
-    found = compared(scores, options.resamples)
-    _show(found)
+    differences = compared(scores, options.resamples)
+    _show(differences)
     if options.out:
         content = {"first": next(iter(scores)), "resamples": options.resamples}
-        rows = {"differences": [each.as_json() for each in found]}
+        rows = {"differences": [each.as_json() for each in differences]}
         options.out.write_text(json.dumps(content | rows, indent=2) + "\n", encoding="utf-8")
 
 
@@ -77,9 +82,9 @@ def _read(file: Path) -> dict[str, list[Score]]:
         content = json.loads(file.read_text(encoding="utf-8"))
         found: dict[str, list[Score]] = {}
         for record in content["results"]:
-            name = f"{file.stem} {record.pop('model')}"
+            name = f"{file.with_suffix('')} {record.pop('model')}"
             found.setdefault(name, []).append(Score.from_json(record))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} cannot be read as the figures of evaluate --json ({error!r}); write it again"
         ) from error

@@ -1,6 +1,7 @@
 """Paired intervals: equal models, better ones, chance, and the command on files and on models."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,14 @@ def test_means_over_the_tasks_of_a_suite() -> None:
     assert [each.task for each in own] == ["a", "a", "b", "b", "mean", "mean"]
 
 
+def test_a_mean_is_of_one_metric() -> None:
+    """Scored pairs and duplicate pairs are one suite with two metrics."""
+    found = [measured("pairs", "d", "best F1", "best F1", GOLD, GOLD > 0, counts={})]
+    kept = compared({name: [score(1, "a"), score(1, "b"), *found] for name in "xy"}, 100)
+    assert [each.task for each in kept[::2]] == ["a", "b", "d", "mean, spearman"]
+    assert kept[6].value == pytest.approx(score(1).value)
+
+
 def test_only_the_first_score_of_a_task_is_compared() -> None:
     without = Score("pairs", "a", "speed", 3.0, {})
     assert [each.metric for each in compared({"x": [without, score(1), score(2)], "y": [score(1)]}, 100)] == [
@@ -77,6 +86,15 @@ def test_other_data_is_refused() -> None:
         compared({"x": [score(1)], "y": [other]}, 100)
     with pytest.raises(RunError, match="x, y have no scored set in common"):
         compared({"x": [score(1)], "y": [score(1, "b")]}, 100)
+    x, y = (replace(measured("s", "t", "m", "mean", [1.0, 0.0], counts={}), data=data) for data in "ab")
+    with pytest.raises(RunError, match="scored on different data for t"):
+        compared({"x": [x], "y": [y]}, 100)
+    assert compared({"x": [x], "y": [replace(y, data="")]}, 100)  # a file of an older version does not say
+
+
+def test_a_suite_that_has_no_items_is_refused_before_any_model_is_loaded() -> None:
+    with pytest.raises(RunError, match="needs figures of many items, which cost does not have: use evaluate"):
+        compare.main(["a", "b", "--suite", "cost"])
 
 
 def test_models_and_files_are_compared(

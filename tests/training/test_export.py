@@ -231,7 +231,11 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     export.main([str(run), str(out)])
     for path, words, message in (
         (run, ["--card"], r"run is not a bundle, so it has no model card to write to; leave out --card"),
-        (out, ["--beside", str(figures)], r"--beside is for the model card; give --card too"),
+        (
+            out,
+            ["--beside", str(figures)],
+            r"--beside is for the model card and the report; give --card or --report too",
+        ),
         (out, ["--card", "--beside", str(figures)], r"figures\.json cannot be read as figures of evaluate --json"),
     ):
         with pytest.raises(RunError, match=message):

@@ -13,9 +13,11 @@ from suite_data import numbers, text
 from training.data.scored_pairs import Pairs
 from training.evaluate.figures import figures
 from training.evaluate.measures import Score, measured
-from training.evaluate.report.contents import Figure
+from training.evaluate.report.contents import Figure, Gap
+from training.evaluate.report.curves import speed_plot, training_curves
 from training.evaluate.report.published import published
 from training.evaluate.report.report_files import build_report, write_report
+from training.evaluate.report.score_tables import baseline_table
 from training.evaluate.subject import Subject
 from training.evaluate.suites.maps import PairMapTask, WordMapTask, kinds_of
 from training.evaluate.suites.space import SpaceTask
@@ -50,7 +52,7 @@ def report(tmp_path: Path) -> Path:
         '{"step": 20, "loss": 1, "eval_dev_spearman": 50}\n'
     )
     scores = some_scores()
-    write_report(tmp_path / "report", str(tmp_path), scores, {name: figures(row) for name, row in scores.items()})
+    write_report(tmp_path / "report", str(tmp_path), scores, {name: figures(row) for name, row in scores.items()}, {})
     return tmp_path / "report"
 
 
@@ -107,7 +109,7 @@ def test_texts_are_escaped_in_every_form(report: Path) -> None:
 
 def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:
     scores = some_scores()
-    found = build_report("runs/none", scores, {name: figures(row) for name, row in scores.items()})
+    found = build_report("runs/none", scores, {name: figures(row) for name, row in scores.items()}, {})
     drawn = [part for section in found.sections for part in section.parts if isinstance(part, Figure)]
     assert {figure.name.partition("-")[0] for figure in drawn} == {"cosines", "pairs", "layers", "speed"}
     for figure in drawn:
@@ -118,8 +120,51 @@ def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:
         assert "#01fe" not in figure.svg
         assert root.iter("text")
     reasons = {gap.title: gap.reason for gap in found.gaps}
-    assert set(reasons) == {"Map of word vectors", "Loss and development scores"}
+    assert set(reasons) == {"Map of word vectors", "Loss and evaluations"}
     assert "shows no word vectors" in reasons["Map of word vectors"]
+
+
+def test_baselines_are_averaged_and_the_report_says_what_a_fit_gains() -> None:
+    """BERT-flow: (40 + 44) / 2 against (41 + 49) / 2."""
+    figures_of = {
+        "last-two": (41.0, 49.0),
+        "BERT-flow": (40.0, 44.0),
+        "whitening": (60.0, 61.0),
+        "first-last": (50, 50),
+    }
+    scores = [
+        Score("baselines", task, name, float(values[place]), {})
+        for place, task in enumerate(("STS12", "STS13"))
+        for name, values in figures_of.items()
+    ]
+    table = baseline_table("parent", scores)
+    assert table is not None
+    assert table.columns == ["", "STS12", "STS13", "Avg."]
+    assert table.groups[""][1].cells == ["BERT-flow", "40.00", "44.00", "42.00"]
+    assert table.notes == [
+        "whitening is 10.50 above first-last, the mean that it is fitted on.",
+        "BERT-flow is 3.00 below last-two, the mean that it is fitted on.",
+    ]
+    assert baseline_table("other", [Score("sts", "STS12", "spearman", 1.0, {})]) is None
+
+
+def test_figures_of_held_out_rows_are_drawn_where_no_development_data_was(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(
+        '{"step": 0, "eval_held_out_loss": 1.25}\n{"step": 10, "loss": 1.5, "eval_held_out_loss": 1.125}\n'
+    )
+    figure = training_curves(tmp_path)
+    assert isinstance(figure, Figure)
+    assert figure.data == {"loss": [(10, 1.5)], "evaluations": {"loss": [(0, 1.25), (10, 1.125)]}}
+    assert figure.table is not None
+    assert [row.cells for row in figure.table.groups[""]] == [["0", "1.2500"], ["10", "1.1250"]]
+
+
+def test_a_model_of_a_file_is_drawn_beside_the_scored_one() -> None:
+    one, parent = {"Avg.": 80.0, "cost STS-B sentences/s": 900.0}, {"Avg.": 78.9, "cost STS-B sentences/s": 400.0}
+    assert isinstance(speed_plot({"int8": one}), Gap)
+    figure = speed_plot({"int8": one, "parent, torch fp32": parent})
+    assert isinstance(figure, Figure)
+    assert figure.data["parent, torch fp32"] == {"sentences/s": 400.0, "Avg.": 78.9}
 
 
 def test_printed_averages_that_do_not_follow_are_known() -> None:
@@ -150,7 +195,7 @@ def test_word_vectors_are_mapped(tiny_bert: Path) -> None:
     assert 0 < score.value < 100
     assert len(score.details["words"]) == 10
     assert WordMapTask("word vectors").run(numbers()) == []
-    shown = build_report("x", {"tiny": [score]}, {"tiny": {}})
+    shown = build_report("x", {"tiny": [score]}, {"tiny": {}}, {})
     [figure] = [part for section in shown.sections for part in section.parts if isinstance(part, Figure)]
     assert "This vocabulary has no upper case." in figure.says
 

@@ -65,9 +65,12 @@ def test_a_vector_of_zeros_finds_nothing_and_breaks_nothing() -> None:
     )
 
 
-def test_judgements_of_queries_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+def test_judgements_of_queries_that_are_not_there_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write(tmp_path, "q1\td2\t1\nq9\td1\t1\nq2\td1\t0\n", name="qrels/test.tsv")
     assert load_collection(folder).queries == ["up"]
+    assert capsys.readouterr().err.startswith("left out: 1 queries that ")
 
 
 def test_collections_are_found_by_folder(tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_collections_are_found_by_folder(tmp_path: Path) -> None:
     [
         ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl"),
         ("q1\td1\tmuch\n", r"line 2: score 'much' is not a whole number"),
-        ("q7\td1\t1\nq8\td1\t1\n", r"qrels\.tsv judges no query of .*queries\.jsonl \(it has 'q8'\); give both"),
+        ("q7\td1\t1\nq8\td1\t1\n", r"qrels\.tsv judges no query of .*queries\.jsonl \(it has 'q7'\); give both"),
         ("q1\td1\t0\n", "has no query with a relevant document"),
         ("q1\td1\n", "line 2: no text under 'score'"),
     ],

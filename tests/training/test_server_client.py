@@ -94,12 +94,26 @@ def test_a_refusal_is_not_repeated() -> None:
     [
         (httpx.Response(200, json=[]), "did not answer 1 texts with as many vectors"),
         (httpx.Response(200, text="<html>"), "did not answer with JSON"),
+        (httpx.Response(200, json=["words"]), "did not answer with lists of numbers, all of one length"),
     ],
 )
 def test_another_answer_is_named(answer: httpx.Response, message: str) -> None:
     encoder, _ = server(lambda _: answer)
     with pytest.raises(ServerError, match=message):
         encoder.embed(["abc"])
+
+
+def test_vectors_of_several_lengths_are_named() -> None:
+    encoder, _ = server(lambda _: httpx.Response(200, json=[[1.0], [1.0, 2.0]]))
+    with pytest.raises(ServerError, match="all of one length"):
+        encoder.embed(["abc", "d"])
+
+
+def test_a_server_that_is_not_there_is_not_waited_for() -> None:
+    pauses: list[float] = []
+    with pytest.raises(ServerError, match=r"http://host:1 cannot be reached \(refused\); start the server first"):
+        ServerEncoder("http://host:1", transport=httpx.MockTransport(unreachable), wait=pauses.append)
+    assert pauses == []
 
 
 def test_another_server_is_named() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,11 +78,11 @@ def test_duplicate_pairs(own: Callable[[Rows], Path]) -> None:
         None, own={"pairs": [own([{"sentence1": EAST, "sentence2": other, "label": gold} for other, gold in golds])]}
     )
     assert isinstance(task, DuplicateTask)
-    precision, f1 = task.run(numbers())
-    assert (precision.metric, f1.metric) == ("average precision", "best F1")
+    precision, f1, threshold = task.run(numbers())
+    assert (precision.metric, f1.metric, threshold.metric) == ("average precision", "best F1", "its threshold")
     assert precision.value == pytest.approx(100 * (1 / 2 + 2 / 3 / 2))  # the positives are first and third
     assert f1.value == pytest.approx(80)
-    assert f1.details["threshold"] == pytest.approx(0.5**0.5)
+    assert threshold.value == pytest.approx(0.5**0.5)
     assert f1.counts == {"pairs": 4, "duplicates": 2}
 
 
@@ -97,7 +98,8 @@ def test_a_text_is_embedded_once_for_all_suites_but_not_where_time_is_measured()
     tasks = [StsTask("a", {"a": pairs}), StsTask("b", {"b": pairs}), SpaceTask("c", pairs)]
     together = score_tasks(subject, tasks)
     assert sorted(asked) == sorted({*pairs.left, *pairs.right})
-    assert together == [score for task in tasks for score in task.run(Subject.of("plain", embed))]
+    plain = Subject.of("plain", embed)
+    assert together == [replace(score, data=task.digest[:16]) for task in tasks for score in task.run(plain)]
     asked.clear()
     score_tasks(subject, [CostTask("d", pairs.left, "a machine")] * 2)
     assert len(asked) == 2 * (3 + 3 * 3)
@@ -109,10 +111,27 @@ def test_triplets(own: Callable[[Rows], Path], names: Sequence[str]) -> None:
     path = own([dict(zip(names, row, strict=True)) for row in rows])
     (task,) = load_suites(None, own={"triplets": [path]})
     assert task == TripletTask("mine", rows)
-    (score,) = task.run(numbers())
+    score, margin = task.run(numbers())
     assert score.value == pytest.approx(50)
     assert score.items is not None
     assert score.items.values == [1.0, 0.0, 0.5]
+    assert (margin.metric, margin.value) == ("mean margin", pytest.approx(0, abs=1e-6))  # 0.71, -0.71 and 0
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Figures are kept by name: one would replace the other."""
+    files = [tmp_path / part / "test.csv" for part in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("anchor,positive,negative\na,b,c\nd,e,f\n", encoding="utf-8")
+    with pytest.raises(RunError, match="two sets of the suite triplets have the name 'test'; rename one"):
+        load_suites(None, own={"triplets": files})
+
+
+def test_scored_and_duplicate_pairs_of_the_same_rows_are_different_data() -> None:
+    """Otherwise a cache would give the figures of one for the other."""
+    pairs = Pairs(["a", "b"], ["c", "d"], [0.0, 1.0])
+    assert ScoredPairsTask("mine", pairs).digest != DuplicateTask("mine", pairs).digest
 
 
 def test_labelled_texts(own: Callable[[Rows], Path]) -> None:

@@ -9,6 +9,7 @@ BEIR leaves a document out of the results of a query with the same id, for colle
 the text has to be the same too, because many collections number both from 1.
 """
 
+import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,12 +150,12 @@ def _grades(folder: Path, documents: Container[str], queries: Container[str]) ->
     if path is None:
         raise CorpusError(f"{folder / QRELS[0]} is missing; it says which documents answer a query")
     grades: dict[str, dict[str, int]] = {}
-    other = None
+    others: dict[str, None] = {}  # queries of other splits, which the file may judge too
     for number, record in read_records(path):
         where = f"{path}, line {number}"
         query, document, score = (_text(record, column, where) for column in COLUMNS)
-        if query not in queries:  # the file may judge queries of other splits too
-            other = query
+        if query not in queries:
+            others[query] = None
             continue
         if document not in documents:
             raise CorpusError(f"{where}: document {document!r} is not in {folder / 'corpus.jsonl'}; get it again")
@@ -162,10 +163,13 @@ def _grades(folder: Path, documents: Container[str], queries: Container[str]) ->
             grades.setdefault(query, {})[document] = int(score)
         except ValueError as error:
             raise CorpusError(f"{where}: score {score!r} is not a whole number") from error
-    if other and not grades:
+    if others and not grades:
+        other = next(iter(others))
         raise CorpusError(
             f"{path} judges no query of {folder / 'queries.jsonl'} (it has {other!r}); give both the same ids"
         )
+    if others:
+        print(f"left out: {len(others)} queries that {path} judges are not in queries.jsonl", file=sys.stderr)
     return grades
 
 

@@ -5,6 +5,7 @@ The counts are those of the papers' tables: every file is checked. Folders in Se
 
 from collections.abc import Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -136,13 +137,19 @@ def _hold_count(path: Path, pairs: Pairs, name: str, count: int) -> None:
 def _part(folder: Path, part: str) -> Pairs:
     """Two tab-separated sentences per line, and their scores in a second file; blank scores mark unused lines."""
     inputs, golds = folder / f"STS.input.{part}.txt", folder / f"STS.gs.{part}.txt"
-    texts, scores = list(read_lines(present(inputs))), list(read_lines(present(golds)))
+    present(inputs)
+    if not golds.is_file():
+        raise CorpusError(f"{golds} is missing; it has the scores of {inputs.name}: get the folder again")
+    texts, scores = list(read_lines(inputs)), list(read_lines(golds))
     while scores and not scores[-1].strip() and len(scores) > len(texts):
         scores.pop()
-    if len(scores) > len(texts):
-        raise CorpusError(f"{golds} has {len(scores)} lines, {inputs} has {len(texts)}; get SentEval's data again")
+    if len(scores) != len(texts):
+        raise CorpusError(
+            f"{golds} has {len(scores)} lines, {inputs} has {len(texts)}; a line of one belongs to the same line of "
+            "the other: get the folder again"
+        )
     pairs = Pairs([], [], [])
-    for number, (line, score) in enumerate(zip(texts, scores, strict=False), 1):
+    for number, (line, score) in enumerate(zip(texts, scores, strict=True), 1):
         if score.strip():
             cells = line.split("\t")
             _append(pairs, cells[0], cells[1] if len(cells) > 1 else None, score, f"{inputs}, line {number}")
@@ -163,8 +170,8 @@ def _append(pairs: Pairs, left: str, right: str | None, score: str, where: str) 
     gold: float | None = None
     with suppress(ValueError):
         gold = float(score)
-    if right is None or gold is None:
-        raise CorpusError(f"{where} is not two tab-separated sentences with a score; get SentEval's data again")
+    if right is None or gold is None or not isfinite(gold):
+        raise CorpusError(f"{where} is not two tab-separated sentences with a finite score; get the folder again")
     pairs.left.append(" ".join(left.split()))
     pairs.right.append(" ".join(right.split()))
     pairs.gold.append(gold)

@@ -37,7 +37,7 @@ class EvaluateOptions(ScoringOptions):
     out: Path | None = Field(None, alias="json", description="file to write the figures to as well")
     card: bool = Field(False, description="write the figures to the bundle's model card as well")
     beside: CliVariadicArg[list[Path]] = Field(
-        [], description="for the card: figures of other models, such as the parent, from files that --json wrote"
+        [], description="for the card and the report: figures of other models, from files that --json wrote"
     )
     report: Path | None = Field(None, description="folder for a report: report.html, report.json and report.md")
 
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.report} is a file; give a folder to --report")
     if options.card and kind_of(options.path) != "bundle":
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
-    if options.beside and not options.card:
-        raise RunError("--beside is for the model card; give --card too")
+    if options.beside and not options.card and not options.report:
+        raise RunError("--beside is for the model card and the report; give --card or --report too")
     others = {name: scores for file in options.beside for name, scores in _written_figures(file).items()}
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.report:
         from training.evaluate.report.report_files import write_report  # here, because matplotlib takes a second
 
-        write_report(options.report, options.path, scores, found)
+        write_report(options.report, options.path, scores, found, others)
         print(f"{options.report / 'report.html'} has the report")
 
 

@@ -59,10 +59,11 @@ def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Diff
         for name, row in models.items()
         for seed, key in enumerate(keys)
     }
+    metrics = {key: next(iter(models.values()))[key].metric for key in keys}
     found = []
     for suite in dict.fromkeys(suite for suite, _ in keys):
         tasks = [key for key in keys if key[0] == suite]
-        groups = {task: [(suite, task)] for _, task in tasks} | _means(suite, tasks)
+        groups = {task: [(suite, task)] for _, task in tasks} | _means(suite, tasks, metrics)
         for task, group in groups.items():
             found += _group(models, drawn, task, group)
     return found
@@ -109,12 +110,18 @@ def _comparable(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
     return found
 
 
-def _means(suite: str, tasks: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """The group that is averaged, if a suite has one."""
+def _means(
+    suite: str, tasks: Sequence[tuple[str, str]], metrics: Mapping[tuple[str, str], str]
+) -> dict[str, list[tuple[str, str]]]:
+    """The groups that are averaged: tasks of a suite with the same metric."""
     papers = [(suite, task) for task in STS_TASKS]
     if suite == "sts":
         return {"Avg.": papers} if set(papers) <= set(tasks) else {}
-    return {MEAN: list(tasks)} if len(tasks) > 1 else {}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for task in tasks:
+        groups.setdefault(metrics[task], []).append(task)
+    several = {metric: group for metric, group in groups.items() if len(group) > 1}
+    return {MEAN if len(groups) == 1 else f"{MEAN}, {metric}": group for metric, group in several.items()}
 
 
 def _items(score: Score) -> Items:
@@ -127,11 +134,15 @@ def _refuse_other_items(models: Mapping[str, Mapping[tuple[str, str], Score]], k
         raise RunError(f"{', '.join(models)} have no scored set in common; score them on the same data")
     first, *others = models
     for key in keys:
-        one = _items(models[first][key])
         for other in others:
-            another = _items(models[other][key])
-            same = len(one.values) == len(another.values) and one.gold == another.gold
-            if not same or one.measure != another.measure:
+            if not _alike(models[first][key], models[other][key]):
                 raise RunError(
                     f"{first} and {other} were scored on different data for {key[1]}; score one of them again"
                 )
+
+
+def _alike(one: Score, other: Score) -> bool:
+    """Whether two scores are of the same data. Those of a file that an older Cloze wrote do not name their data."""
+    items, others = _items(one), _items(other)
+    same = len(items.values) == len(others.values) and items.gold == others.gold and items.measure == others.measure
+    return same and (one.data == other.data or not (one.data and other.data))

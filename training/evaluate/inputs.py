@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,12 +78,20 @@ class ScoringOptions(ModelOptions):
         return ScoreCache(self.cache)
 
 
-def subjects(path: str, options: ModelOptions) -> list[Subject]:
-    """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError."""
+def subjects(path: str, options: ModelOptions) -> Iterator[Subject]:
+    """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError.
+
+    One is loaded at a time.
+    """
     if _is_server(path):
-        return [_server(path, options)]
-    if kind_of(path) == "bundle":
-        return _graphs(path, options)
+        yield _server(path, options)
+    elif kind_of(path) == "bundle":
+        yield from _graphs(path, options)
+    else:
+        yield _model(path, options)
+
+
+def _model(path: str, options: ModelOptions) -> Subject:
     if options.precision:
         raise RunError(f"{path} is not a bundle, so it has no precisions; leave out --precision")
     if options.top_k and options.pooling not in (None, "mask"):
@@ -95,8 +103,8 @@ def subjects(path: str, options: ModelOptions) -> list[Subject]:
     if options.top_k:
         if templates:
             raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
-        return [_words(folder, options.top_k, changes)]
-    return [_torch(SentenceEncoder.load(folder, **changes).to(fastest_device()), templates)]
+        return _words(folder, options.top_k, changes)
+    return _torch(SentenceEncoder.load(folder, **changes).to(fastest_device()), templates)
 
 
 def progress(subject: Subject) -> Follow:
@@ -128,17 +136,16 @@ def _server(url: str, options: ModelOptions) -> Subject:
 
 def _key(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
 
 
-def _graphs(path: str, options: ModelOptions) -> list[Subject]:
+def _graphs(path: str, options: ModelOptions) -> Iterator[Subject]:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "top_k"))
     if changes:
         raise RunError(f"{path} is a bundle and its configuration is fixed; leave out {_flags(changes)}")
     bundle = Bundle.load(path)
-    found = []
     for precision in [options.precision] if options.precision else bundle.precisions:
         graph = bundle.graph(precision)
         encoder = GraphEncoder.of(bundle, precision)
@@ -147,8 +154,7 @@ def _graphs(path: str, options: ModelOptions) -> list[Subject]:
         files = {name: digest for name, digest in bundle.spec.files.items() if name.startswith("tokenizer")}
         digest = _digest(spec, files, bundle.spec.files[GRAPHS[precision]])
         size = graph.stat().st_size
-        found.append(Subject(precision, encoder.embed, queries.embed, digest, size, embed_documents=documents.embed))
-    return found
+        yield Subject(precision, encoder.embed, queries.embed, digest, size, embed_documents=documents.embed)
 
 
 def _words(folder: str, k: int, changes: Mapping[str, Any]) -> Subject:

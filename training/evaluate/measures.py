@@ -36,7 +36,7 @@ class Score:
     """One figure. `counts` has the number of pairs, queries or texts; `details` what a report shows beside it.
 
     Correlations, accuracies and search metrics are x100. `items` is None for a figure that no items give, such as a
-    speed or the mean of other figures.
+    speed or the mean of other figures. `data` is the digest of the task that gave it.
     """
 
     suite: str
@@ -46,6 +46,7 @@ class Score:
     counts: dict[str, int]
     items: Items | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -39,6 +40,7 @@ class ServerEncoder:
         self._transport = transport
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._wait = wait
+        self.info: Any = None
         with self._client() as client:
             self.info = self._request(client, "GET", "/info")
         if not isinstance(self.info, dict) or "model_id" not in self.info:
@@ -77,7 +79,12 @@ class ServerEncoder:
                     raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
                 for row, vector in zip(rows, vectors, strict=True):
                     found[row] = vector
-        return np.array(found, dtype=np.float32)
+        try:
+            return np.array(found, dtype=np.float32)
+        except ValueError as error:
+            raise ServerError(
+                f"{self.url}/embed did not answer with lists of numbers, all of one length; is it an embedding server?"
+            ) from error
 
     def _client(self) -> httpx.Client:
         return httpx.Client(timeout=120, headers=self._headers, transport=self._transport)
@@ -87,6 +94,10 @@ class ServerEncoder:
         for attempt in range(ATTEMPTS):
             try:
                 response = client.request(method, self.url + route, json=body)
+            except httpx.ConnectError as error:
+                if self.info is None:  # no server has answered yet: it is not busy, but absent
+                    raise ServerError(f"{self.url} cannot be reached ({error}); start the server first") from error
+                problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.TransportError as error:
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:
@@ -98,7 +109,9 @@ class ServerEncoder:
                     raise ServerError(f"{self.url}{route} answered {response.status_code}: {_reason(response)}")
                 problem, pause = f"answered {response.status_code}: {_reason(response)}", _pause(response, attempt)
             if attempt + 1 < ATTEMPTS:
-                self._wait(min(pause, LONGEST_WAIT))
+                pause = min(pause, LONGEST_WAIT)
+                print(f"{self.url}{route} {problem}; again in {pause:.0f} s", file=sys.stderr)
+                self._wait(pause)
         raise ServerError(
             f"{self.url}{route} {problem}, {ATTEMPTS} times; finished sets are kept: run the same command again when "
             "the server answers"

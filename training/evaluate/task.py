@@ -7,7 +7,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -41,7 +41,9 @@ class Task(ABC):
 
     @property
     def digest(self) -> str:
-        content = json.dumps([VERSION, self.suite, asdict(self)], ensure_ascii=False, sort_keys=True)
+        content = json.dumps(
+            [VERSION, self.suite, type(self).__name__, asdict(self)], ensure_ascii=False, sort_keys=True
+        )
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -91,5 +93,5 @@ def score_tasks(
             found = task.run(subject if task.timed else remembering)
             if cache:
                 cache.keep(subject, task, found)
-        scores += found
+        scores += [replace(score, data=task.digest[:16]) for score in found]
     return scores

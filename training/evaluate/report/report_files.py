@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from matplotlib import rc_context
 
@@ -16,19 +16,20 @@ from training.evaluate.report.drawing import STYLE
 from training.evaluate.report.markdown import markdown
 from training.evaluate.report.page import page
 from training.evaluate.report.plots import cosine_histograms, layer_grid, pair_map, word_map
-from training.evaluate.report.score_tables import beside_papers, neighbour_examples, plain_table
+from training.evaluate.report.score_tables import baseline_table, beside_papers, neighbour_examples, plain_table
 
 __all__ = ["build_report", "write_report"]
 
 Scores = Mapping[str, Sequence[Score]]
 Shorts = Mapping[str, Mapping[str, float]]
-DEV: Final = ("STS-B dev", "SICK-R trial")
-PAPERS: Final = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 
 
-def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts) -> None:
-    """Write the three files, over those of an earlier report. `shorts` has `figures` of each model. Raises RunError."""
-    report = build_report(path, scores, shorts)
+def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> None:
+    """Write the three files, over those of an earlier report. Raises RunError.
+
+    `shorts` has `figures` of each model, and `beside` those of other models, which are drawn beside them.
+    """
+    report = build_report(path, scores, shorts, beside)
     drawn = [part for section in report.sections for part in section.parts if isinstance(part, Figure)]
     content: dict[str, Any] = {
         "path": path,
@@ -47,15 +48,14 @@ def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts) -> Non
 
 
 @rc_context(STYLE)
-def build_report(path: str, scores: Scores, shorts: Shorts) -> Report:
+def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> Report:
     """What can be shown of these scores. The report of a run has its training curves too."""
-    averages = {name: row["Avg."] for name, row in shorts.items() if "Avg." in row}
     drafts: list[tuple[str, str, str, list[Part | Gap | None]]] = [
         (
             "sts",
             "Semantic textual similarity",
             "Spearman ×100 of cosine and human score, over all pairs of a set ('all').",
-            [beside_papers("sts", "Test sets", scores), plain_table("sts", "Development and own sets", scores, PAPERS)],
+            [beside_papers("sts", "Test sets", scores), plain_table("sts", "All figures of each set", scores)],
         ),
         (
             "search",
@@ -97,13 +97,13 @@ def build_report(path: str, scores: Scores, shorts: Shorts) -> Report:
             "layers",
             "Without training",
             "What the layers of the encoder give as they are.",
-            [plain_table("baselines", "Baselines, Spearman ×100", scores), *map(layer_grid, scores, scores.values())],
+            [draw(name, row) for name, row in scores.items() for draw in (baseline_table, layer_grid)],
         ),
         (
             "cost",
             "Cost",
             f"Measured on {processor()}; the memory is the peak of the process.",
-            [plain_table("cost", "Speed, size and memory", scores), speed_plot(scores, averages)],
+            [plain_table("cost", "Speed, size and memory", scores), speed_plot({**shorts, **beside})],
         ),
         ("training", "Training", "How the run went.", [training_curves(Path(path))]),
     ]

@@ -1,17 +1,19 @@
 """Scores as tables: beside the papers' rows where these exist, else one table for each suite."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 from training.evaluate.measures import Score
 from training.evaluate.report.contents import Card, Examples, Row, Table
 from training.evaluate.report.published import AVERAGED, Published, published
 
-__all__ = ["beside_papers", "neighbour_examples", "plain_table"]
+__all__ = ["baseline_table", "beside_papers", "neighbour_examples", "plain_table"]
 
 OWN: Final = "This evaluation"
 DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100
 AVERAGE: Final = "Avg."
+FITTED: Final = {"whitening": "first-last", "BERT-flow": "last-two"}  # baseline -> the mean that it changes
 
 Scores = Mapping[str, Sequence[Score]]
 
@@ -43,21 +45,43 @@ def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
     return Table(title, ["", *columns, *([AVERAGE] if suite in AVERAGED else [])], groups, notes)
 
 
-def plain_table(suite: str, title: str, scores: Scores, skip: Sequence[str] = ()) -> Table | None:
-    """A row for each set and model with every metric; sets in `skip` are left out. None if nothing is left."""
+def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
+    """A row for each set and model with every metric. None if there is none."""
     groups: dict[str, list[Row]] = {}
-    found: dict[tuple[str, str], dict[str, float]] = {
-        (name, score.task): {} for name, row in scores.items() for score in row if _wanted(score, suite, skip)
-    }
+    found: dict[tuple[str, str], dict[str, float]] = {}
     for name, row in scores.items():
         for score in row:
-            if _wanted(score, suite, skip):
-                found[name, score.task][score.metric] = score.value
+            if score.suite == suite:
+                found.setdefault((name, score.task), {})[score.metric] = score.value
     columns = list(dict.fromkeys(metric for values in found.values() for metric in values))
     for (name, task), values in found.items():
         cells = [_number(values.get(metric), DECIMALS.get(suite, 2)) for metric in columns]
         groups.setdefault(task, []).append(Row([name, *cells], own=True))
     return Table(title, ["", *columns], groups) if groups else None
+
+
+def baseline_table(model: str, scores: Sequence[Score]) -> Table | None:
+    """A row for each of a model's baselines with the sets and their average; None if there are none."""
+    found: dict[str, dict[str, float]] = {}
+    for score in scores:
+        if score.suite == "baselines":
+            found.setdefault(score.metric, {})[score.task] = score.value
+    if not found:
+        return None
+    averages = {metric: fmean(values.values()) for metric, values in found.items()}
+    rows = [
+        Row([metric, *(_number(value, 2) for value in (*values.values(), averages[metric]))], own=True)
+        for metric, values in found.items()
+    ]
+    gains = {
+        (name, mean): averages[name] - averages[mean] for name, mean in FITTED.items() if {name, mean} <= {*averages}
+    }
+    notes = [
+        f"{name} is {_number(abs(gain), 2)} {'above' if gain > 0 else 'below'} {mean}, the mean that it is fitted on."
+        for (name, mean), gain in gains.items()
+    ]
+    columns = ["", *next(iter(found.values())), AVERAGE]
+    return Table(f"Baselines, Spearman ×100: {model}", columns, {"": rows}, notes)
 
 
 def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
@@ -74,10 +98,6 @@ def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
         cards.append(Card(example["query"], lines))
     says = "The nearest sentences of STS-B test with their cosines; ✓ marks the one that people scored 5."
     return Examples(f"Nearest sentences: {model}", says, cards)
-
-
-def _wanted(score: Score, suite: str, skip: Sequence[str]) -> bool:
-    return score.suite == suite and score.task not in skip
 
 
 def _columns(suite: str, scores: Sequence[Score]) -> dict[str, float]:

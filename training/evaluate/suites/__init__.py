@@ -20,7 +20,7 @@ from training.evaluate.suites import (
 )
 from training.evaluate.task import Task
 
-__all__ = ["DEFAULT", "HELP", "OWN", "SUITES", "load_suites"]
+__all__ = ["DEFAULT", "HELP", "NOT_COMPARED", "OWN", "SUITES", "load_suites"]
 
 SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = {
     "sts": sts.tasks,
@@ -40,6 +40,7 @@ SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = 
 
 DEFAULT: Final = ("sts", "retrieval")  # with a data folder and without names
 OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels")  # that read own files or folders
+NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed of items
 HELP: Final = f"what to score: {', '.join(SUITES)} (default: {' and '.join(DEFAULT)})"
 
 
@@ -64,5 +65,12 @@ def load_suites(
         if not tasks and name in names:
             needed = f"--{name} PATH" if name in OWN else "--data DIR"
             raise RunError(f"the suite {name} has no data; give {needed}")
+        _refuse_same_names(name, [task.name for task in tasks])
         found += tasks
     return found
+
+
+def _refuse_same_names(suite: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise RunError(f"two sets of the suite {suite} have the name {name!r}; rename one of the files or folders")

@@ -20,7 +20,7 @@ __all__ = ["RetrievalTask", "tasks"]
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     """The collections in the folder `retrieval` of the data, and own ones. Raises CorpusError."""
     folders = [*(find_collections(data) if data else ()), *own]
-    return [RetrievalTask(folder.name, load_collection(folder)) for folder in folders]
+    return [RetrievalTask(folder.resolve().name, load_collection(folder)) for folder in folders]
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     known = load_parts(data, (*STS_TASKS, *DEV_TASKS)) if data else {}
     found = [StsTask(name, parts) for name, parts in known.items()]
     for folder in own:
-        parts = load_semeval(folder)
-        found += [StsTask(f"{folder.name} {part}", {part: pairs}) for part, pairs in parts.items()]
+        parts, name = load_semeval(folder), folder.resolve().name
+        found += [StsTask(f"{name} {part}", {part: pairs}) for part, pairs in parts.items()]
         if len(parts) > 1:
-            found.append(StsTask(folder.name, parts))
+            found.append(StsTask(name, parts))
     return list(found)
 
 

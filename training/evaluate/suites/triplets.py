@@ -1,4 +1,7 @@
-"""Own triplets: how often the anchor is closer to the positive than to the negative; equal cosines count half."""
+"""Own triplets: how often the anchor is closer to the positive than to the negative; equal cosines count half.
+
+The margin is the difference of the two cosines.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +29,8 @@ class TripletTask(Task):
     def run(self, subject: Subject) -> list[Score]:
         margins = triplet_margins(subject.embed, self.triplets)
         right = shares_right(margins)
-        details = {"mean margin": float(margins.mean())}
         counts = {"triplets": len(self.triplets)}
-        return [measured(self.suite, self.name, "accuracy", "mean", right, counts=counts, details=details)]
+        return [
+            measured(self.suite, self.name, "accuracy", "mean", right, counts=counts),
+            Score(self.suite, self.name, "mean margin", float(margins.mean()), counts),
+        ]
