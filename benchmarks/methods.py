@@ -75,9 +75,9 @@ class Benchmark:
     def _score_parent(self, name: str) -> None:
         """Score the untuned parent, unless this one is scored."""
         parent = digest(source_of(self._plan.rows[name], self._paths))
-        if parent not in [run["parent"] for run in self._plan.found(name)["runs"]]:
-            run = self._one(name)
-            self._plan.keep(name, {"runs": [run]})
+        runs = self._plan.found(name)["runs"]
+        if parent not in [run["parent"] for run in runs]:
+            self._plan.keep(name, {"runs": [*runs, self._one(name)]})
             print(f"{name}: scored", flush=True)
 
     def _try_rate(self, name: str, rate: float) -> None:

@@ -51,15 +51,21 @@ class Plan:
     def keep(self, name: str, found: Found) -> None:
         """Write what is measured of a row."""
         text = json.dumps(found | {"versions": versions(("torch", "transformers"))}, indent=2)
-        (self.folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        part = self.folder / f"{name}.partial"
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(self.folder / f"{name}.json")  # a kill leaves the former file or the new one
 
     def best_rate(self, name: str) -> float:
         """The rate with the best dev score, or `rate` before all are tried; `like` names a row with the same rate."""
-        row, tried = self.rows[name], self.found(name).get("rates", {})
-        if "like" in row:
+        if "like" in (row := self.rows[name]):
             return self.best_rate(row["like"])
-        chosen = "rates" in row and len(tried) == len(row["rates"])
-        return float(max(tried, key=tried.__getitem__) if chosen else row["rate"])
+        tried = self.tried(name)
+        return max(tried, key=tried.__getitem__) if tried else float(row["rate"])
+
+    def tried(self, name: str) -> dict[float, float]:
+        """The row's rates in their order -> dev score, if all of them are tried."""
+        rates, scores = self.rows[name].get("rates", []), self.found(name).get("rates", {})
+        return {rate: scores[str(rate)] for rate in rates} if {*map(str, rates)} <= scores.keys() else {}
 
     def counted(self, name: str) -> list[Run]:
         """The runs of a trained row at its chosen learning rate."""
@@ -75,9 +81,10 @@ class Plan:
         same = [name for name in self.trained if self.rows[name].get("encoder") == encoder]
         return {run["parent"] for name in same for run in self.found(name)["runs"] if run["seed"] == seed}
 
-    def best_templates(self) -> list[str]:
-        """The templates of the greedy search, best first."""
-        return [template for run in self.found("templates")["runs"] for template in run["templates"]]
+    def best_templates(self, parent: str) -> list[str]:
+        """The templates of the greedy search with a parent, best first."""
+        runs = self.found("templates")["runs"]
+        return [template for run in runs if run["parent"] == parent for template in run["templates"]]
 
     def gaps(self, better: str, worse: str, task: str = "Avg.") -> list[float]:
         """The differences of two rows: of runs with one seed and one parent, or from an untuned row of that parent."""

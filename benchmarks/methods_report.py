@@ -27,13 +27,13 @@ class Difference(NamedTuple):
     low: float
     high: float
 
-    def verdict(self, paper: float) -> str:
-        """Whether the runs show a difference, exclude one as large as the paper's, or neither."""
+    def verdict(self, paper: float | None) -> str:
+        """Whether the runs show a difference, exclude one as large as the paper's (without one: any), or neither."""
         if self.seeds < 2:
             return "one seed"
         if self.low > 0:
             return "shown"
-        return "not shown" if self.high < paper else "undecided"
+        return "not shown" if self.high < (paper or 0) else "undecided"
 
     def beside(self, paper: float) -> str:
         """Where the paper's difference lies."""
@@ -59,7 +59,7 @@ def page(plan: Plan) -> str:
         table = _templates if group == "Templates" else _scores
         parts.append(f"## {group}\n\n" + table(plan, {name: measured[name] for name in names}))
     parts.append(f"## Learning rates\n\n{texts['rates'].strip()}\n\n{_rates(plan)}")
-    if compared := [order for order in texts["orders"] if plan.gaps(order["better"], order["worse"])]:
+    if compared := [order for order in texts["orders"] if _gaps(plan, order)]:
         parts.append(f"## The papers' claims\n\n{texts['claims'].strip()}\n\n{_claims(plan, compared)}")
         parts.append("### What the runs show\n\n" + "\n".join(_shown(plan, order) for order in compared))
     parts.append(texts["limits"].strip())
@@ -91,7 +91,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
     """The greedy search of PromptBERT's table 4, best template first."""
-    ((run,),) = found.values()
+    ((*_, run),) = found.values()  # the newest parent's
     papers = plan.content["page"]["table_4"]
     lines = [
         plan.content["page"]["templates"].strip(),
@@ -107,37 +107,44 @@ def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
 
 def _rates(plan: Plan) -> str:
     lines = ["| | STS-B dev, by rate | chosen |", "| --- | --- | ---: |"]
+    largest = []
     for name, row in plan.rows.items():
-        tried = plan.found(name).get("rates", {})
-        if tried and len(tried) == len(row["rates"]):
-            scores = ", ".join(f"{float(rate):g}: {score:.2f}" for rate, score in tried.items())
+        if tried := plan.tried(name):
+            scores = ", ".join(f"{rate:g}: {score:.2f}" for rate, score in tried.items())
             lines.append(f"| {row['title']} | {scores} | {plan.best_rate(name):g} |")
+            largest += [row["title"]] * (plan.best_rate(name) == max(tried))
+    if largest:
+        lines += ["", f"The largest of the three was chosen, so a larger one may be better: {'; '.join(largest)}."]
     return "\n".join(lines)
+
+
+def _gaps(plan: Plan, order: dict[str, Any]) -> list[float]:
+    return plan.gaps(order["better"], order["worse"], order.get("on", "Avg."))
 
 
 def _claims(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
     """The table of the papers' claims: each difference with its interval and verdict."""
     lines = [
-        "| claim | seeds | difference | 95 % interval | STS-B dev | the paper's (between seeds) | verdict |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| claim | on | seeds | difference | 95 % interval | the paper's difference (SD over seeds) | verdict |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for order in orders:
-        better, worse = order["better"], order["worse"]
-        gap, dev = (difference(plan.gaps(better, worse, task)) for task in ("Avg.", "STS-B dev"))
-        cells = [order["claim"], str(gap.seeds), _signed(gap.mean), _interval(gap), _signed(dev.mean)]
-        cells += [f"{_signed(order['paper'])} ({order['seeds']})", gap.verdict(order["paper"])]
-        lines.append(f"| {' | '.join(cells)} |")
+        gap, paper = difference(_gaps(plan, order)), order.get("paper")
+        printed = "" if paper is None else f"{_signed(paper)} ({order.get('seeds', 'one run')})"
+        cells = [order["claim"], order.get("on", "Avg."), str(gap.seeds), _signed(gap.mean), _interval(gap), printed]
+        lines.append(f"| {' | '.join((*cells, gap.verdict(paper)))} |")
     return "\n".join(lines)
 
 
 def _shown(plan: Plan, order: dict[str, Any]) -> str:
     """A claim in one sentence."""
-    gap = difference(plan.gaps(order["better"], order["worse"]))
-    claim, verdict = order["claim"], gap.verdict(order["paper"])
+    gap, paper = difference(_gaps(plan, order)), order.get("paper")
+    claim, verdict = order["claim"], gap.verdict(paper)
     if gap.seeds < 2:
         return f"- {claim}: {_signed(gap.mean)} with one seed, which decides nothing."
     found = f"{_signed(gap.mean)} over {gap.seeds} seeds ({_interval(gap)})"
-    return f"- {claim}: {verdict}. The difference is {found}, and {gap.beside(order['paper'])}."
+    beside = "" if paper is None else f", and {gap.beside(paper)}"
+    return f"- {claim}: {verdict}. The difference is {found}{beside}."
 
 
 def _interval(gap: Difference) -> str:

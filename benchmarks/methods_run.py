@@ -134,7 +134,8 @@ def _filled(keys: dict[str, Any], plan: Plan, paths: Paths) -> dict[str, Any]:
     """The keys that are set, with paths and templates for the words that stand for them."""
     generator = str(paths.runs / "generator" / "model")
     values = {"PARENT": str(paths.parent), "GENERATOR": generator, "DEV": str(paths.dev)}
-    values |= zip(("BEST", "SECOND"), plan.best_templates(), strict=False)
+    if "BEST" in keys.values():
+        values |= zip(("BEST", "SECOND"), plan.best_templates(digest(paths.parent)), strict=False)
     return {key: values.get(str(value), value) for key, value in keys.items() if value not in (None, [])}
 
 

@@ -48,9 +48,10 @@ def test_a_variant_has_the_rate_of_its_method(name: str) -> None:
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order['better']}-{order['worse']}")
 def test_a_difference_is_that_of_runs_with_one_seed_and_parent(order: dict[str, str]) -> None:
     better, worse = PLAN.shown(order["better"]), PLAN.shown(order["worse"])
-    found = PLAN.gaps(order["better"], order["worse"])
+    on = order.get("on", "Avg.")
+    found = PLAN.gaps(order["better"], order["worse"], on)
     loop = [
-        round(one["scores"]["Avg."] - other["scores"]["Avg."], 2)
+        round(one["scores"][on] - other["scores"][on], 2)
         for one in better
         for other in worse
         if one["parent"] == other["parent"] and other.get("seed", one["seed"]) == one["seed"]
@@ -65,9 +66,12 @@ def test_a_difference_is_that_of_runs_with_one_seed_and_parent(order: dict[str, 
         (3.0, 8.0, "not shown"),  # 3 ± 3.9266: contains 0, and no 8
         (3.0, 2.0, "undecided"),  # contains 0 and 2
         (-6.0, 0.1, "not shown"),
+        (4.0, None, "shown"),
+        (3.0, None, "undecided"),
+        (-6.0, None, "not shown"),
     ],
 )
-def test_a_verdict_follows_the_interval_and_the_papers_figure(shift: float, paper: float, verdict: str) -> None:
+def test_a_verdict_follows_the_interval_and_the_papers_figure(shift: float, paper: float | None, verdict: str) -> None:
     """Five seeds at -4, -2, 0, 2 and 4 around `shift`: standard error sqrt(10 / 5), Student t of 4 degrees 2.7764."""
     found = difference([shift + gap for gap in (-4.0, -2.0, 0.0, 2.0, 4.0)])
     half = 2.776445 * math.sqrt(10 / 5)
@@ -84,6 +88,17 @@ def test_one_seed_has_no_interval() -> None:
 @pytest.mark.parametrize(("paper", "words"), [(1.0, "contains"), (0.1, "below"), (3.0, "above")])
 def test_the_papers_figure_is_placed(paper: float, words: str) -> None:
     assert words in Difference(5, 1.0, 0.5, 1.5).beside(paper)
+
+
+def test_the_best_rate_is_one_of_the_plan_when_all_are_tried(tmp_path: Path) -> None:
+    """A rate that was tried and left the plan does not count."""
+    plan = Plan({"simcse": {"title": "", "recipe": "simcse", "rate": 1e-4, "rates": [1e-5, 3e-5]}}, tmp_path)
+    plan.keep("simcse", {"runs": [], "rates": {"1e-05": 70.0, "0.0001": 90.0}})
+    assert plan.best_rate("simcse") == 1e-4  # as written by hand
+    plan.keep("simcse", {"runs": [], "rates": {"1e-05": 70.0, "0.0001": 90.0, "3e-05": 80.0}})
+    assert plan.best_rate("simcse") == 3e-5
+    assert plan.tried("simcse") == {1e-5: 70.0, 3e-5: 80.0}
+    assert [path.name for path in tmp_path.iterdir()] == ["simcse.json"]
 
 
 def test_the_plan_for_a_gpu_has_the_same_rows() -> None:
