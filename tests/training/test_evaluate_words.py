@@ -1,6 +1,7 @@
 """evaluate --top-k and --denoise: the rows of PromptBERT's Table 9."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,10 @@ def test_denoising_alone_reads_the_mask_less_the_templates_bias(model: str, tmp_
         (["{bundle}", "--top-k", "5"], "its configuration is fixed; leave out --top-k"),
         (["{bundle}", "--denoise"], "its configuration is fixed; leave out --denoise"),
         (["{model}", "--json", "no/such/folder/figures.json"], "no/such/folder is not a folder; make it first"),
+        (
+            ["{maskless}", "--template", "[X] [MASK]", "--pooling", "mask"],
+            "the tokenizer has no mask token; choose cls",
+        ),
         (["{bert}"], "has no embedding configuration of its own; give --template and --pooling"),
     ],
 )
@@ -78,7 +83,13 @@ def test_what_makes_no_sense_is_one_line(
 ) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "embedding.json").write_text("{}", encoding="utf-8")
-    folders = {"model": model, "bert": tiny_bert, "bundle": tmp_path / "bundle"}
+    maskless = shutil.copytree(tiny_bert, tmp_path / "maskless")
+    names = json.loads((maskless / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del names["mask_token"]
+    (maskless / "tokenizer_config.json").write_text(
+        json.dumps(names | {"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8"
+    )
+    folders = {"model": model, "bert": tiny_bert, "bundle": tmp_path / "bundle", "maskless": maskless}
     arguments = [word.format(**folders) for word in words]
     capsys.readouterr()
     assert run_command(lambda: evaluate.main([*arguments, "--data", "anywhere"])) == 2
