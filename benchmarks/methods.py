@@ -40,7 +40,7 @@ class Benchmark:
 
     def __init__(self, plan: Plan, paths: Paths, jobs: int, minutes: float | None) -> None:
         self._plan, self._paths, self._jobs = plan, paths, jobs
-        self._deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
+        self._deadline = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)
         self._keeping = Lock()  # jobs add to the same files
 
     def measure(self, names: Sequence[str]) -> None:
@@ -150,6 +150,8 @@ def main() -> None:
         Benchmark(plan, paths, options.jobs, options.minutes).measure(options.rows or list(plan.rows))
     except OutOfTime:
         print(f"stopped after {options.minutes:g} minutes; the same command goes on")
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the same command goes on") from None
 
 
 def _measure(plan: Plan, paths: Paths, options: argparse.Namespace) -> Found:
@@ -172,7 +174,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop after this long; runs are continued later")
     for hidden, kind in (("--one", str), ("--seed", int), ("--rate", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}; it is at least 1")
+    return options
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from training.evaluate.task import Task
 __all__ = ["LabelTask", "tasks"]
 
 FOLDS: Final = 5
+NEIGHBOURS: Final = 5
 SEED: Final = 1111  # SentEval's
 
 
@@ -45,7 +46,7 @@ class LabelTask(Task):
         counts = {"texts": len(gold), "labels": len(names)}
         classifiers = {
             "linear accuracy": LogisticRegression(max_iter=1000),
-            "kNN accuracy": KNeighborsClassifier(n_neighbors=FOLDS),
+            "kNN accuracy": KNeighborsClassifier(n_neighbors=NEIGHBOURS),
         }
         scores = [
             measured(self.suite, self.name, name, "mean", _right(classifier, vectors, gold), counts=counts)

@@ -33,7 +33,7 @@ NEIGHBOURS: Final = 3  # of each
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     """One task. Raises CorpusError."""
-    if own or data is None:
+    if data is None:
         return []
     pairs = load_tasks(data, ("STS-B",))["STS-B"]
     if (found := pairs.gold.count(POSITIVE)) != POSITIVES:
