@@ -70,7 +70,7 @@ def test_judgements_of_queries_that_are_not_there_are_left_out_and_counted(
 ) -> None:
     folder = write(tmp_path, "q1\td2\t1\nq9\td1\t1\nq2\td1\t0\n", name="qrels/test.tsv")
     assert load_collection(folder).queries == ["up"]
-    assert capsys.readouterr().err.startswith("left out: 1 queries that ")
+    assert capsys.readouterr().err.startswith("left out: queries.jsonl lacks 1 of the queries that ")
 
 
 def test_collections_are_found_by_folder(tmp_path: Path) -> None:

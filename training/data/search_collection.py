@@ -169,7 +169,7 @@ def _grades(folder: Path, documents: Container[str], queries: Container[str]) ->
             f"{path} judges no query of {folder / 'queries.jsonl'} (it has {other!r}); give both the same ids"
         )
     if others:
-        print(f"left out: {len(others)} queries that {path} judges are not in queries.jsonl", file=sys.stderr)
+        print(f"left out: queries.jsonl lacks {len(others)} of the queries that {path} judges", file=sys.stderr)
     return grades
 
 
