@@ -94,11 +94,9 @@ class ServerEncoder:
         for attempt in range(ATTEMPTS):
             try:
                 response = client.request(method, self.url + route, json=body)
-            except httpx.ConnectError as error:
-                if self.info is None:  # no server has answered yet: it is not busy, but absent
-                    raise ServerError(f"{self.url} cannot be reached ({error}); start the server first") from error
-                problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.TransportError as error:
+                if self.info is None and isinstance(error, httpx.ConnectError):  # it is not busy, but absent
+                    raise ServerError(f"{self.url} cannot be reached ({error}); start the server first") from error
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:
                 raise ServerError(f"{self.url} is not an address ({error}); write http://HOST:PORT") from error

@@ -8,6 +8,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -39,7 +40,7 @@ class Task(ABC):
         """Why this subject cannot be scored at all, in one line; None if it can."""
         return None
 
-    @property
+    @cached_property
     def digest(self) -> str:
         content = json.dumps(
             [VERSION, self.suite, type(self).__name__, asdict(self)], ensure_ascii=False, sort_keys=True
