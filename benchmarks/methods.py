@@ -132,6 +132,9 @@ class Benchmark:
                 process.send_signal(signal.SIGINT)  # training ends after its step, with a checkpoint
                 process.communicate()
                 raise OutOfTime from None
+            except KeyboardInterrupt:  # Ctrl-C has reached the process too
+                process.communicate()
+                raise
         if process.returncode:
             raise SystemExit(f"{module} {' '.join(words)} ended with an error: see {log}")
         return said

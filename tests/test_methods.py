@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -143,10 +146,10 @@ def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> No
     words = ["--data", str(data), "--encoder", str(tiny_bert), "--plan", str(tmp_path / "tiny.toml")]
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(plan.folder)]
     command = [sys.executable, "-m", "benchmarks.methods", *words, *folders, "simcse"]
-    minutes, calls = 1e-4, 0
-    while "stopped after" in _said(command, "--minutes", str(minutes)):
-        minutes, calls = max(0.05, 4 * minutes), calls + 1
-    assert calls >= 1
+    assert "stopped after 0.02 minutes" in _said(command, "--minutes", "0.02")  # while the first process starts
+    for run in ("parent", "simcse-1-0.0001"):
+        assert "interrupted; the same command goes on" in _interrupted(command, tmp_path / "runs" / run / "log.jsonl")
+    _said(command)
     found = plan.found("simcse")
     assert found["rates"].keys() == {"0.0001", "0.001"}
     assert found["runs"] == before
@@ -157,6 +160,16 @@ def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> No
 
 def _said(command: list[str], *words: str) -> str:
     return subprocess.run([*command, *words], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _interrupted(command: list[str], log: Path) -> str:
+    """What the command says to Ctrl-C after the first step of a run."""
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (log.is_file() and log.stat().st_size):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        return process.communicate()[1]
 
 
 def _written(file: Path, text: str) -> Path:
