@@ -1,10 +1,11 @@
 """The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
 
-0 done, 2 an error that its user can put right (ClozeError), 3 done but for some rows (`bulk`), 130 interrupted. Any
-other exception is a bug and keeps its traceback. Commands are named by strings, so that neither side is imported before
-it is asked for.
+0 done, 2 an error that its user can put right (a ClozeError or a full disk), 3 done but for some rows (`bulk`), 130
+interrupted. Any other exception is a bug and keeps its traceback. Commands are named by strings, so that neither side
+is imported before it is asked for.
 """
 
+import errno
 import runpy
 import sys
 from collections.abc import Callable
@@ -30,15 +31,21 @@ COMMANDS: Final = {
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
     "average": ("training.average", "average the weights of several runs"),
 }
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
 EXTRAS: Final = {"service": "cpu", "service.bulk": "cpu,bulk", "training": "train"}  # that a module needs
 
 
 def run(command: Callable[[], int | None]) -> int:
-    """Call a command and return its exit code; a ClozeError becomes one line on stderr."""
+    """Call a command and return its exit code; a ClozeError or a full disk becomes one line on stderr."""
     try:
         return command() or 0
     except ClozeError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"error: {error}; free space on that disk, and start the command again", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

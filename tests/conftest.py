@@ -3,11 +3,15 @@
 import gc
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from made_once import made_once
+
+# A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each is read once, when the library is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -79,6 +79,10 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
+    def full() -> None:
+        with open("/dev/full", "w", encoding="utf-8") as file:
+            file.write("text")
+
     def bug() -> None:
         raise ZeroDivisionError
 
@@ -88,5 +92,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: the file is missing\n"
     assert run(interrupted) == 130
     assert capsys.readouterr().err == "interrupted\n"
+    assert run(full) == 2
+    assert "No space left on device; free space on that disk" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         run(bug)

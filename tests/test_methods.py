@@ -154,6 +154,7 @@ def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> No
     assert found["rates"].keys() == {"0.0001", "0.001"}
     assert found["runs"] == before
     assert {path.name for path in (tmp_path / "runs").glob("simcse-*/")} == {"simcse-1-0.0001", "simcse-1-0.001"}
+    assert not list((tmp_path / "runs").glob("simcse-*/checkpoint-*")), "of runs that are finished"
     assert json.loads((tmp_path / "runs" / "parent" / "run.json").read_text(encoding="utf-8"))["steps"] == 8
     assert _said(command) == ""  # all is measured
 

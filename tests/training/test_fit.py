@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from recipes import arguments
@@ -276,6 +277,45 @@ def test_a_folder_in_the_way_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "thesis.txt" / "run")])) == 2
     assert "run cannot be made (Not a directory); choose another --out" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_is_refused_before_training(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disk(monkeypatch, free=[1_000_000])
+    assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "run")])) == 2
+    message = capsys.readouterr().err
+    assert "run will take up to" in message
+    assert "its disk has 0.00 GB for it; free space, or choose another --out" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_says_how_to_go_on(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises a RuntimeError without the cause, which the room on the disk shows."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        _disk(patch, free=[10**12, 0])
+        patch.setattr("transformers.trainer.torch.save", _refused)
+        assert run_command(lambda: main(["simcse", *words, "--out", str(run)])) == 2
+    assert f"free space and continue with --resume {run}" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        _disk(patch, free=[10**12, 10**12])
+        patch.setattr("transformers.trainer.torch.save", _refused)
+        with pytest.raises(RuntimeError, match="PytorchStreamWriter"):
+            main(["--resume", str(run)])
+    assert main(["--resume", str(run)]) == 0
+
+
+def _disk(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
+    """A disk with so many bytes free, each time it is asked."""
+    answers = iter(free)
+    monkeypatch.setattr("training.loop.run_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=next(answers)))
+
+
+def _refused(*_: object) -> None:
+    raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
 
 
 def test_a_run_in_the_way_says_how_to_continue(

@@ -1,6 +1,5 @@
 """--dry-run: two steps of a recipe, of which nothing is kept."""
 
-import math
 import resource
 import tempfile
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective, steps: int = 2
         trainer.add_callback(Progress())
         result = trainer.train()
         seconds = result.metrics["train_runtime"] / steps
-    total = recipe.max_steps or math.ceil(recipe.epochs * (len(corpus) // recipe.batch_size))
+    total = recipe.steps(len(corpus))
     console.print(f"memory: {_peak_memory():.2f} GB")
     console.print(
         f"speed: {recipe.batch_size / seconds:.0f} sentences a second; "

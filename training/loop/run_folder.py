@@ -13,11 +13,14 @@ import json
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
+
+from safetensors import SafetensorError
 
 from training.data.corpus import Corpus
 from training.errors import RunError
@@ -100,6 +103,33 @@ class Run:
         """What `finish` wrote."""
         provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
         return provenance
+
+    @contextmanager
+    def space_for(self, size: int) -> Iterator[None]:
+        """Train with room for `size` bytes in the folder; for what it has already, too.
+
+        Raises RunError before training if the disk has less, and when writing fails because it was filled since.
+        """
+        self._check_space(size)
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError):  # what Python, torch and safetensors raise for a full disk
+            self._check_space(size)
+            raise
+
+    def _check_space(self, size: int) -> None:
+        there = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
+        room = shutil.disk_usage(there).free + sum(file.stat().st_size for file in self.path.rglob("*"))
+        if room < size:
+            then = (
+                f" and continue with --resume {self.path}"
+                if self.recipe_file.is_file()
+                else ", or choose another --out"
+            )
+            raise RunError(
+                f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
+                f"space{then}"
+            )
 
     def start(self, recipe: Recipe, corpus: Corpus) -> None:
         """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""

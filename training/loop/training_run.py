@@ -1,5 +1,6 @@
 """One training run: recipe -> corpus -> objective -> Trainer -> run folder, in each process that torchrun started."""
 
+import math
 import os
 import shutil
 import time
@@ -50,6 +51,13 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
     corpus, dev, objective = prepare(method, recipe)
     group.wait_for_everyone()  # until all have found the folder free
+    with run.space_for(_largest(objective, recipe, len(corpus))):
+        return _train(objective, corpus, dev, recipe, run, resume)
+
+
+def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Recipe, run: Run, resume: bool) -> bool:
+    """Train in the run folder, and write the chosen encoder to it; False if Ctrl-C stopped it."""
+    group = processes()
     if group.is_main_process:
         run.start(recipe, corpus)
     check_shared(run.path)
@@ -84,6 +92,14 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
         run.finish(objective.save, recipe, corpus, figures)
     group.wait_for_everyone()  # until the run can be read
     return True
+
+
+def _largest(objective: Objective, recipe: Recipe, rows: int) -> int:
+    """Bytes of the run folder at its largest: checkpoints with AdamW's two moments, the best weights and the model."""
+    weights = sum(weight.nbytes for weight in objective.parameters())
+    moments = 2 * sum(weight.nbytes for weight in objective.parameters() if weight.requires_grad)
+    saved = math.ceil(recipe.steps(rows) / (recipe.save_steps or recipe.eval_steps))
+    return min(saved, 3) * (weights + moments) + 2 * weights  # 3: the oldest is deleted when the newest is written
 
 
 def _checkpoint(run: Run, resume: bool) -> Path | None:

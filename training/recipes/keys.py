@@ -5,6 +5,7 @@ The keys that all methods share are here; a method adds its own in a subclass be
 `--key-name value` on the command line replaces a key of either. The run folder keeps the resolved recipe.
 """
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -100,6 +101,10 @@ class Recipe(BaseModel):
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
         42, description="seed of the order, the dropout and new weights"
     )
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of training on a corpus of `rows`; the last, short batch of an epoch is dropped."""
+        return self.max_steps or math.ceil(self.epochs * (rows // self.batch_size))
 
     @property
     def next_sentences(self) -> bool:
