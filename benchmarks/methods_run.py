@@ -1,6 +1,7 @@
 """One run of benchmarks/methods.py: train and score a row of the plan with a seed, or score the untuned parent."""
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -126,8 +127,16 @@ def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Found
         fresh = [row["recipe"], "--out", str(out), *_words(_filled(keys, plan, paths))]
         if code := fit.main(["--resume", str(out)] if (out / "recipe.toml").is_file() else fresh):
             raise SystemExit(code)
+    _drop_checkpoints(out)
     record: Found = json.loads((out / "run.json").read_text(encoding="utf-8"))
     return record
+
+
+def _drop_checkpoints(run: Path) -> None:
+    """Delete what only an unfinished run needs: up to 1.2 GB, and the plan has some 100 runs."""
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    (run / "best.safetensors").unlink(missing_ok=True)
 
 
 def _filled(keys: dict[str, Any], plan: Plan, paths: Paths) -> dict[str, Any]:
