@@ -146,6 +146,12 @@ def test_a_service_searches_with_the_bundles_templates(
 
 
 def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> None:
+    several = tmp_path / "keys"
+    several.write_text("first secret-1\n", encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"--key-file .*keys has to hold one API key of ASCII characters, and nothing else"
+    ):
+        next(subjects(service, EvaluateOptions.read([service, "--key-file", str(several)], "p")))
     with pytest.raises(RunError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
         next(subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p")))
 

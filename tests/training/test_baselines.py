@@ -49,7 +49,17 @@ def test_every_baseline_is_scored(tiny_bert: Path) -> None:
         *("first-last", "last-two", "whitening", "BERT-flow", "WK pooling"),
     ]
     assert scores["layer 2 mean"] == pytest.approx(spearman(encoder.embed, PAIRS))
-    assert np.isfinite(list(scores.values())).all()
+    vectors = BaselineTask("set", PAIRS, 2).vectors(encoder, [*PAIRS.left])
+    assert all(np.isfinite(rows).all() for rows in vectors.values())
+
+
+def test_an_encoder_of_one_layer_has_no_wk_pooling(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    del encoder.backbone.encoder.layer[1:]
+    encoder.backbone.config.num_hidden_layers = 1
+    vectors = BaselineTask("set", PAIRS, 2).vectors(encoder, [*PAIRS.left])
+    assert "WK pooling" not in vectors
+    assert all(np.isfinite(rows).all() for rows in vectors.values())
 
 
 def test_the_table_has_a_row_per_baseline(capsys: pytest.CaptureFixture[str]) -> None:

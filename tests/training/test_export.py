@@ -243,6 +243,9 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     figures.write_text("{}")
     with pytest.raises(RunError, match=r"figures\.json cannot be read as figures of evaluate --json"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures)])
+    figures.write_text(json.dumps({"path": "runs/mine", "scores": {"torch fp32": {"STS12": 50.0}}}))
+    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, as another file of --beside does"):
+        evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures), str(figures)])
 
 
 def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(run: Path) -> None:

@@ -95,7 +95,7 @@ PIECES = ["[CLS]", "the", "dog", "##s", ".", "A", "runs"]
 def test_kinds_of_tokens_are_left_out_one_after_the_other() -> None:
     words = np.eye(7, dtype=np.float32)
     sequences = [[1, 2, 3, 4], [1, 1, 6, 4], [1]]
-    removal = Removal(PIECES, len(PIECES))
+    removal = Removal(PIECES, len(PIECES), "##")
     removal.frequent(sequences, 1)  # "the", four times
     np.testing.assert_allclose(
         removal.averages(words, sequences),
@@ -108,7 +108,7 @@ def test_kinds_of_tokens_are_left_out_one_after_the_other() -> None:
 
 
 def test_a_byte_level_text_begins_with_a_word() -> None:
-    removal = Removal(["dog", "Ġdog", "s", "Ġthe"], 4)
+    removal = Removal(["dog", "Ġdog", "s", "Ġthe"], 4, None)
     removal.subwords()
     words = np.eye(4, dtype=np.float32)
     np.testing.assert_allclose(removal.averages(words, [[0, 2, 3, 0]])[0], (words[0] + words[3]) / 2)

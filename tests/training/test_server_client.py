@@ -95,6 +95,9 @@ def test_a_refusal_is_not_repeated() -> None:
         (httpx.Response(200, json=[]), "did not answer 1 texts with as many vectors"),
         (httpx.Response(200, text="<html>"), "did not answer with JSON"),
         (httpx.Response(200, json=["words"]), "did not answer with lists of numbers, all of one length"),
+        (httpx.Response(200, json=[1.0]), "did not answer with lists of numbers"),
+        (httpx.Response(200, json=[[None, 1.0]]), "did not answer with lists of numbers"),
+        (httpx.Response(200, json=[{"embedding": [1.0]}]), "did not answer with lists of numbers"),
     ],
 )
 def test_another_answer_is_named(answer: httpx.Response, message: str) -> None:
@@ -109,10 +112,15 @@ def test_vectors_of_several_lengths_are_named() -> None:
         encoder.embed(["abc", "d"])
 
 
-def test_a_server_that_is_not_there_is_not_waited_for() -> None:
+@pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ConnectTimeout])
+def test_a_server_that_is_not_there_is_not_waited_for(kind: type[httpx.TransportError]) -> None:
     pauses: list[float] = []
+
+    def absent(_: httpx.Request) -> httpx.Response:
+        raise kind("refused")
+
     with pytest.raises(ServerError, match=r"http://host:1 cannot be reached \(refused\); start the server first"):
-        ServerEncoder("http://host:1", transport=httpx.MockTransport(unreachable), wait=pauses.append)
+        ServerEncoder("http://host:1", transport=httpx.MockTransport(absent), wait=pauses.append)
     assert pauses == []
 
 
@@ -127,6 +135,9 @@ def test_the_digest_is_that_of_the_model_wherever_it_runs() -> None:
     known = server()[0].digest
     assert server(info=INFO | {"max_client_batch_size": 9})[0].digest == known
     assert server(info=INFO | {"model_sha": "other"})[0].digest != known
+    assert server(info=INFO | {"model_type": {"embedding": {"pooling": "mean"}}})[0].digest != known
+    assert server(info=INFO | {"max_input_length": 9})[0].digest != known
+    assert server(info=INFO | {"embedding_space": "other"})[0].digest != known
     assert server(info=INFO | {"model_sha": None})[0].digest != known
 
 

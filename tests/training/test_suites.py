@@ -18,7 +18,7 @@ from training.errors import CorpusError, RunError, ServerError
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.suites import OWN, SUITES, load_suites
-from training.evaluate.suites.cost import CostTask
+from training.evaluate.suites.cost import PASSES, CostTask
 from training.evaluate.suites.labels import LabelTask
 from training.evaluate.suites.pairs import DuplicateTask, ScoredPairsTask
 from training.evaluate.suites.space import SpaceTask
@@ -230,6 +230,20 @@ def test_a_second_run_reads_the_cache(tmp_path: Path) -> None:
     assert encoder.calls == 2
     assert score_tasks(subject, some_tasks(), cache=cache, fresh=True) == first
     assert encoder.calls == 4
+
+
+def test_a_speed_is_always_measured(tmp_path: Path) -> None:
+    """The same model may run on another device, or a server on another machine."""
+    cache, encoder = ScoreCache.open(tmp_path / "new"), Counted()
+    for _ in range(2):
+        score_tasks(Subject.of("a", encoder, "digest"), [CostTask("a", ["1 2"], "machine")], cache=cache)
+    assert encoder.calls == 2 * (1 + PASSES)
+
+
+def test_a_cache_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"--cache .*notes\.txt cannot be written to \(File exists\)"):
+        ScoreCache.open(tmp_path / "notes.txt")
 
 
 def test_other_models_and_other_data_are_scored(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from training.errors import EncoderError
 
-__all__ = ["continuing_tokens", "mask_tokens", "maskable_tokens"]
+__all__ = ["continuing_prefix", "continuing_tokens", "mask_tokens", "maskable_tokens"]
 
 _MASKED, _RANDOM = 0.8, 0.1
 
@@ -46,6 +46,12 @@ def mask_tokens(
     return masked, chosen
 
 
+def continuing_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What marks a token inside a word, `##` in word pieces; None where the beginning of a word is marked instead."""
+    pieces = tokenizer.backend_tokenizer.model  # not the tokens: RoBERTa has a token ## too, which is text there
+    return str(pieces.continuing_subword_prefix) if isinstance(pieces, WordPiece) else None
+
+
 def continuing_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """True (vocabulary) for tokens that continue a word: `##ing` of word pieces, `ing` but not `Ġing` of byte pairs.
 
@@ -53,9 +59,8 @@ def continuing_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
     tokenizer that marks neither.
     """
     tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    pieces = tokenizer.backend_tokenizer.model
-    if isinstance(pieces, WordPiece):  # RoBERTa has a token ## too: it is text there
-        return torch.tensor([token.startswith(pieces.continuing_subword_prefix) for token in tokens])
+    if prefix := continuing_prefix(tokenizer):
+        return torch.tensor([token.startswith(prefix) for token in tokens])
     begins = torch.tensor([token.startswith(("Ġ", "▁")) for token in tokens])
     if not begins.any():
         raise EncoderError(

@@ -53,7 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
     if options.beside and not options.card and not options.report:
         raise RunError("--beside is for the model card and the report; give --card or --report too")
-    others = {name: scores for file in options.beside for name, scores in _written_figures(file).items()}
+    others: dict[str, dict[str, float]] = {}
+    for file in options.beside:
+        written = _written_figures(file)
+        if twice := written.keys() & others.keys():
+            raise RunError(f"{file} has {min(twice)}, as another file of --beside does; leave one of them out")
+        others |= written
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
     for subject in subjects(options.path, options):

@@ -75,13 +75,13 @@ class ScoringOptions(ModelOptions):
 
     @property
     def score_cache(self) -> ScoreCache:
-        return ScoreCache(self.cache)
+        return ScoreCache.open(self.cache)
 
 
 def subjects(path: str, options: ModelOptions) -> Iterator[Subject]:
     """What embeds: each precision of a bundle, a server, or one model in torch. Raises ClozeError.
 
-    One is loaded at a time.
+    Each is loaded when it is asked for.
     """
     if _is_server(path):
         yield _server(path, options)
@@ -136,9 +136,12 @@ def _server(url: str, options: ModelOptions) -> Subject:
 
 def _key(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig").strip()
+        words = file.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
+    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
+        raise RunError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
+    return words[0]
 
 
 def _graphs(path: str, options: ModelOptions) -> Iterator[Subject]:

@@ -17,7 +17,13 @@ __all__ = ["ServerEncoder"]
 
 BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
+ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 ATTEMPTS: Final = 8
+DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in model_type
+    *("model_id", "model_sha", "model_dtype", "model_type", "max_input_length"),
+    *("template", "embedding_space", "version"),
+)
+CONNECT_WAIT: Final = 10.0  # seconds
 LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
 
 
@@ -54,8 +60,8 @@ class ServerEncoder:
 
     @property
     def digest(self) -> str:
-        """Of the model's name and digest; of the address too if the server gives no digest."""
-        known = {name: self.info.get(name) for name in ("model_id", "model_sha", "model_dtype", "template", "version")}
+        """Of what /info says about the vectors; of the address too if the server gives no digest of the model."""
+        known = {name: self.info.get(name) for name in DECIDING}
         known["templates"] = self.templates
         if not known["model_sha"]:
             known["url"] = self.url
@@ -80,14 +86,19 @@ class ServerEncoder:
                 for row, vector in zip(rows, vectors, strict=True):
                     found[row] = vector
         try:
-            return np.array(found, dtype=np.float32)
-        except ValueError as error:
+            array = np.array(found, dtype=np.float32)
+        except (TypeError, ValueError):
+            array = np.empty(0, dtype=np.float32)
+        if len(texts) and (array.ndim != 2 or not np.isfinite(array).all()):
             raise ServerError(
                 f"{self.url}/embed did not answer with lists of numbers, all of one length; is it an embedding server?"
-            ) from error
+            )
+        return array
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(timeout=120, headers=self._headers, transport=self._transport)
+        return httpx.Client(
+            timeout=httpx.Timeout(120, connect=CONNECT_WAIT), headers=self._headers, transport=self._transport
+        )
 
     def _request(self, client: httpx.Client, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
         problem = ""
@@ -95,7 +106,7 @@ class ServerEncoder:
             try:
                 response = client.request(method, self.url + route, json=body)
             except httpx.TransportError as error:
-                if self.info is None and isinstance(error, httpx.ConnectError):  # it is not busy, but absent
+                if self.info is None and isinstance(error, ABSENT):  # it is not busy, but absent
                     raise ServerError(f"{self.url} cannot be reached ({error}); start the server first") from error
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 from training.errors import RunError
 from training.evaluate.measures import Score
@@ -18,7 +18,7 @@ from training.evaluate.subject import Subject
 
 __all__ = ["Follow", "ScoreCache", "Task", "score_tasks"]
 
-VERSION: Final = 1  # raise it when a suite computes another figure of the same data
+VERSION: Final = 2  # raise it when a suite computes another figure of the same data
 
 Follow = Callable[[list[str]], Iterable[str]]
 """Wraps the names of what is scored, to show progress."""
@@ -54,6 +54,19 @@ class ScoreCache:
 
     folder: Path
 
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Make the folder. Raises RunError if nothing can be written to it, before anything is scored."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise RunError(
+                f"--cache {folder} cannot be written to ({error.strerror}); choose another folder"
+            ) from error
+        return cls(folder)
+
     def find(self, subject: Subject, task: Task) -> list[Score] | None:
         """The scores of a finished task; None if there are none, or if the file cannot be read."""
         try:
@@ -78,6 +91,7 @@ def score_tasks(
 ) -> list[Score]:
     """All scores, in the tasks' order. Finished tasks are read from the cache, unless `fresh`, and kept in it.
 
+    Timed tasks are neither: the digests do not know the device, or the machine and the settings of a server.
     Tasks that this subject cannot have are left out, with a line on stderr. Raises RunError if none is left.
     """
     obstacles = list(dict.fromkeys(reason for task in tasks if (reason := task.obstacle(subject))))
@@ -89,10 +103,11 @@ def score_tasks(
     scores: list[Score] = []
     remembering = subject.remembering()
     for task, _ in zip(tasks, follow([task.name for task in tasks]), strict=True):
-        found = cache.find(subject, task) if cache and not fresh else None
+        kept = cache and not task.timed
+        found = cache.find(subject, task) if cache and kept and not fresh else None
         if found is None:
             found = task.run(subject if task.timed else remembering)
-            if cache:
+            if cache and kept:
                 cache.keep(subject, task, found)
         scores += [replace(score, data=task.digest[:16]) for score in found]
     return scores

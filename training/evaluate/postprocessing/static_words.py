@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoding.text import TextEncoder
+from training.data.masking import continuing_prefix
 from training.model.encoder import SentenceEncoder
 
 __all__ = ["FREQUENT", "Removal", "static_averages"]
 
 FREQUENT: Final = 36
 BEGINNINGS: Final = ("Ġ", "▁")  # of a word's first token, where continuations are not marked
-CONTINUATION: Final = "##"
 
 
 def static_averages(
@@ -28,7 +28,8 @@ def static_averages(
     """Name -> averages (n, d), with more kinds of tokens removed in each. An uncased model has no row for case."""
     text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
     words = encoder.word_embeddings.weight.detach().float().cpu().numpy()
-    removal = Removal(encoder.tokenizer.convert_ids_to_tokens(list(range(len(encoder.tokenizer)))), len(words))
+    pieces = [piece or "" for piece in encoder.tokenizer.convert_ids_to_tokens(list(range(len(encoder.tokenizer))))]
+    removal = Removal(pieces, len(words), continuing_prefix(encoder.tokenizer))
     sequences = _inner_tokens(text_encoder, texts)
     removal.frequent(sequences, frequent)
     found = {"static -freq": removal.averages(words, sequences)}
@@ -42,10 +43,10 @@ def static_averages(
 
 
 class Removal:
-    """Which token ids are left out; `pieces` are the vocabulary's, by id."""
+    """Which token ids are left out; `pieces` are the vocabulary's, by id, and `prefix` marks those inside a word."""
 
-    def __init__(self, pieces: Sequence[str], vocabulary: int) -> None:
-        self.pieces = pieces
+    def __init__(self, pieces: Sequence[str], vocabulary: int, prefix: str | None) -> None:
+        self.pieces, self.prefix = pieces, prefix
         self.removed = np.zeros(vocabulary, dtype=bool)
         self.inside = np.zeros(vocabulary, dtype=bool)  # removed except at the start of a text
 
@@ -55,10 +56,9 @@ class Removal:
 
     def subwords(self) -> None:
         """A text's first token begins a word, though byte-level vocabularies write it like a subword."""
-        marked = any(piece.startswith(CONTINUATION) for piece in self.pieces)
         for token, piece in enumerate(self.pieces[: len(self.removed)]):
-            if marked:
-                self.removed[token] |= piece.startswith(CONTINUATION)
+            if self.prefix:
+                self.removed[token] |= piece.startswith(self.prefix)
             else:
                 self.inside[token] = not piece.startswith(BEGINNINGS)
 

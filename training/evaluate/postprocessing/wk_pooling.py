@@ -13,9 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["wk_pooling"]
+__all__ = ["FEWEST_STATES", "wk_pooling"]
 
 WINDOW: Final = 2  # layers on each side
+FEWEST_STATES: Final = 3  # with fewer, the last layer has no layers around it
 START: Final = 3  # the depth divided by this is the first layer
 
 

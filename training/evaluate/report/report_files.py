@@ -102,7 +102,8 @@ def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> R
         (
             "cost",
             "Cost",
-            f"Measured on {processor()}; the memory is the peak of the process.",
+            f"Measured on {processor()}; a server's speed is what this client sees. The memory is the peak of the "
+            "process.",
             [plain_table("cost", "Speed, size and memory", scores), speed_plot({**shorts, **beside})],
         ),
         ("training", "Training", "How the run went.", [training_curves(Path(path))]),

@@ -1,11 +1,12 @@
 """What an encoder's vectors give without training: every layer and pooling, static words, and post-processing.
 
-The text has no template. A layer's mean and maximum are over all tokens, special ones included; layer 0 are the
-embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the word embeddings alone, and the rows after it
-leave biased tokens out (PromptBERT, arXiv:2201.04337, Table 3). `first-last` is the mean of layers 1 and last, as in
-SimCSE since 2022, `last-two` that of the last two. `whitening` is fitted on the first of these means and `BERT-flow` on
-the second, both on the set's own distinct sentences. `WK pooling` is SBERT-WK's. Figures are Spearman's correlation
-x100 ('all') on the seven STS sets.
+The text has no template, but a period is added for a model with `final_period`. A layer's mean and maximum are over all
+tokens, special ones included; layer 0 are the embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the
+word embeddings alone, and the rows after it leave biased tokens out (PromptBERT, arXiv:2201.04337, Table 3).
+`first-last` is the mean of layers 1 and last, as in SimCSE since 2022, `last-two` that of the last two. `whitening` is
+fitted on the first of these means and `BERT-flow` on the second, both on the set's own distinct sentences. `WK pooling`
+is SBERT-WK's. Figures are Spearman's correlation x100 ('all') on the seven STS sets. An encoder of one layer has no WK
+pooling.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from training.evaluate.measures import Score, measured
 from training.evaluate.postprocessing.flow import EPOCHS, flow_vectors
 from training.evaluate.postprocessing.static_words import FREQUENT, static_averages
 from training.evaluate.postprocessing.whitening import whiten
-from training.evaluate.postprocessing.wk_pooling import wk_pooling
+from training.evaluate.postprocessing.wk_pooling import FEWEST_STATES, wk_pooling
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task
 from training.model.encoder import SentenceEncoder
@@ -56,7 +57,8 @@ def pooled_layers(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, N
             pooled[f"layer {number} mean"] = _mean(states, attention_mask)
             pooled[f"layer {number} cls"] = states[:, 0]
             pooled[f"layer {number} max"] = states.masked_fill(~attention_mask.bool().unsqueeze(-1), -torch.inf).amax(1)
-        pooled["WK pooling"] = wk_pooling(output.hidden_states, attention_mask)
+        if len(output.hidden_states) >= FEWEST_STATES:
+            pooled["WK pooling"] = wk_pooling(output.hidden_states, attention_mask)
         for name, vectors in pooled.items():
             found.setdefault(name, np.empty((len(texts), vectors.shape[1]), np.float32))[rows] = vectors.float().cpu()
     return found
@@ -95,7 +97,10 @@ class BaselineTask(Task):
     def vectors(self, encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.floating]]:
         """Every baseline's vectors (n, d) of the texts."""
         layers = pooled_layers(encoder, texts)
-        wk, last = layers.pop("WK pooling"), encoder.backbone.config.num_hidden_layers
+        wk, last = (
+            {name: layers.pop(name) for name in ("WK pooling",) if name in layers},
+            encoder.backbone.config.num_hidden_layers,
+        )
         first_last = (layers["layer 1 mean"] + layers[f"layer {last} mean"]) / 2
         last_two = (layers[f"layer {last - 1} mean"] + layers[f"layer {last} mean"]) / 2
         return {
@@ -105,5 +110,5 @@ class BaselineTask(Task):
             "last-two": last_two,
             "whitening": whiten(first_last),
             "BERT-flow": flow_vectors(last_two, self.flow_epochs),
-            "WK pooling": wk,
+            **wk,
         }

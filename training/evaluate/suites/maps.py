@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 from sklearn.manifold import TSNE, trustworthiness  # type: ignore[import-untyped]
 
+from training.data.masking import continuing_prefix
 from training.data.scored_pairs import Pairs
 from training.data.similarity import cosines, units
 from training.data.sts_sets import load_tasks
@@ -81,8 +82,8 @@ class WordMapTask(Task):
         if not isinstance(subject.model, SentenceEncoder):
             return []
         encoder = subject.model
-        tokens = encoder.tokenizer.convert_ids_to_tokens(list(range(encoder.vocabulary)))
-        kinds = kinds_of(tokens)
+        tokens = [token or "" for token in encoder.tokenizer.convert_ids_to_tokens(list(range(encoder.vocabulary)))]
+        kinds = kinds_of(tokens, continuing_prefix(encoder.tokenizer))
         rows = np.array([*kinds])
         vectors = encoder.word_embeddings.weight.detach().cpu().numpy()[rows]
         pca = PCA(2, random_state=SEED)
@@ -93,18 +94,17 @@ class WordMapTask(Task):
         return [Score(self.suite, self.name, "variance of two components", value, counts, None, {"words": words})]
 
 
-def kinds_of(tokens: Sequence[str]) -> dict[int, str]:
+def kinds_of(tokens: Sequence[str], prefix: str | None) -> dict[int, str]:
     """Place of a token -> `subword`, or `lower` or `upper` for what begins a word in that case.
 
-    Tokens without letters and single letters are left out. A vocabulary marks either its subwords, with ##, or the
-    tokens that begin a word, with Ġ or ▁.
+    Tokens without letters and single letters are left out. A vocabulary marks either its subwords, with `prefix`, or
+    the tokens that begin a word, with Ġ or ▁.
     """
-    marked = any(token.startswith("##") for token in tokens)
     kinds = {}
     for place, token in enumerate(tokens):
-        word = token.lstrip(WORD_STARTS).removeprefix("##")
+        word = token.removeprefix(prefix) if prefix else token.lstrip(WORD_STARTS)
         if len(word) > 1 and word.isalpha():
-            starts = not token.startswith("##") if marked else token[0] in WORD_STARTS
+            starts = not token.startswith(prefix) if prefix else token[0] in WORD_STARTS
             kinds[place] = ("upper" if word[0].isupper() else "lower") if starts else "subword"
     return kinds
 
