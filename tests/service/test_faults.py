@@ -343,7 +343,8 @@ def test_ten_thousand_texts_of_one_do_not_hold_up_one_text_of_another(house: Cal
 
 
 def test_a_busy_service_is_ready(serve: Serve, slow_bundle: Path) -> None:
-    server = serve("--bundle", str(slow_bundle), "--threads", "1", "--max-batch-tokens", "64")
+    limits = ["--max-batch-tokens", "64", "--queue-seconds", "300"]  # of a machine with other work
+    server = serve("--bundle", str(slow_bundle), "--threads", "1", *limits)
     texts = [distinct(1600)[200 * number :][:200] for number in range(8)]
     posts = [Background(lambda each=each: embed(server.url, each)) for each in texts]
     wait_until(lambda: metrics(server.url)["cloze_queue_texts{model=tiny}"] > 500)

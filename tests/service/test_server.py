@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
@@ -242,8 +243,11 @@ def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: 
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Port 8080, the default, may be another service's."""
     command = [sys.executable, "-m", "service", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    return subprocess.run(
+        command, env=os.environ | {"CLOZE_PORT": "0"}, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
 
 
 def test_help_lists_every_setting() -> None:
