@@ -1,5 +1,6 @@
 """Distillation's texts and targets: what a sentence is trained as, and what the teacher says of it."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from recipes import load_recipe
 from test_objectives import build
 
 from training.errors import RecipeError
+from training.methods.distill import DistillRecipe
 from training.methods.parts.student_texts import QUERY_WORDS, search_text, windows, words_only
 from training.model.encoder import SentenceEncoder
+from training.recipes.files import choose_preset, read_toml, validate
 
+CARD = Path(__file__).parents[2] / "models" / "cloze-mini" / "README.md"
 TEMPLATE = 'The "[X]" is [MASK].'
 RUN = [f"Sentence {number} of the story has, one might say, some ten words." for number in range(8)]
 
@@ -136,3 +140,20 @@ def test_a_co_teacher_of_another_parent_is_refused(tiny_bert: Path, tiny_roberta
 def test_keys_that_contradict_each_other_are_refused(keys: dict[str, list[str]], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe("distill", {"encoder": ["e"], "teacher": ["t"], "corpus": ["c.txt"], **keys})
+
+
+@pytest.mark.parametrize(("number", "preset"), [(1, "sentences"), (2, None)])
+def test_the_recipes_on_the_default_models_card_load_and_are_the_shipped_ones(
+    number: int, preset: str | None, tmp_path: Path
+) -> None:
+    blocks = re.findall(r"(?s)```toml\n(.*?)```", CARD.read_text(encoding="utf-8"))
+    assert len(blocks) == 2
+    file = tmp_path / f"recipe-{number}.toml"
+    file.write_text(blocks[number - 1], encoding="utf-8")
+    printed = validate(DistillRecipe, read_toml(str(file)), str(file)).model_dump(mode="json")
+    shipped = choose_preset(read_toml("distill"), preset, "distill")
+    places = {"encoder", "teacher"}  # on the card: names without their folders
+    assert {key: printed[key] for key in shipped.keys() - places} == {
+        key: shipped[key] for key in shipped.keys() - places
+    }
+    assert printed["co_teachers"] == ([] if preset else ["sentences"])

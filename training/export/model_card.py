@@ -129,24 +129,31 @@ def _shares(provenance: Provenance) -> str:
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
     denoise = " --denoise" if config.denoising else ""
-    count = len(_recipes(provenance))
+    recipes = _recipes(provenance)
+    runs = (
+        ", and the names in `co_teachers` by the folders of those runs"
+        if any(recipe.get("co_teachers") for recipe in recipes)
+        else ""
+    )
+    paths = f"Replace the names of files and models by the paths of your copies{runs}. Then run"
     if provenance.recipe.get("method") == OUTSIDE:
-        recipes, commands = "the model that sentence-transformers saved in `RUN`", []
-    elif count == 1:
-        recipes, commands = "the recipe above in `recipe.toml`", ["python -m training.fit recipe.toml --out RUN"]
+        before, commands = "With the model that sentence-transformers saved in `RUN`", []
+    elif len(recipes) == 1:
+        before = f"Save the recipe above as `recipe.toml`. {paths}"
+        commands = ["python -m training.fit recipe.toml --out RUN"]
     else:
-        recipes = "the recipes above in `recipe-1.toml` and so on"
-        numbers = range(1, count + 1)
+        before = f"Save the recipes above as `recipe-1.toml` and so on. {paths}"
+        numbers = range(1, len(recipes) + 1)
         commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
-        runs = " ".join(f"RUN-{number}" for number in numbers)
-        commands.append(f"python -m training.average {runs} --out RUN --weights {_shares(provenance)}")
+        averaged = " ".join(f"RUN-{number}" for number in numbers)
+        commands.append(f"python -m training.average {averaged} --out RUN --weights {_shares(provenance)}")
     commands += [
         f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
         f"--max-tokens {config.max_tokens}{denoise} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]
     shown = "\n".join(commands)
-    return f"With {recipes}, file names completed to the paths of your copies:\n\n```sh\n{shown}\n```"
+    return f"{before}:\n\n```sh\n{shown}\n```"
 
 
 def _licence(provenance: Provenance, licence: str | None) -> str:
