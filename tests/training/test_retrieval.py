@@ -84,7 +84,7 @@ def test_collections_are_found_by_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("qrels", "message"),
     [
-        ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl"),
+        ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl; add it there or remove"),
         ("q1\td1\tmuch\n", r"line 2: score 'much' is not a whole number"),
         ("q7\td1\t1\nq8\td1\t1\n", r"qrels\.tsv judges no query of .*queries\.jsonl \(it has 'q7'\); give both"),
         ("q1\td1\t0\n", "has no query with a relevant document"),

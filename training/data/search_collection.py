@@ -158,7 +158,9 @@ def _grades(folder: Path, documents: Container[str], queries: Container[str]) ->
             others[query] = None
             continue
         if document not in documents:
-            raise CorpusError(f"{where}: document {document!r} is not in {folder / 'corpus.jsonl'}; get it again")
+            raise CorpusError(
+                f"{where}: document {document!r} is not in {folder / 'corpus.jsonl'}; add it there or remove this line"
+            )
         try:
             grades.setdefault(query, {})[document] = int(score)
         except ValueError as error:
