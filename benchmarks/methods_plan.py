@@ -86,9 +86,9 @@ class Plan:
         runs = self.found("templates")["runs"]
         return [template for run in runs if run["parent"] == parent for template in run["templates"]]
 
-    def gaps(self, better: str, worse: str, task: str = "Avg.") -> list[float]:
-        """The differences of two rows: of runs with one seed and one parent, or from an untuned row of that parent."""
+    def paired(self, better: str, worse: str, task: str = "Avg.") -> list[tuple[float, float]]:
+        """The scores of two rows: of runs with one seed and one parent, or of a run and its untuned parent."""
         other = {(run.get("seed"), run["parent"]): run["scores"][task] for run in self.shown(worse)}
         keys = [(run["seed"] if worse in self.trained else None, run["parent"]) for run in self.shown(better)]
-        pairs = zip(keys, self.shown(better), strict=True)
-        return [round(run["scores"][task] - other[key], 2) for key, run in pairs if key in other]
+        found = zip(keys, self.shown(better), strict=True)
+        return [(run["scores"][task], other[key]) for key, run in found if key in other]

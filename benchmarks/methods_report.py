@@ -28,12 +28,14 @@ class Difference(NamedTuple):
     high: float
 
     def verdict(self, paper: float | None) -> str:
-        """Whether the runs show a difference, exclude one as large as the paper's (without one: any), or neither."""
+        """Whether the runs show a difference or its reverse, exclude one as large as the paper's, or none of these."""
         if self.seeds < 2:
             return "one seed"
         if self.low > 0:
             return "shown"
-        return "not shown" if self.high < (paper or 0) else "undecided"
+        if self.high < 0:
+            return "not shown, reversed"
+        return "undecided" if paper is None or self.high >= paper else "not shown, smaller"
 
     def beside(self, paper: float) -> str:
         """Where the paper's difference lies."""
@@ -44,6 +46,7 @@ class Difference(NamedTuple):
 
 def difference(gaps: Sequence[float]) -> Difference:
     """The mean of the differences of two rows, one for each seed, with its interval; a single seed has none."""
+    gaps = [round(gap, 2) for gap in gaps]
     if len(gaps) == 1:
         return Difference(1, gaps[0], float("nan"), float("nan"))
     interval = ttest_1samp(gaps, 0).confidence_interval(CONFIDENCE)
@@ -59,9 +62,9 @@ def page(plan: Plan) -> str:
         table = _templates if group == "Templates" else _scores
         parts.append(f"## {group}\n\n" + table(plan, {name: measured[name] for name in names}))
     parts.append(f"## Learning rates\n\n{texts['rates'].strip()}\n\n{_rates(plan)}")
-    if compared := [order for order in texts["orders"] if _gaps(plan, order)]:
+    if compared := [order for order in texts["orders"] if _paired(plan, order)]:
         parts.append(f"## The papers' claims\n\n{texts['claims'].strip()}\n\n{_claims(plan, compared)}")
-        parts.append("### What the runs show\n\n" + "\n".join(_shown(plan, order) for order in compared))
+        parts.append(f"### What the runs show\n\n{_shown(plan, compared)}")
     parts.append(texts["limits"].strip())
     machines = sorted({run["machine"] for found in measured.values() for run in found})
     parts.append(f"Machines: {'; '.join(machines)}.")
@@ -69,7 +72,7 @@ def page(plan: Plan) -> str:
 
 
 def _scores(plan: Plan, found: dict[str, list[Run]]) -> str:
-    head = ["", "dev before", *COLUMNS, "seeds", "rate", "paper's Avg."]
+    head = ["", "dev before", *COLUMNS, "seeds", "learning rate", "paper's Avg."]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     return "\n".join([*lines, *(_line(plan, name, of) for name, of in found.items())])
 
@@ -118,8 +121,12 @@ def _rates(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _gaps(plan: Plan, order: dict[str, Any]) -> list[float]:
-    return plan.gaps(order["better"], order["worse"], order.get("on", "Avg."))
+def _paired(plan: Plan, order: dict[str, Any]) -> list[tuple[float, float]]:
+    return plan.paired(order["better"], order["worse"], order.get("on", "Avg."))
+
+
+def _difference(plan: Plan, order: dict[str, Any]) -> Difference:
+    return difference([better - worse for better, worse in _paired(plan, order)])
 
 
 def _claims(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
@@ -129,22 +136,37 @@ def _claims(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for order in orders:
-        gap, paper = difference(_gaps(plan, order)), order.get("paper")
+        gap, paper = _difference(plan, order), order.get("paper")
         printed = "" if paper is None else f"{_signed(paper)} ({order.get('seeds', 'one run')})"
         cells = [order["claim"], order.get("on", "Avg."), str(gap.seeds), _signed(gap.mean), _interval(gap), printed]
         lines.append(f"| {' | '.join((*cells, gap.verdict(paper)))} |")
     return "\n".join(lines)
 
 
-def _shown(plan: Plan, order: dict[str, Any]) -> str:
-    """A claim in one sentence."""
-    gap, paper = difference(_gaps(plan, order)), order.get("paper")
-    claim, verdict = order["claim"], gap.verdict(paper)
-    if gap.seeds < 2:
-        return f"- {claim}: {_signed(gap.mean)} with one seed, which decides nothing."
-    found = f"{_signed(gap.mean)} over {gap.seeds} seeds ({_interval(gap)})"
+def _shown(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
+    """Each claim in one sentence; those with one seed come last."""
+    lines, single = [], []
+    for order in orders:
+        gap, claim = _difference(plan, order), order["claim"]
+        if gap.seeds > 1:
+            lines.append(f"- {claim}: {_verdict(gap, order.get('paper'))}")
+        else:
+            ((better, worse),) = _paired(plan, order)
+            on = order.get("on", "Avg.")
+            single.append(f"- {claim}: {_signed(gap.mean)} ({on} {better:.2f} and {worse:.2f})")
+    if single:
+        lines += [
+            "",
+            "These claims have one seed, which decides nothing. In brackets are the scores of its two runs:",
+            "",
+        ]
+    return "\n".join(lines + single)
+
+
+def _verdict(gap: Difference, paper: float | None) -> str:
     beside = "" if paper is None else f", and {gap.beside(paper)}"
-    return f"- {claim}: {verdict}. The difference is {found}{beside}."
+    found = f"{_signed(gap.mean)} over {gap.seeds} seeds ({_interval(gap)})"
+    return f"{gap.verdict(paper)}. The difference is {found}{beside}."
 
 
 def _interval(gap: Difference) -> str:
