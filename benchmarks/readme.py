@@ -38,7 +38,8 @@ def quality() -> str:
         "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on two search "
         "collections, and accuracy × 100, averaged over SentEval's seven classification tasks. Each model uses its own "
         "pooling. The two collections and STS-B dev were used to choose cloze-mini, so its search figures are "
-        f"optimistic.\n\n{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
+        "optimistic. The STS test sets had a part in one decision, which [its card](models/cloze-mini/README.md) "
+        f"describes.\n\n{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
     )
 
 
