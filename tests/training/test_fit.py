@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from encoding.command import run as run_command
 from encoding.errors import ClozeError
 from training.fit import main
+from training.loop.run_folder import Run
 from training.model.encoder import SentenceEncoder
 
 COMMAND = [sys.executable, "-m", "training.fit"]
@@ -306,6 +307,13 @@ def test_a_disk_that_fills_up_says_how_to_go_on(
         with pytest.raises(RuntimeError, match="PytorchStreamWriter"):
             main(["--resume", str(run)])
     assert main(["--resume", str(run)]) == 0
+
+
+def test_a_file_that_vanishes_is_no_part_of_the_folders_size(tmp_path: Path) -> None:
+    """A process of torchrun writes and renames files while another one measures. A broken link vanishes at once."""
+    (tmp_path / ".data.json.partial").symlink_to(tmp_path / "gone")
+    with Run(tmp_path).space_for(1):
+        pass
 
 
 def _disk(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:

@@ -10,11 +10,12 @@ run.json           provenance: parent, recipe, data, commit, seeds, versions, sc
 """
 
 import json
+import os
 import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -119,7 +120,7 @@ class Run:
 
     def _check_space(self, size: int) -> None:
         there = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
-        room = shutil.disk_usage(there).free + sum(file.stat().st_size for file in self.path.rglob("*"))
+        room = shutil.disk_usage(there).free + self._used()
         if room < size:
             then = (
                 f" and continue with --resume {self.path}"
@@ -130,6 +131,15 @@ class Run:
                 f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
                 f"space{then}"
             )
+
+    def _used(self) -> int:
+        """Bytes in the folder; a file that another process of torchrun removes meanwhile counts as none."""
+        used = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    used += os.stat(os.path.join(folder, name)).st_size
+        return used
 
     def start(self, recipe: Recipe, corpus: Corpus) -> None:
         """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
