@@ -23,7 +23,7 @@ from service.http.request import Services
 from service.inference.model import Model
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds; only a hang runs out of it
+PATIENCE = 600.0  # seconds; only a hang runs out of it
 
 MakeBundle = Callable[..., Path]
 MakeApp = Callable[..., FastAPI]

@@ -268,7 +268,8 @@ def house(bundle: Path) -> Iterator[Callable[..., House]]:
     with ExitStack() as stack:
 
         def make(**changes: Any) -> House:
-            settings = Settings(bundle=bundle, threads=1, api_keys=",".join(KEYS.values()), **changes)
+            limits = {"queue_seconds": PATIENCE, "request_seconds": PATIENCE}
+            settings = Settings(bundle=bundle, threads=1, api_keys=",".join(KEYS.values()), **limits, **changes)
             app = create_app(settings)
             model = default_model(app)
             embedder, gate = model.embedder, Gate(model.session)
@@ -342,17 +343,18 @@ def test_ten_thousand_texts_of_one_do_not_hold_up_one_text_of_another(house: Cal
     assert statuses(made.url) == {200: 2}
 
 
-def test_a_busy_service_is_ready(serve: Serve, slow_bundle: Path) -> None:
-    limits = ["--max-batch-tokens", "64", "--queue-seconds", "300"]  # of a machine with other work
-    server = serve("--bundle", str(slow_bundle), "--threads", "1", *limits)
+def test_a_busy_service_is_ready(house: Callable[..., House]) -> None:
+    made = house(max_batch_tokens=64)
     texts = [distinct(1600)[200 * number :][:200] for number in range(8)]
-    posts = [Background(lambda each=each: embed(server.url, each)) for each in texts]
-    wait_until(lambda: metrics(server.url)["cloze_queue_texts{model=tiny}"] > 500)
-    found = Counter(GET(f"{server.url}/health/ready").status_code for _ in range(50))
-    assert found == {200: 50}
+    posts = [made.post(each, name) for each, name in zip(texts, list(KEYS) * 2, strict=True)]
+    wait_until(lambda: metrics(made.url)["cloze_queue_texts{model=tiny}"] > 1500)
+    assert made.gate.batches
+    assert Counter(GET(f"{made.url}/health/ready").status_code for _ in range(50)) == {200: 50}
+    made.gate.let()
     for post, each in zip(posts, texts, strict=True):
-        np.testing.assert_allclose(post.result[::50], embed(server.url, each[::50]), atol=1e-5)
-    assert statuses(server.url) == {200: 16}
+        expected = unit(np.stack([vector(sequence(text)) for text in each]))
+        np.testing.assert_allclose(post.result.json(), expected, atol=1e-5)
+    assert statuses(made.url) == {200: 8}
 
 
 # A graph that breaks
