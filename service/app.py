@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
@@ -13,20 +14,21 @@ from starlette.middleware.cors import CORSMiddleware
 
 from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import answer, respond, shape_of
+from service.errors import answer, respond
 from service.http import cohere, compare, embed, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
-from service.http.middleware import RequestMiddleware, Traffic
-from service.http.request import Services
+from service.http.middleware import RequestMiddleware
 from service.inference.admission import Admission
-from service.inference.cache import Cache
-from service.inference.model import Model
+from service.inference.model import Cache, Model
 from service.inference.models import Models
 from service.inference.threads import Executors, share_threads
+from service.monitoring.background import Background
 from service.monitoring.health import HUNG, Health
 from service.monitoring.logs import current_request
 from service.monitoring.metrics import Metrics
 from service.monitoring.tracing import configure
+from service.routes import EITHER, PUBLIC, SCHEMA, shape_of
+from service.services import Services, Traffic
 from service.settings import Settings
 
 DESCRIPTION = (
@@ -34,7 +36,6 @@ DESCRIPTION = (
     "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
     "/info, /health and /v1/models also exist under /models/NAME."
 )
-PUBLIC = ("/", "/playground/*", "/health", "/health/*", "/metrics", "/docs", "/docs/*", "/openapi.json")
 BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
 
 logger = logging.getLogger(__name__)
@@ -53,20 +54,21 @@ def create_app(settings: Settings) -> FastAPI:
     executors = Executors(share_threads(settings.threads))
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
-    models = Models(settings, metrics, executors, lambda bundle: Model(bundle, settings, executors, admission, cache))
-    health = Health(lambda: models, lambda: executors.busy_for, settings.stall_seconds)
+    background = Background(metrics.background_errors)
+    models = Models(settings, metrics, background, lambda bundle: Model(bundle, settings, executors, admission, cache))
+    health = Health(lambda: models, lambda: executors.busy_for, background, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",
         description=DESCRIPTION,
         version=VERSION,
         lifespan=_lifespan,
-        openapi_url="/openapi.json" if settings.ui else None,
+        openapi_url=SCHEMA.path if settings.ui else None,
         docs_url=None,  # the framework's own page loads files from a CDN
         redoc_url=None,
         redirect_slashes=False,
         telemetry=tracing.telemetry,
     )
-    app.state.services = Services(settings, models, executors, admission, metrics, traffic, health, tracing)
+    app.state.services = Services(settings, models, executors, admission, metrics, traffic, background, health, tracing)
     for error in (ClozeError, RequestValidationError, HTTPException):
         app.add_exception_handler(error, _respond)
     _include_routers(app, settings, keys=bool(authentication.keys))
@@ -88,10 +90,10 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["*"],
         )
     metrics.ready.set_function(lambda: float(health.ready))
-    metrics.in_flight.set_function(lambda: traffic.in_flight)
-    metrics.in_flight_limit.set(settings.max_concurrent_requests)
+    metrics.requests_in_flight.set_function(lambda: traffic.in_flight)
+    metrics.requests_in_flight_limit.set(settings.max_concurrent_requests)
     metrics.tokens_in_flight.set_function(lambda: admission.tokens_in_flight)
-    metrics.tokens_limit.set(settings.max_tokens_in_flight)
+    metrics.tokens_in_flight_limit.set(settings.max_tokens_in_flight)
     metrics.cache_bytes.set_function(lambda: cache.currsize)
     metrics.cache_texts.set_function(lambda: len(cache))
     return app
@@ -108,7 +110,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.mount("/docs", pages.DOCS_FILES)
         app.mount("/playground", pages.PLAYGROUND)
     else:
-        app.add_api_route("/", status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
+        app.add_api_route(EITHER.path, status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
 
 
 async def _respond(request: Request, error: Exception) -> Response:
@@ -128,14 +130,13 @@ async def _respond(request: Request, error: Exception) -> Response:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     services.models.start()
-    watch = asyncio.create_task(services.health.watch())
+    services.health.watch()
     yield
     services.health.stopping = True
     services.admission.close()
     await services.models.stop()
-    await asyncio.to_thread(services.tracing.close)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
+    await services.background.once("flush", partial(asyncio.to_thread, services.tracing.close))
+    await services.background.stop()
     if not await services.executors.close(services.settings.stall_seconds):
         logger.critical("a batch still hangs: the process ends with status %d", HUNG)
         services.health.end(HUNG)

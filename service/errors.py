@@ -12,7 +12,6 @@ The error types on the wire are those of text-embeddings-inference where it has 
 logged and answered with a bare 500.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -190,8 +189,6 @@ class CohereErrorBody(BaseModel):
 
 
 Shape = Literal["native", "openai", "cohere"]
-SHAPES: Final[dict[str, Shape]] = {"v1": "openai", "v2": "cohere"}
-VERSIONED: Final = re.compile(r"(?:/models/[^/]+)?/(v1|v2)/")
 BODIES: Final[dict[Shape, type[BaseModel]]] = {
     "native": ErrorBody,
     "openai": OpenAIErrorBody,
@@ -205,12 +202,6 @@ def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[
     if shape != "native":  # its clients do not know 424
         found[500] = found.pop(424)
     return {status: {"model": BODIES[shape], "description": found[status]} for status in sorted(statuses or found)}
-
-
-def shape_of(path: str) -> Shape:
-    """Return the shape in which the clients of a path expect an error."""
-    found = VERSIONED.match(path)
-    return SHAPES[found[1]] if found else "openai" if path == "/embeddings" else "native"
 
 
 def too_many(found: int, things: str, limit: int) -> ValidationFailed:

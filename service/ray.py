@@ -4,7 +4,6 @@ Ray Serve starts the replicas, routes requests to them, scales and replaces them
 replica is the complete application, with its own batches, limits and cache. Needs the extra `ray`.
 """
 
-import asyncio
 import math
 import os
 from collections.abc import Callable
@@ -22,9 +21,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import OptionError
-from service.errors import Unavailable, respond, shape_of
+from service.errors import Unavailable, respond
 from service.monitoring.health import Health
 from service.monitoring.logs import configure
+from service.routes import shape_of
 from service.settings import Settings
 
 TARGET: Final = 8  # requests in flight per replica: more gain little throughput (docs/ray-serve.md has the figures)
@@ -81,7 +81,6 @@ class Cloze:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._health: Health
-        self._publishing: asyncio.Task[None]
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Load the bundles and build the application, as `python -m service` does."""
@@ -94,7 +93,7 @@ class Cloze:
         application = create_app(self._settings.model_copy(update={"threads": threads}))
         services = application.state.services
         self._health = services.health
-        self._publishing = asyncio.create_task(publish(services.metrics.text))
+        services.background.every(PERIOD, "publish", Publisher(services.metrics.text))
         return application
 
     async def check_health(self) -> None:
@@ -102,20 +101,23 @@ class Cloze:
         await self._health.check()
 
 
-async def publish(text: Callable[[], bytes]) -> None:
-    """Set a gauge of Ray for every sample of the metrics, again and again. Ray labels each with the replica's id.
+class Publisher:
+    """Sets a gauge of Ray for every sample of the metrics. Ray labels each with the replica's id.
 
     Counters and the buckets of histograms are gauges too: Ray's counters and histograms cannot be set to a known value,
     and Ray goes on exporting the counters of a lost replica. Prometheus computes rates and quantiles in the same way.
     """
-    gauges: dict[str, Gauge] = {}
-    while True:
-        for family in text_string_to_metric_families(text().decode()):
+
+    def __init__(self, text: Callable[[], bytes]) -> None:
+        self._text = text
+        self._gauges: dict[str, Gauge] = {}
+
+    async def __call__(self) -> None:
+        for family in text_string_to_metric_families(self._text().decode()):
             for sample in family.samples:
-                if sample.name not in gauges:
-                    gauges[sample.name] = Gauge(sample.name, family.documentation, tuple(sample.labels))
-                gauges[sample.name].set(sample.value, sample.labels)
-        await asyncio.sleep(PERIOD)
+                if sample.name not in self._gauges:
+                    self._gauges[sample.name] = Gauge(sample.name, family.documentation, tuple(sample.labels))
+                self._gauges[sample.name].set(sample.value, sample.labels)
 
 
 def proxy_middleware() -> list[Middleware]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
-from encoding.errors import OptionError
-from service.http.request import Services
+from encoding.errors import ClozeError, OptionError
+from service.services import Services
 from service.settings import Settings
 
 FORCED: Final = 128 + signal.SIGINT  # the status that a shell reports for Ctrl-C
@@ -27,12 +27,10 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, delay: float) -> None:
         super().__init__(config)
-        services: Services = app.state.services
-        self.traffic, self.health, self.models = services.traffic, services.health, services.models
+        self.services: Services = app.state.services
         self._delay = delay
         self._stop_at: float | None = None
         self._signal = 0
-        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -44,7 +42,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop being ready now, and shut down after the delay or at a second signal."""
-        self.health.stopping = True
+        self.services.health.stopping = True
         if self._stop_at is not None or not self._delay:
             super().handle_exit(sig, frame)
             return
@@ -57,10 +55,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        traffic, before = self.traffic, self.traffic.answered
+        traffic, before = self.services.traffic, self.services.traffic.answered
         traffic.stopping = True
-        for reload in self._reloads:
-            reload.cancel()
+        await self.services.background.stop("reload")
         logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
         drained = traffic.answered - (traffic.given_up - traffic.cut_short) - before  # a 503 counts as answered
@@ -73,18 +70,15 @@ class Server(uvicorn.Server):
         )
         if self.force_exit:  # by a second SIGINT; the lifespan has not ended, and a thread may hang
             logger.warning("ended by force")
-            self.health.end(FORCED)
+            self.services.health.end(FORCED)
 
     def _reload(self) -> None:
-        if self.health.stopping:
-            return
-        task = asyncio.create_task(self._reloaded(), name="reload")
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+        if not self.services.health.stopping:
+            self.services.background.once("reload", self._reloaded)
 
     async def _reloaded(self) -> None:
-        with contextlib.suppress(Exception):  # logged where it was raised
-            await self.models.reload()
+        with contextlib.suppress(ClozeError):  # logged where it was raised
+            await self.services.models.reload()
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:

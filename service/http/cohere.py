@@ -15,16 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import check_dimensions, embed, respond
-from service.http.request import Context, JSONRoute, TextList, resolve_model
+from service.http.request import Context, JSONRoute, TextList, lease
 from service.http.schemas import Options
-from service.inference.embedder import Part
+from service.inference.model import Embeddings, Part
 from service.inference.vectors import finish, to_json
+from service.routes import COHERE
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 TEMPLATES: Final[dict[InputType, str]] = dict(zip(("search_query", "search_document"), SEARCH_NAMES, strict=True))
 
-router = APIRouter(prefix="/v2", route_class=JSONRoute, responses=documented(shape="cohere"), tags=["cohere"])
+router = APIRouter(route_class=JSONRoute, responses=documented(shape="cohere"), tags=["cohere"])
 
 
 class Content(BaseModel):
@@ -78,30 +79,27 @@ class CohereResponse(BaseModel):
     meta: Meta
 
 
-@router.post("/embed", response_model=CohereResponse, summary="A vector for each text")
+@router.post(COHERE.path, response_model=CohereResponse, summary="A vector for each text")
 async def cohere_embed(body: CohereRequest, context: Context) -> Response:
-    model = resolve_model(context, body.model)
-    check_dimensions(body.output_dimension, model)
-    texts, field = _texts(body)
-    template = TEMPLATES.get(body.input_type) if body.input_type else None
-    options = Options(
-        truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
-    )
-    part = Part(texts, template if template in model.bundle.named else None)
-    found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
-
-    def as_json() -> bytes:
-        vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.output_dimension)
-        rows = b",".join(b'"%b":%b' % (kind.encode(), to_json(vectors, kind)) for kind in _distinct(body))
-        meta = orjson.dumps({"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}})
-        head = b'{"response_type":"embeddings_by_type","id":"%b"' % str(uuid4()).encode()
-        return b'%b,"embeddings":{%b},"texts":%b,"meta":%b}' % (head, rows, orjson.dumps(texts), meta)
-
-    return await respond(as_json, context, model, found)
+    with lease(context, body.model) as model:
+        check_dimensions(body.output_dimension, model)
+        texts, field = _texts(body)
+        template = TEMPLATES.get(body.input_type) if body.input_type else None
+        options = Options(
+            truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
+        )
+        part = Part(texts, template if template in model.bundle.named else None)
+        found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
+        return await respond(lambda: _as_json(body, texts, found), context, model, found)
 
 
-def _distinct(body: CohereRequest) -> list[EmbeddingType]:
-    return list(dict.fromkeys(body.embedding_types))
+def _as_json(body: CohereRequest, texts: list[str], found: Embeddings) -> bytes:
+    vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.output_dimension)
+    kinds = dict.fromkeys(body.embedding_types)
+    rows = b",".join(b'"%b":%b' % (kind.encode(), to_json(vectors, kind)) for kind in kinds)
+    meta = orjson.dumps({"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}})
+    head = b'{"response_type":"embeddings_by_type","id":"%b"' % str(uuid4()).encode()
+    return b'%b,"embeddings":{%b},"texts":%b,"meta":%b}' % (head, rows, orjson.dumps(texts), meta)
 
 
 def _texts(body: CohereRequest) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, Request, Response
 from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import AS_BYTES, embed, embed_texts, respond
-from service.http.request import Context, JSONRoute, named_template, resolve_model
+from service.http.request import Context, JSONRoute, lease, named_template
 from service.http.schemas import (
     AnyRequest,
     ChunkRows,
@@ -23,8 +23,9 @@ from service.http.schemas import (
     Sentences,
     SimilarityRequest,
 )
-from service.inference.embedder import Part
+from service.inference.model import Part
 from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
+from service.routes import EITHER, SEARCH, SIMILARITY
 
 Cosines = list[float] | list[list[float]]
 
@@ -41,18 +42,21 @@ class Layout(NamedTuple):
     compare: Callable[[Vectors], Array]
 
 
-@router.post("/similarity", response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
+@router.post(SIMILARITY.path, response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
 async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or Options()
     layout = _layout(body.inputs)
-    model = resolve_model(context, body.model, options.model)
-    parts = [Part(layout.texts, named_template(model, options.prompt_name))]
-    found = await embed(parts, context, model, options, layout.field)
-    return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
+    with lease(context, body.model, options.model) as model:
+        parts = [Part(layout.texts, named_template(model, options.prompt_name))]
+        found = await embed(parts, context, model, options, layout.field)
+        return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
 
 
 @router.post(
-    "/", response_model=Rows | ChunkRows | Cosines, responses=AS_BYTES, summary="/embed or /similarity, by the body"
+    EITHER.path,
+    response_model=Rows | ChunkRows | Cosines,
+    responses=AS_BYTES,
+    summary="/embed or /similarity, by the body",
 )
 async def either(body: Annotated[AnyRequest, Body()], request: Request, context: Context) -> Response:
     if isinstance(body, SimilarityRequest):
@@ -61,25 +65,25 @@ async def either(body: Annotated[AnyRequest, Body()], request: Request, context:
 
 
 @router.post(
-    "/search", response_model=list[Found], response_model_exclude_none=True, summary="Texts, ranked for a query"
+    SEARCH.path, response_model=list[Found], response_model_exclude_none=True, summary="Texts, ranked for a query"
 )
 async def search(body: SearchRequest, context: Context) -> Response:
     if not body.texts:
         raise EmptyInput("texts is an empty list; send at least one text")
-    model = resolve_model(context, body.model)
-    query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
-    parts = [Part([body.query], named_template(model, body.prompt_name) or query), Part(body.texts, document)]
-    found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
+    with lease(context, body.model) as model:
+        query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
+        parts = [Part([body.query], named_template(model, body.prompt_name) or query), Part(body.texts, document)]
+        found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
+        return await respond(lambda: _ranked(body, cosines(np.stack(found.rows))), context, model, found)
 
-    def rank() -> bytes:
-        scores = cosines(np.stack(found.rows))
-        best = np.argsort(-scores, kind="stable")[: body.top_k]  # equal scores keep the order of the texts
-        ranked: list[dict[str, Any]] = [{"index": int(index), "score": float(scores[index])} for index in best]
-        if body.return_text:
-            ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
-        return orjson.dumps(ranked)
 
-    return await respond(rank, context, model, found)
+def _ranked(body: SearchRequest, scores: Array) -> bytes:
+    """Write the best texts; equal scores keep the order of the texts."""
+    best = np.argsort(-scores, kind="stable")[: body.top_k]
+    ranked: list[dict[str, Any]] = [{"index": int(index), "score": float(scores[index])} for index in best]
+    if body.return_text:
+        ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
+    return orjson.dumps(ranked)
 
 
 def _layout(inputs: Sentences | Pairs | Lists) -> Layout:

@@ -20,13 +20,13 @@ from service.http.request import (
     JSONRoute,
     RequestContext,
     as_list,
+    lease,
     named_template,
-    resolve_model,
 )
 from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
-from service.inference.embedder import Embeddings, Inputs, Part
-from service.inference.model import Model
+from service.inference.model import Embeddings, Inputs, Model, Part
 from service.inference.vectors import Raw, finish, rows, to_bytes, to_json
+from service.routes import EMBED
 
 BYTES: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -44,21 +44,21 @@ AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post("/embed", response_model=Rows | ChunkRows, responses=AS_BYTES, summary="A vector for each text")
+@router.post(EMBED.path, response_model=Rows | ChunkRows, responses=AS_BYTES, summary="A vector for each text")
 async def embed_texts(body: EmbedRequest, request: Request, context: Context) -> Response:
-    model = resolve_model(context, body.model)
-    check_dimensions(body.dimensions, model)
-    inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
-    if body.chunk is not None:
-        return await embed_chunks(body, body.chunk, inputs, context, model)
-    found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
     in_format = to_bytes if _prefers_bytes(request.headers.get("accept", "")) else to_json
+    with lease(context, body.model) as model:
+        check_dimensions(body.dimensions, model)
+        inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
+        if body.chunk is not None:
+            return await embed_chunks(body, body.chunk, inputs, context, model)
+        found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
 
-    def write() -> bytes | Raw:
-        vectors = finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
-        return in_format(vectors, body.encoding_format or "float")
+        def write() -> bytes | Raw:
+            vectors = finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+            return in_format(vectors, body.encoding_format or "float")
 
-    return await respond(write, context, model, found)
+        return await respond(write, context, model, found)
 
 
 async def embed_chunks(
@@ -70,7 +70,7 @@ async def embed_chunks(
     texts, template = cast(Sequence[str], inputs), named_template(model, body.prompt_name)
     encoder = model.text_encoders[template]
     tokens = _chunk_tokens(chunking, encoder)
-    model.embedder.check_lengths(texts)
+    model.check_lengths(texts)
 
     def cut() -> list[list[Chunk]]:
         return [chunked(encoder, text, tokens, chunking.overlap) for text in texts]
@@ -135,7 +135,7 @@ async def embed(
     direction: Direction = "left" if options.truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
-        found = await model.embedder.embed(*parts, truncate=truncate, direction=direction, client=record.client)
+        found = await model.embed(*parts, truncate=truncate, direction=direction, client=record.client)
     except TextError as error:
         if type(error) is TextError and not isinstance(parts[0].inputs[0], str):  # token ids, perhaps of another model
             error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)

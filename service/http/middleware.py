@@ -1,13 +1,12 @@
 """Request middleware: id, authentication, admission, body limits, deadline, metrics and one log line per request.
 
 Plain ASGI, around the whole application. A path under `/models/NAME` and an unversioned path of OpenAI's are rewritten
-to the one route that serves them; the request's record keeps the path and the model that were asked for.
+to the one route that serves them (service/routes.py); the model that the path names is then `cloze.model` in the scope.
 """
 
 import asyncio
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -24,31 +23,14 @@ from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unava
 from service.http.auth import ADMIN, Authentication
 from service.inference.admission import Admission
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
-from service.monitoring.metrics import CLIENT_GONE, DROPPED, MODEL_ROUTES, OTHER, ROUTES, TOKEN_ROUTES, Metrics
+from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
+from service.routes import MODEL_ROUTES, label, resolve
+from service.services import Traffic
 from service.settings import Settings
 
 DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
-ALIASES: Final = {"/embeddings": "/v1/embeddings", "/models": "/v1/models"}
-OF_MODEL: Final = re.compile(
-    r"/models/([^/]+)(/embed|/similarity|/search|/tokenize|/decode|/info|/health|/v1/embeddings|/v1/models|/v2/embed)?"
-)
-PATTERNS: Final = {route[: route.index("{")]: route for route in ROUTES if "{" in route}
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Traffic:
-    """Counts of requests: in flight, answered to the last byte, and given up because the process had to stop.
-
-    A request that is given up is answered 503, except the `cut_short` ones, whose answer had begun.
-    """
-
-    in_flight: int = 0
-    answered: int = 0
-    given_up: int = 0
-    cut_short: int = 0
-    stopping: bool = False
 
 
 @dataclass
@@ -119,7 +101,8 @@ class _Exchange:
 
     async def _admit(self) -> None:
         middleware = self.middleware
-        _rewrite(self.scope, self.request)  # first, so that a refusal has the shape and the label of its route
+        # First, so that a refusal has the shape and the label of its route.
+        self.scope["path"], self.scope["cloze.model"] = resolve(self.scope["method"], self.scope["path"])
         if middleware.authentication.keys or self.request.path.startswith(ADMIN):
             client = middleware.authentication.client(self.scope, self.request.path)
             self.request.client = client or self.request.client
@@ -216,7 +199,7 @@ class _Exchange:
     def _report(self) -> None:
         """Count the request, and log it: POSTs and refused keys at info, other requests at debug."""
         request, seconds, metrics = self.request, perf_counter() - self.request.started, self.middleware.metrics
-        route = _route(self.scope)
+        route = label(self.scope["method"], self.scope["path"])
         if self._status != CLIENT_GONE or self._body_read.is_set():
             metrics.requests.labels(route, str(self._status)).inc()
         if request.error_type is not None:
@@ -229,28 +212,6 @@ class _Exchange:
                 fields[name] = value
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
-
-
-def _rewrite(scope: Scope, request: RequestRecord) -> None:
-    """Replace an alias by the path of its route, and a path under /models/NAME by the route's path and the model."""
-    if scope["path"] in ALIASES:
-        scope["path"] = ALIASES[scope["path"]]
-    elif found := OF_MODEL.fullmatch(scope["path"]):
-        name, rest = found.groups()
-        if rest or scope["method"] == "POST":
-            scope["path"], request.model = rest or "/", name
-        else:
-            scope["path"] = f"/v1/models/{name}"
-
-
-def _route(scope: Scope) -> str:
-    """Return the metrics' label of a request's route, also of one that was refused before it reached its route."""
-    method, path = scope["method"], scope["path"]
-    under, slash, name = path.rpartition("/")
-    route = path if path in ROUTES else PATTERNS.get(under + slash, OTHER) if name else OTHER
-    if method == "POST" or route not in (*MODEL_ROUTES, *TOKEN_ROUTES):
-        return route
-    return "GET /" if path == "/" and method in ("GET", "HEAD") else OTHER
 
 
 def _deadline(scope: Scope, most: float) -> float:

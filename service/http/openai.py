@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import documented
 from service.http.embed import check_dimensions, embed, respond
-from service.http.request import Context, Inputs, JSONRoute, as_list, named_template, resolve_model
+from service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
 from service.http.schemas import Options
-from service.inference.embedder import Part
-from service.inference.model import Model
+from service.inference.model import Model, Part
 from service.inference.vectors import Format, finish, rows
+from service.routes import MODEL, MODELS, OPENAI
 
 
 class EmbeddingsRequest(Options):
@@ -74,35 +74,36 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-router = APIRouter(prefix="/v1", tags=["openai"])  # errors below this prefix have OpenAI's shape
+router = APIRouter(tags=["openai"])
 posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"))
 
 
-@posts.post("/embeddings", response_model=EmbeddingsResponse, summary="A vector for each text")
+@posts.post(OPENAI.path, response_model=EmbeddingsResponse, summary="A vector for each text")
 async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
-    model = resolve_model(context, body.model)
-    check_dimensions(body.dimensions, model)
-    inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-    found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
+    with lease(context, body.model) as model:
+        check_dimensions(body.dimensions, model)
+        inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
+        found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
 
-    def as_json() -> bytes:
-        """Write the parts in OpenAI's order, the rows one by one."""
-        vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.dimensions)
-        data = b",".join(
-            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
-            for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
-        )
-        usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
-        return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model.name), usage)
+        def as_json() -> bytes:
+            """Write the parts in OpenAI's order, the rows one by one."""
+            vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.dimensions)
+            data = b",".join(
+                b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
+                for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
+            )
+            usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
+            return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model.name), usage)
 
-    return await respond(as_json, context, model, found)
+        return await respond(as_json, context, model, found)
 
 
-@router.get("/models", responses=documented(401, shape="openai"), summary="What is served")
+@router.get(MODELS.path, responses=documented(401, shape="openai"), summary="What is served")
 async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
     models = context.services.models
-    served = [resolve_model(context)] if context.record.model else list(models)
+    with lease(context) as asked:
+        served = [asked] if context.model else list(models)
     aliases = {alias: models.served[name] for alias, name in models.aliases.items()}
     return ModelList(
         data=[
@@ -112,11 +113,12 @@ async def list_models(context: Context) -> ModelList:
     )
 
 
-@router.get("/models/{model}", responses=documented(401, 404, shape="openai"), summary="One of these")
+@router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")
 async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
-    return _card(resolve_model(context, model), model)
+    with lease(context, model) as found:
+        return _card(found, model)
 
 
 def _card(model: Model, name: str) -> ModelCard:

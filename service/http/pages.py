@@ -12,6 +12,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
+from service.routes import DOCS, EITHER
+
 HEADERS: Final = {
     "cache-control": "no-cache",  # cached, but revalidated by its ETag
     "content-security-policy": (
@@ -40,7 +42,7 @@ PLAYGROUND: Final = Playground(directory=str(files("service").joinpath("playgrou
 DOCS_FILES: Final = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
 
 
-@router.get("/docs")
+@router.get(DOCS.path)
 async def docs(request: Request) -> HTMLResponse:
     """Swagger UI over /openapi.json. Its addresses are relative, since a proxy may serve it under another path."""
     return get_swagger_ui_html(
@@ -52,6 +54,6 @@ async def docs(request: Request) -> HTMLResponse:
     )
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.api_route(EITHER.path, methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     return await PLAYGROUND.get_response("index.html", request.scope)

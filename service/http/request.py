@@ -1,11 +1,12 @@
-"""What every route needs of a request: the services, the JSON body, its texts and token ids.
+"""What every route needs of a request: its context, the model, the JSON body, its texts and token ids.
 
 FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON. A
 route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies can hold millions of items and are
 checked on the event loop, so each list is checked in one pass and stops at its first error.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -17,24 +18,15 @@ from pydantic import Discriminator, Field, Tag
 from service.errors import (
     EmptyInput,
     InvalidJSON,
-    ModelNotFound,
     OtherSpace,
     UnsupportedMediaType,
     ValidationFailed,
     too_many,
 )
-from service.http.middleware import Traffic
-from service.inference.admission import Admission
-from service.inference.embedder import MAX_TEXT_CHARACTERS
-from service.inference.embedder import Inputs as EmbedderInputs
-from service.inference.model import Model
-from service.inference.models import Models
-from service.inference.threads import Executors
-from service.monitoring.health import Health
+from service.inference.model import MAX_TEXT_CHARACTERS, Model
+from service.inference.model import Inputs as EmbedderInputs
 from service.monitoring.logs import RequestRecord, current_request
-from service.monitoring.metrics import Metrics
-from service.monitoring.tracing import Tracing
-from service.settings import Settings
+from service.services import Services
 
 SPACE_HEADER: Final = "x-embedding-space"
 SWITCH: Final = (
@@ -47,32 +39,19 @@ FOREIGN: Final = (
 
 
 @dataclass(frozen=True)
-class Services:
-    """Everything that the application consists of."""
-
-    settings: Settings
-    models: Models
-    executors: Executors
-    admission: Admission
-    metrics: Metrics
-    traffic: Traffic
-    health: Health
-    tracing: Tracing
-
-
-@dataclass(frozen=True)
 class RequestContext:
-    """The services, the record of the request that is being served, and the vector spaces that its client accepts."""
+    """The services, the request's record, the model that its path names, the vector spaces that its client accepts."""
 
     services: Services
     record: RequestRecord
+    model: str | None
     spaces: frozenset[str]  # empty: any
 
 
 async def _context(request: Request) -> RequestContext:
     record = current_request.get()
     assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
-    return RequestContext(request.app.state.services, record, _spaces(request))
+    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], _spaces(request))
 
 
 def _spaces(request: Request) -> frozenset[str]:
@@ -85,29 +64,23 @@ def _spaces(request: Request) -> frozenset[str]:
 Context = Annotated[RequestContext, Depends(_context)]
 
 
-def resolve_model(context: RequestContext, *names: str | None) -> Model:
-    """Return the model that the path or the body names, or the default.
+@contextmanager
+def lease(context: RequestContext, *names: str | None) -> Iterator[Model]:
+    """Use the model that the path or the body names, or the default, within the block.
 
     Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
     vector space.
     """
-    models, record = context.services.models, context.record
-    asked = list(dict.fromkeys(models.aliases.get(name, name) for name in (record.model, *names) if name))
-    if len(asked) > 1:
-        raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
-    found = models.served.get(asked[0] if asked else models.default)
-    if found is None:
-        there = ", ".join((*models.served, *models.aliases))
-        raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
-    record.model = found.name
-    if context.spaces and found.space not in context.spaces:
-        raise OtherSpace(
-            f"model {found.name} has the vector space {found.space}, the request expects "
-            f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the stored "
-            "texts again, or serve the model that they were embedded with",
-            found.space,
-        )
-    return found
+    with context.services.models.lease(context.model, *names) as model:
+        context.record.model = model.name
+        if context.spaces and model.space not in context.spaces:
+            raise OtherSpace(
+                f"model {model.name} has the vector space {model.space}, the request expects "
+                f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the "
+                "stored texts again, or serve the model that they were embedded with",
+                model.space,
+            )
+        yield model
 
 
 def named_template(model: Model, name: str | None) -> str | None:
@@ -144,8 +117,7 @@ class JSONRoute(APIRoute):
                 value = orjson.loads(body)
             except orjson.JSONDecodeError as error:
                 raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
-            settings: Settings = request.app.state.services.settings
-            _check_lists(value, settings.max_client_batch_size)
+            _check_lists(value, request.app.state.services.settings.max_client_batch_size)
             request._json = value
             return await handle(request)
 

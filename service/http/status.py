@@ -9,11 +9,13 @@ from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
-from service.http.request import Context, resolve_model
+from service.http.request import Context, lease
 from service.http.schemas import Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
-from service.inference.embedder import MAX_TEXT_CHARACTERS
+from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.models import Reloaded
+from service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STARTUP
+from service.services import Services
 
 DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -22,33 +24,37 @@ router = APIRouter(tags=["status"], responses=documented(401, 404))
 admin = APIRouter(tags=["admin"], responses=documented(401, 409))  # needs an admin key; without one it is closed
 
 
-@probes.head("/health", include_in_schema=False)
-@probes.get("/health", responses=documented(503), summary="Whether every model answers")
-@probes.head("/health/ready", include_in_schema=False)
-@probes.get("/health/ready", responses=documented(503), summary="The same")
+@probes.head(HEALTH.path, include_in_schema=False)
+@probes.get(HEALTH.path, responses=documented(503), summary="Whether every model answers")
+@probes.head(READY.path, include_in_schema=False)
+@probes.get(READY.path, responses=documented(503), summary="The same")
 async def ready(context: Context) -> Response:
     """Return an empty answer where every model answers; a model whose last batch failed is tried. Busy is ready.
 
     Under /models/NAME only that model counts.
     """
-    model = resolve_model(context) if context.record.model else None
-    await context.services.health.check(model)
+    with lease(context) as model:
+        await context.services.health.check(model if context.model else None)
     return Response()
 
 
-@probes.head("/health/live", include_in_schema=False)
-@probes.get("/health/live", summary="Whether the process answers")
-@probes.head("/health/startup", include_in_schema=False)
-@probes.get("/health/startup", summary="Whether every model is loaded and warmed up")
+@probes.head(LIVE.path, include_in_schema=False)
+@probes.get(LIVE.path, summary="Whether the process answers")
+@probes.head(STARTUP.path, include_in_schema=False)
+@probes.get(STARTUP.path, summary="Whether every model is loaded and warmed up")
 async def live() -> Response:
     """Return an empty answer; until every model is loaded and warmed up, the port is closed."""
     return Response()
 
 
-@router.get("/info", summary="The default model, its template and limits")
+@router.get(INFO.path, summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
     """Under /models/NAME, describe that model."""
-    model, services = resolve_model(context), context.services
+    with lease(context) as model:
+        return _info(model, context.services)
+
+
+def _info(model: Model, services: Services) -> Info:
     settings, models, threads = services.settings, services.models, services.executors.threads
     spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
     return Info(
@@ -59,7 +65,7 @@ async def info(context: Context) -> Info:
         model_type={"embedding": {"pooling": spec.pooling}},
         max_concurrent_requests=settings.max_concurrent_requests,
         max_input_length=spec.max_tokens,
-        max_batch_tokens=model.embedder.max_batch_tokens,
+        max_batch_tokens=model.max_batch_tokens,
         max_client_batch_size=settings.max_client_batch_size,
         auto_truncate=settings.auto_truncate,
         tokenization_workers=services.executors.tokenization_workers,
@@ -92,12 +98,12 @@ async def info(context: Context) -> Info:
     )
 
 
-@probes.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+@probes.get(METRICS.path, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(context: Context) -> Response:
     return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-@admin.post("/admin/reload", summary="Read the folder of bundles again")
+@admin.post(RELOAD.path, summary="Read the folder of bundles again")
 async def reload(context: Context) -> Reloaded:
     """Load new and changed bundles beside the served ones, check them, warm them up and swap: all of them or none."""
     try:

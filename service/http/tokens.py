@@ -9,8 +9,9 @@ from fastapi import APIRouter, Response
 
 from encoding.text import Direction
 from service.errors import EmptyInput, ValidationFailed, documented, too_many
-from service.http.request import Context, JSONRoute, RequestContext, named_template, resolve_model
+from service.http.request import Context, JSONRoute, RequestContext, lease, named_template
 from service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
+from service.routes import DECODE, TOKENIZE
 
 MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
 MAX_DECODE_IDS: Final = 2**18  # a body of eight million would occupy a worker for seconds
@@ -18,41 +19,39 @@ MAX_DECODE_IDS: Final = 2**18  # a body of eight million would occupy a worker f
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
 
-@router.post("/tokenize", response_model=list[list[TokenInfo]], summary="What the model sees, and what is truncated")
+@router.post(TOKENIZE.path, response_model=list[list[TokenInfo]], summary="What the model sees, and what is truncated")
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
-    model = resolve_model(context, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts:
         raise EmptyInput("inputs is an empty list; send at least one text")
-    model.embedder.check_lengths(texts)
-    if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
-        raise ValidationFailed(
-            f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
-        )
-    encoder = model.text_encoders[named_template(model, body.prompt_name)]
     special = body.add_special_tokens
     direction: Direction = "left" if body.truncation_direction in LEFT else "right"
+    with lease(context, body.model) as model:
+        model.check_lengths(texts)
+        if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
+            raise ValidationFailed(
+                f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
+            )
+        encoder = model.text_encoders[named_template(model, body.prompt_name)]
 
-    def explain() -> bytes:
-        explained = (encoder.explain(text, direction=direction) for text in texts)
-        return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
+        def explain() -> bytes:
+            explained = (encoder.explain(text, direction=direction) for text in texts)
+            return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
-    return await _answer(explain, context)
+        return await _answer(explain, context)
 
 
-@router.post("/decode", response_model=list[str], summary="Token ids, as text")
+@router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
 async def decode(body: DecodeRequest, context: Context) -> Response:
-    model = resolve_model(context, body.model)
     if not body.ids:
         raise EmptyInput("ids is an empty list; send at least one id")
     sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
-    model.embedder.check_lengths(sequences)
-    if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
-        raise too_many(ids, "token ids", MAX_DECODE_IDS)
-    encoder = model.bundle.text_encoder
-    return await _answer(
-        lambda: orjson.dumps([encoder.decode(ids, body.skip_special_tokens) for ids in sequences]), context
-    )
+    with lease(context, body.model) as model:
+        model.check_lengths(sequences)
+        if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
+            raise too_many(ids, "token ids", MAX_DECODE_IDS)
+        decode, special = model.bundle.text_encoder.decode, body.skip_special_tokens
+        return await _answer(lambda: orjson.dumps([decode(ids, special) for ids in sequences]), context)
 
 
 async def _answer(write: Callable[[], bytes], context: RequestContext) -> Response:

@@ -10,13 +10,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from service.errors import DeadlineExceeded, Unavailable
 from service.inference.queue import FairQueue, Waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+STOPPED: Final = "the batcher has stopped; send the request again"
 
 logger = logging.getLogger(__name__)
 
@@ -120,10 +122,10 @@ class Batcher(Generic[Item, Result]):
         """Wait for the results, in order. Where the caller is cancelled, its items leave the queue.
 
         Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
-        for one of them alone, and Unavailable after `drain`.
+        for one of them alone, and Unavailable after `stop`.
         """
         if not self._tasks:
-            raise Unavailable("the batcher has stopped; send the request again")
+            raise Unavailable(STOPPED)
         if not items:
             return []
         request = self._enqueue(items, client)
@@ -133,16 +135,15 @@ class Batcher(Generic[Item, Result]):
             self._withdraw(request)
             del self._requests[request]
 
-    async def drain(self) -> None:
-        """Finish all requests, also those that arrive meanwhile, and stop."""
-        while self._requests:
-            await asyncio.wait([request.future for request in self._requests])
-        if self._expiry is not None:
-            self._expiry.cancel()
+    async def stop(self) -> None:
+        """Take no more batches. Requests that are not finished fail with Unavailable."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._abandon(Unavailable(STOPPED))
 
     def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
         request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))

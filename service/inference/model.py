@@ -1,60 +1,152 @@
-"""A served model: a bundle, its session and its embedder; loading, warming up, starting, checking and stopping it."""
+"""A served model: a bundle and its session, from loading to the end of its last lease; texts to vectors in between.
+
+To embed is to tokenise, look up the cache, batch, run the graph, and put the vectors back in order.
+"""
 
 import asyncio
 import logging
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from hashlib import blake2b
 from time import perf_counter
+from typing import Final, NamedTuple, Self, cast
+
+import numpy as np
+from cachetools import LRUCache
+from numpy.typing import NDArray
 
 from encoding.bundle import GRAPHS, Bundle
-from encoding.text import TextEncoder
+from encoding.errors import TextTooLong
+from encoding.text import Direction, TextEncoder, Tokens
 from service import VERSION
-from service.errors import BackendFailed, SessionError, Unavailable
+from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.inference.admission import Admission
-from service.inference.cache import Cache
-from service.inference.embedder import Embedder
+from service.inference.batcher import Batcher, Failed
 from service.inference.session import Session
 from service.inference.threads import Executors
 from service.monitoring.metrics import Metrics, ModelMetrics
 from service.settings import Settings
 
+Vector = NDArray[np.float32]
+Inputs = Sequence[str] | Sequence[Sequence[int]]
+
+MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
+SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
+SLICE_SIZE: Final = 65_536  # characters, or token ids
+SMALL: Final = 256  # characters, or token ids, that are tokenised in a fraction of a millisecond
+EACH: Final = 32  # added per text, so that many short texts are not small
+OVERHEAD: Final = 512  # bytes of a cached vector besides its numbers; 470 measured
+
 logger = logging.getLogger(__name__)
 
 
+class Part(NamedTuple):
+    """Inputs of a request that share a template: the one of this name, or the bundle's own."""
+
+    inputs: Inputs
+    template: str | None = None
+
+
+class Timing(NamedTuple):
+    """Seconds: tokenising the request, its texts' mean wait for a batch, and the mean time of those batches."""
+
+    tokenize: float
+    queue: float
+    inference: float
+
+
+class Embeddings(NamedTuple):
+    """One request's vectors, float32 (dimension,) per text, not normalised, and their cost."""
+
+    rows: list[Vector]
+    tokens: int  # of all sequences, templates included
+    characters: int  # of all texts; 0 for token ids
+    truncated: int  # texts
+    timing: Timing
+
+
+class _Item(NamedTuple):
+    """One text on its way to a batch; texts with the same `key` have the same vector."""
+
+    key: bytes
+    ids: list[int]
+    since: float
+
+
+class _Row(NamedTuple):
+    """One text's vector, when its batch began, and the seconds that the batch ran."""
+
+    vector: Vector
+    started: float
+    ran: float
+
+
+class Cache(LRUCache[bytes, Vector]):
+    """Vectors of texts, bounded in bytes and shared by all models; with a limit of 0 bytes it stays empty.
+
+    A vector does not depend on its batch, so a cached vector is the one that the graph would compute again. Not
+    thread-safe: it belongs to the event loop.
+    """
+
+    @staticmethod
+    def getsizeof(vector: Vector) -> int:
+        return vector.nbytes + OVERHEAD
+
+    def add(self, key: bytes, vector: Vector) -> None:
+        """Store a copy: the vector itself is a view that would keep its whole batch in memory."""
+        if self.getsizeof(vector) <= self.maxsize:
+            self[key] = vector.copy()
+
+
 class Model:
-    """One bundle, ready to serve under its name."""
+    """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease."""
 
     def __init__(
         self, bundle: Bundle, settings: Settings, executors: Executors, admission: Admission, cache: Cache
     ) -> None:
         """Load the bundle's graph. Raises BundleError or SessionError."""
-        started = perf_counter()
-        self.name = bundle.name
-        self.bundle = bundle
-        self.session = Session.load(
+        started, spec = perf_counter(), bundle.spec
+        self.name, self.bundle, self.space = bundle.name, bundle, spec.space
+        self.session = session = Session.load(
             bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
         )
-        self.session.running = executors.running
-        self.graph = bundle.spec.files[GRAPHS[self.session.precision]]  # sha256
-        self._executors = executors
+        self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
-        self.space = bundle.spec.space
-        self.embedder = Embedder(self.text_encoders, self.session, self.graph, settings, executors, admission, cache)
+        self.admission = admission
+        self._settings, self._executors, self._cache = settings, executors, cache
+        self._parallel = executors.threads.batches if session.provider == "cpu" else 1  # batches that run at once
+        self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
+        self.batcher: Batcher[_Item, _Row] = Batcher(
+            self._run,
+            lambda item: len(item.ids),
+            self.max_batch_tokens,
+            session.batch_padding,
+            settings.queue_seconds,
+            key=lambda item: item.key,
+            parallel=self._parallel,
+        )
         self.load_seconds = perf_counter() - started  # `warm_up` adds its own
         self._metrics: ModelMetrics
-        self._probe: asyncio.Task[BackendFailed | None] | None = None
+        self._probe: asyncio.Task[Exception | None] | None = None
+        self._leases = 0
+        self._free = asyncio.Event()  # without a lease
+        self._free.set()
 
     def warm_up(self) -> None:
         """Run as many of the largest batch as run at once, so that memory is taken once, then the smallest batch.
 
         Raises SessionError where the graph cannot.
         """
-        started, encoder, embedder = perf_counter(), self.bundle.text_encoder, self.embedder
-        texts = -(-embedder.max_batch_tokens // len(encoder.longest))  # rounded up: no batch is larger
+        started, encoder = perf_counter(), self.bundle.text_encoder
+        texts = -(-self.max_batch_tokens // len(encoder.longest))  # rounded up: no batch is larger
         try:
             largest = encoder.pad([encoder.longest] * texts)
-            with ThreadPoolExecutor(embedder.parallel) as pool:
-                list(pool.map(self.session.run, [largest] * embedder.parallel))
+            with ThreadPoolExecutor(self._parallel) as pool:
+                list(pool.map(self.session.run, [largest] * self._parallel))
             self.session.run(encoder.pad([encoder.shortest]))
         except BackendFailed as error:
             raise SessionError(
@@ -63,14 +155,14 @@ class Model:
             ) from error
         except MemoryError as error:
             raise SessionError(
-                f"{self.bundle.path}: a batch of max_batch_tokens, {embedder.max_batch_tokens}, does not fit into "
+                f"{self.bundle.path}: a batch of max_batch_tokens, {self.max_batch_tokens}, does not fit into "
                 "memory; lower max_batch_tokens"
             ) from error
         self.load_seconds += perf_counter() - started
 
     def start(self, metrics: Metrics) -> None:
-        """Begin to take requests and to count them; needs a running loop."""
-        spec, session = self.bundle.spec, self.session
+        """Begin to take texts and to count them; needs a running loop."""
+        spec, session, batcher = self.bundle.spec, self.session, self.batcher
         facts = {
             "provider": session.provider,
             "precision": session.precision,
@@ -80,17 +172,34 @@ class Model:
             "sha256": self.graph,
             "space": self.space,
         }
-        self._metrics = metrics.serve(self.name, self.load_seconds, facts)
-        self.embedder.start(self._metrics)
-        threads = {"parallel_batches": self.embedder.parallel, "threads_per_batch": session.threads}
-        fields = {"template": spec.template, **facts, **threads, "max_batch_tokens": self.embedder.max_batch_tokens}
+        session.running = self._executors.running  # not before: only a batch of a served model stalls the service
+        self._metrics = found = metrics.serve(self.name, self.load_seconds, facts)
+        found.queue_age_seconds.set_function(lambda: batcher.age)
+        found.queue_texts.set_function(lambda: batcher.waiting_items)
+        found.queue_tokens.set_function(lambda: batcher.waiting)
+        batcher.start()
+        threads = {"parallel_batches": self._parallel, "threads_per_batch": session.threads}
+        fields = {"template": spec.template, **facts, **threads, "max_batch_tokens": self.max_batch_tokens}
         message = "model %s was loaded and warmed up in %.2f s"
         logger.info(message, self.name, self.load_seconds, extra={"fields": fields})
 
+    @contextmanager
+    def lease(self) -> Iterator[Self]:
+        """Use the model within the block: it does not stop before the end of its last lease."""
+        self._leases += 1
+        self._free.clear()
+        try:
+            yield self
+        finally:
+            self._leases -= 1
+            if not self._leases:
+                self._free.set()
+
     async def stop(self) -> None:
-        """Finish every request that has begun; the caller lets no other request begin."""
-        await self.embedder.stop()
-        logger.debug("model %s drained", self.name)
+        """Stop at the end of the last lease; the caller lets no other lease begin."""
+        await self._free.wait()
+        await self.batcher.stop()
+        logger.debug("model %s stopped", self.name)
 
     @property
     def failing_for(self) -> float:
@@ -106,14 +215,140 @@ class Model:
         if error := await asyncio.shield(self._probe):
             raise Unavailable(f"model {self.name}: the last batch failed, and so does a test: {error}") from error
 
-    async def _try(self) -> BackendFailed | None:
+    async def _try(self) -> Exception | None:
         encoder = self.bundle.text_encoder
         batch = encoder.pad([encoder.shortest])
         try:
             await asyncio.get_running_loop().run_in_executor(self._executors.graphs, self.session.run, batch)
-        except BackendFailed as error:
+        except Exception as error:
             self._metrics.inference_failures.inc()
             return error
         finally:
             self._probe = None
         return None
+
+    async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: str) -> Embeddings:
+        """Return one vector per text, or per list of the text's own token ids, of all parts in order.
+
+        Needs a lease. Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed;
+        then none of the texts is embedded.
+        """
+        self.check_lengths([each for part in parts for each in part.inputs])
+        started, cache, metrics = perf_counter(), self._cache, self._metrics
+        tokens, keys = await self._tokenize(parts, truncate, direction)
+        now = perf_counter()
+        vectors = [cache.get(key) for key in keys]
+        missing = [position for position, vector in enumerate(vectors) if vector is None]
+        items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
+        rows = await self._compute(items, missing, client)
+        for position, row in zip(missing, rows, strict=True):
+            vectors[position] = row.vector
+            if cache.maxsize:
+                cache.add(keys[position], row.vector)
+        found, cut = cast(list[Vector], vectors), [each.cut for each in tokens]
+        total, truncated = sum(len(each.ids) for each in tokens), sum(lost > 0 for lost in cut)
+        metrics.tokenize_seconds.observe(now - started)
+        metrics.texts.inc(len(tokens))
+        metrics.tokens.inc(total)
+        metrics.truncations.inc(truncated)
+        metrics.cache_hits.inc(len(tokens) - len(missing))
+        metrics.drift.observe(found, [each.ids for each in tokens], cut)
+        waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
+        timing = Timing(now - started, _mean(waits), _mean([row.ran for row in rows]))
+        characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
+        return Embeddings(found, total, characters, truncated, timing)
+
+    def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
+        """Raise ValidationFailed for too many texts, and TextTooLong for one that would occupy a thread for seconds."""
+        limit = self._settings.max_client_batch_size
+        if len(inputs) > limit:
+            raise too_many(len(inputs), "texts", limit)
+        for position, each in enumerate(inputs):
+            if len(each) > MAX_TEXT_CHARACTERS:
+                unit = "characters" if isinstance(each, str) else "token ids"
+                raise TextTooLong(
+                    f" has {len(each)} {unit}; at most {MAX_TEXT_CHARACTERS} are allowed: shorten it", position=position
+                )
+
+    async def _tokenize(
+        self, parts: Sequence[Part], truncate: bool, direction: Direction
+    ) -> tuple[list[Tokens], Sequence[bytes]]:
+        """Return each text's tokens, and the key of its vector."""
+        tokens, keys = list[Tokens](), list[bytes]()
+        for part in _slices(parts):
+            encode = partial(self._encode, len(tokens), part, truncate, direction)
+            if sum(len(each) + EACH for each in part.inputs) <= SMALL:  # a thread would take longer
+                encoded = encode()
+            else:
+                encoded = await asyncio.get_running_loop().run_in_executor(self._executors.workers, encode)
+            tokens += [each for each, _ in encoded]
+            keys += [key for _, key in encoded]
+        return tokens, keys
+
+    def _encode(self, first: int, part: Part, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
+        inputs, encoder = part.inputs, self.text_encoders[part.template]
+        if isinstance(inputs[0], str):
+            found = encoder.encode(cast(Sequence[str], inputs), truncate=truncate, direction=direction, first=first)
+        else:
+            ids = cast(Sequence[Sequence[int]], inputs)
+            found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
+        return [(tokens, _key(self.graph, tokens.ids)) for tokens in found]
+
+    async def _compute(self, items: list[_Item], positions: list[int], client: str) -> list[_Row]:
+        """Run the texts that are not cached; `positions` are their indices in the request."""
+        if not items:
+            return []
+        try:
+            with self.admission.tokens(sum(len(item.ids) for item in items), client):
+                return await self.batcher.submit(items, client)
+        except Failed as failed:
+            error = failed.__cause__
+            if not isinstance(error, BackendFailed):
+                raise
+            raise BackendFailed(f": {error}", position=positions[failed.place]) from error.__cause__
+
+    async def _run(self, items: list[_Item]) -> list[_Row]:
+        metrics, sequences = self._metrics, [item.ids for item in items]
+        try:
+            vectors, started, ran = await asyncio.get_running_loop().run_in_executor(
+                self._executors.graphs, self._forward, sequences
+            )
+        except Exception:
+            metrics.inference_failures.inc()
+            raise
+        tokens, padded = sum(map(len, sequences)), max(map(len, sequences)) * len(items)
+        for item in items:
+            metrics.queue_seconds.observe(started - item.since)
+        metrics.batch_texts.observe(len(items))
+        metrics.batch_tokens.observe(padded)
+        metrics.padding_tokens.inc(padded - tokens)
+        metrics.inference_seconds.observe(ran)
+        return [_Row(vector, started, ran) for vector in vectors]
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[Vector, float, float]:
+        """Return the vectors (texts, dimension) of one batch, when it began, and the seconds it ran."""
+        started = perf_counter()  # in the thread: other batches may have come first
+        vectors = self.session.run(self.text_encoders[None].pad(sequences))
+        return vectors, started, perf_counter() - started
+
+
+def _key(graph: str, ids: Sequence[int]) -> bytes:
+    """Hash what determines a vector: the graph's sha256, in hex, and the token ids, the template's included."""
+    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(graph), digest_size=32).digest()
+
+
+def _slices(parts: Iterable[Part]) -> Iterator[Part]:
+    """Cut the parts into slices to tokenise at once."""
+    for inputs, template in parts:
+        first, size = 0, 0
+        for position, each in enumerate(inputs):
+            if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
+                yield Part(inputs[first:position], template)
+                first, size = position, 0
+            size += len(each)
+        if inputs:
+            yield Part(inputs[first:], template)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

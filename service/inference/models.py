@@ -1,20 +1,31 @@
-"""The served models, by name, and their replacement while requests are in flight."""
+"""The served models, by name: taking one for a request, and replacing them while requests are in flight."""
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from time import perf_counter
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from encoding.bundle import SPEC_FILE, Bundle, unreadable
 from encoding.errors import BundleError, ClozeError, OptionError
+from service.errors import ModelNotFound, SessionError, ValidationFailed
 from service.inference.model import Model
-from service.inference.threads import Executors
-from service.monitoring.health import HUNG_AFTER, limited
+from service.inference.threads import run_apart
+from service.monitoring.background import Background
+from service.monitoring.health import HUNG, HUNG_AFTER
 from service.monitoring.metrics import Metrics
 from service.settings import Settings
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +44,7 @@ class Models:
     """A model for every bundle in `settings.bundle`; one of them is the default."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, executors: Executors, load_model: Callable[[Bundle], Model]
+        self, settings: Settings, metrics: Metrics, background: Background, load_model: Callable[[Bundle], Model]
     ) -> None:
         """Load every bundle, check it and warm it up.
 
@@ -42,17 +53,23 @@ class Models:
         """
         self._settings = settings
         self._metrics = metrics
-        self._executors = executors
+        self._background = background
         self._load_model = load_model
+        self._limit = min(HUNG_AFTER * settings.stall_seconds, TIMEOUT_MAX)  # seconds
         self._reloading = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
         self.aliases = settings.aliases
         self.served: dict[str, Model] = {}
-        self.served = self._load()
+        for folder in _folders(settings.bundle):
+            bundle = Bundle.load(folder)
+            loading = run_apart(partial(self._load, bundle))
+            if not wait([loading], self._limit).done:
+                problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
+                logger.critical(problem, bundle.name, self._limit, HUNG)
+                os._exit(HUNG)
+            self.served[bundle.name] = loading.result()
+        _check_names(settings, list(self.served))
         self.default = settings.model or next(iter(self.served))
-        for model in self:
-            with limited(HUNG_AFTER * settings.stall_seconds, f"model {model.name}: warming up"):
-                model.warm_up()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self.served.values())
@@ -62,23 +79,36 @@ class Models:
         for model in self:
             model.start(self._metrics)
 
+    @contextmanager
+    def lease(self, *names: str | None) -> Iterator[Model]:
+        """Use the model of a name or an alias, or the default, within the block: it serves until its last lease ends.
+
+        Raises ModelNotFound, and ValidationFailed where two models are named.
+        """
+        asked = list(dict.fromkeys(self.aliases.get(name, name) for name in names if name))
+        if len(asked) > 1:
+            raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
+        found = self.served.get(asked[0] if asked else self.default)
+        if found is None:
+            there = ", ".join((*self.served, *self.aliases))
+            raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
+        with found.lease():
+            yield found
+
     async def stop(self) -> None:
-        """Finish the requests that were accepted."""
+        """Stop every model at the end of its last lease."""
         await asyncio.gather(*self._leaving, *(model.stop() for model in self))
 
     async def reload(self) -> Reloaded:
         """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
 
         Requests in flight finish on the model they started on. Raises BundleError, SessionError or OptionError where a
-        bundle cannot be served; then nothing changes.
+        bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
         """
         async with self._reloading:
-            started, loop = perf_counter(), asyncio.get_running_loop()
+            started = perf_counter()
             try:
-                served = await loop.run_in_executor(self._executors.workers, self._load)
-                for model in served.values():
-                    if model not in self:
-                        await loop.run_in_executor(self._executors.graphs, model.warm_up)
+                served = await self._load_changed()
             except Exception as error:
                 self._metrics.reloads.labels("failed").inc()
                 bug = not isinstance(error, ClozeError)
@@ -106,27 +136,43 @@ class Models:
         for name in found.added + found.changed:
             served[name].start(self._metrics)
         for name in found.removed + found.changed:
-            leaving = asyncio.create_task(former[name].stop())
+            leaving = self._background.once("retire", former[name].stop)
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         return found
 
-    def _load(self) -> dict[str, Model]:
+    async def _load_changed(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
         served: dict[str, Model] = {}
-        for folder in _folders(self._settings.bundle):
-            bundle = Bundle.load(folder)
+        for folder in await self._step(_folders, self._settings.bundle):
+            bundle = await self._step(Bundle.load, folder)
             known = self.served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
-                known = self._load_whole(bundle)
+                known = await self._step(self._load, bundle)
             served[bundle.name] = known
         _check_names(self._settings, list(served))
         return served
 
-    def _load_whole(self, bundle: Bundle) -> Model:
-        """Load a bundle's graph. Raises BundleError where the folder changed meanwhile: the graph may be another's."""
+    async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
+        """Run a step of a reload. Raises SessionError where it hangs."""
         try:
-            return self._load_model(bundle)
+            return await asyncio.wait_for(asyncio.wrap_future(run_apart(partial(step, argument))), self._limit)
+        except TimeoutError as error:
+            path = argument.path if isinstance(argument, Bundle) else argument
+            raise SessionError(
+                f"{path} was not loaded and warmed up in {self._limit:g} s, the limit of three times stall_seconds; "
+                "try it with `python -m service --check`, or raise stall_seconds"
+            ) from error
+
+    def _load(self, bundle: Bundle) -> Model:
+        """Load a bundle's graph, check it and warm it up.
+
+        Raises BundleError where the folder changed meanwhile: the graph may be another's.
+        """
+        try:
+            model = self._load_model(bundle)
+            model.warm_up()
+            return model
         finally:
             if not bundle.unchanged():
                 raise BundleError(f"{bundle.path} changed while it was loaded; reload when the copy is complete")

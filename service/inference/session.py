@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from encoding.canaries import TOLERANCES
+from encoding.cpus import available_cpus
 from encoding.text import Batch, TextEncoder
 from service.errors import BackendFailed, SessionError
-from service.inference.threads import available_cpus
 from service.settings import PrecisionChoice, ProviderChoice
 
 Provider = Literal["cuda", "cpu"]
@@ -111,7 +111,8 @@ class Session:
     @property
     def failing_for(self) -> float:
         """Return the seconds since the first failure after the last success; 0.0 after a success."""
-        return 0.0 if self._failed_at is None else monotonic() - self._failed_at
+        failed_at = self._failed_at  # read once: a thread that runs a batch may reset it
+        return 0.0 if failed_at is None else monotonic() - failed_at
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Run one batch. Raises BackendFailed where the graph fails or gives a vector that is not finite."""

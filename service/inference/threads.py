@@ -1,15 +1,16 @@
-"""The service's threads: how many CPUs it may use, by affinity and cgroup quotas (v1 and v2), and the pools on them."""
+"""The service's threads: how the CPUs are shared between batches, the pools, and threads of their own."""
 
 import asyncio
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+from encoding.cpus import available_cpus
+
+Result = TypeVar("Result")
+
 MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
 
 
@@ -64,34 +65,18 @@ class Executors:
         return True
 
 
-def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Count whole CPUs, at least one. A quota of 1.5 gives 1, since a second thread would only be throttled."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([affinity, *map(int, _quotas(root, membership))]))
+def run_apart(task: Callable[[], Result]) -> Future[Result]:
+    """Run a task in a thread of its own, which its caller may abandon: no pool lacks it, and no exit waits for it."""
+    future: Future[Result] = Future()
 
+    def run() -> None:
+        try:
+            result = task()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
-def _quotas(root: Path, membership: Path) -> Iterator[float]:
-    """Yield every quota from the process's cgroup up to the root, in CPUs."""
-    for group in _groups(root, membership):
-        v2 = _read(group / "cpu.max").split()  # "max 100000" or "150000 100000"
-        v1 = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
-        for words in (v2, v1):
-            if len(words) == 2 and words[0] not in ("max", "-1"):
-                yield int(words[0]) / int(words[1])
-
-
-def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the process's cgroups and of their parents. Inside a container only the root may exist."""
-    for line in _read(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        if not controllers or "cpu" in controllers.split(","):
-            for folder in (root / controllers, root / "cpu") if controllers else (root, root / "unified"):
-                yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    Thread(target=run, name="apart", daemon=True).start()
+    return future

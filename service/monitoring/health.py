@@ -1,24 +1,25 @@
 """Whether the service works, and the end of a process that does not.
 
-The service is ready while it is not stopping, no batch has run for `stall_seconds`, and the last batch of every model
-succeeded. A busy service is ready. A fault that lasts ends the process, so that its supervisor starts a new one:
+The service is ready while it is not stopping, no batch has run for `stall_seconds`, the last batch of every model
+succeeded, and no task in the background fails. A busy service is ready. A fault that lasts ends the process, so that
+its supervisor starts a new one:
 
-    HUNG  70   a batch, or the warm-up at start, has run for 3 × stall_seconds
+    HUNG  70   a batch, or at start the loading of a model, has run for 3 × stall_seconds
     LOST  71   every batch of a model, also a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
 """
 
-import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from asyncio import Task
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from threading import TIMEOUT_MAX, Timer
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from service.errors import Unavailable
+from service.inference.model import Model
+from service.monitoring.background import Background
 
 HUNG: Final = 70
 LOST: Final = 71
@@ -30,25 +31,13 @@ FROZEN: Final = 10.0  # seconds between two checks of a process that was frozen,
 logger = logging.getLogger(__name__)
 
 
-class Model(Protocol):
-    """A model that can fail."""
-
-    name: str
-
-    @property
-    def failing_for(self) -> float:
-        """Return the seconds since the first failure after the last success; 0 after a success."""
-
-    async def check(self) -> None:
-        """Raise Unavailable where it still fails."""
-
-
 @dataclass
 class Health:
-    """`check` raises the reason why the service is not ready; `watch` ends a process that cannot recover."""
+    """`check` raises the reason why the service is not ready; `look` ends a process that cannot recover."""
 
     models: Callable[[], Iterable[Model]]
     busy_for: Callable[[], float]
+    background: Background
     stall_seconds: float
     end: Callable[[int], object] = os._exit
     clock: Callable[[], float] = monotonic
@@ -57,12 +46,14 @@ class Health:
     def __post_init__(self) -> None:
         self._looked = self.clock()
         self._awake_since = -math.inf
-        self._probes: dict[str, asyncio.Task[None]] = {}  # by model, one each
+        self._probe: Task[None] | None = None  # tries the models whose last batch failed
 
     @property
     def ready(self) -> bool:
         """Return what is known without trying a model."""
-        return not self.stopping and not self._stalled and not any(model.failing_for for model in self.models())
+        if self.stopping or self._stalled or self.background.failing:
+            return False
+        return not any(model.failing_for for model in self.models())
 
     async def check(self, model: Model | None = None) -> None:
         """Raise Unavailable, with the reason, for all models or one. A model whose last batch failed is tried first."""
@@ -70,16 +61,16 @@ class Health:
             raise Unavailable("the service is stopping; send requests to another instance")
         if self._stalled:
             raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
+        for name, error in self.background.failing.items():
+            raise Unavailable(f"the background task {name} fails: {error!r}; the log says more")
         for each in [model] if model else self.models():
             await each.check()
 
-    async def watch(self) -> None:
-        """Look every second until cancelled."""
-        while True:
-            self.look()
-            await asyncio.sleep(PERIOD)
+    def watch(self) -> None:
+        """Look every second, in the background."""
+        self.background.every(PERIOD, "watch", self.look)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """End a process that cannot recover, and try failed models again. Time while frozen does not count."""
         now = self.clock()
         if now - self._looked > FROZEN:
@@ -97,35 +88,18 @@ class Health:
                     LOST,
                 )
                 self.end(LOST)
-            elif model.failing_for and not self._stalled and model.name not in self._probes:
-                self._probes[model.name] = asyncio.create_task(self._try(model))
+        tried = self._probe is None or self._probe.done()
+        if tried and not self._stalled and any(model.failing_for for model in self.models()):
+            self._probe = self.background.once("probe", self._try)
 
     @property
     def _stalled(self) -> bool:
         return self.busy_for() > self.stall_seconds
 
-    async def _try(self, model: Model) -> None:
-        """Try a model in the background; the result is in its `failing_for`."""
-        try:
-            await model.check()
-        except Unavailable as error:
-            logger.warning("%s", error)
-        finally:
-            del self._probes[model.name]
-
-
-@contextmanager
-def limited(seconds: float, task: str) -> Iterator[None]:
-    """End the process where the block takes longer: at start no event loop can watch it."""
-
-    def end() -> None:
-        logger.critical("%s has hung for %.0f s: the process ends with status %d", task, seconds, HUNG)
-        os._exit(HUNG)
-
-    timer = Timer(min(seconds, TIMEOUT_MAX), end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    async def _try(self) -> None:
+        """Try every model whose last batch failed; the result is in its `failing_for`."""
+        for model in self.models():
+            try:
+                await model.check()
+            except Unavailable as error:
+                logger.warning("%s", error)

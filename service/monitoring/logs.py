@@ -41,7 +41,7 @@ class RequestRecord:
     path: str = ""  # that the client asked for
     started: float = 0.0  # seconds of `time.perf_counter`
     client: str = ""
-    model: str | None = None  # the name in the path, then that of the model that is used
+    model: str | None = None  # the name of the model that is used
     texts: int | None = None
     tokens: int | None = None
     error_type: str | None = None

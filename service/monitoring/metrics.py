@@ -5,7 +5,7 @@ have a fixed window, and would miss what happens between two scrapes.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,29 +19,12 @@ from prometheus_client import (
 
 from service.errors import ERROR_TYPES, STATUSES
 from service.monitoring.drift import DriftSample
+from service.routes import LABELS, MODEL_ROUTES, OTHER, POST_ROUTES
 
-Made = TypeVar("Made", Counter, Gauge, Histogram)
 Outcome = Literal["swapped", "unchanged", "failed"]
+Task = Literal["watch", "probe", "retire", "reload", "flush", "publish"]
 
-MODEL_ROUTES: Final = ("/", "/embed", "/similarity", "/search", "/v1/embeddings", "/v2/embed")
-TOKEN_ROUTES: Final = ("/tokenize", "/decode")
-STATUS_ROUTES: Final = (
-    *("GET /", "/info", "/v1/models", "/v1/models/{model}", "/metrics", "/admin/reload"),
-    *("/health", "/health/live", "/health/ready", "/health/startup"),
-    *("/docs", "/docs/{name}", "/openapi.json", "/playground/{name}"),
-)
-OTHER: Final = "other"
-ROUTES: Final = (*MODEL_ROUTES, *TOKEN_ROUTES, *STATUS_ROUTES, OTHER)
-
-FACTS: Final = (
-    "provider",
-    "precision",
-    "version",
-    "pooling",
-    "dimension",
-    "sha256",
-    "space",
-)  # labels of cloze_model_info
+FACTS: Final = ("provider", "precision", "version", "pooling", "dimension", "sha256", "space")  # of cloze_model_info
 
 CLIENT_GONE: Final = 499  # the client left before the answer, so nobody reads it
 DROPPED: Final = "Dropped"
@@ -87,22 +70,47 @@ class ModelMetrics(NamedTuple):
 
 
 class Metrics:
-    """The service's metrics, all named cloze_…; durations are in seconds."""
+    """The service's metrics: a field `name` is a metric `cloze_name`, with its meaning, labels and buckets."""
+
+    requests: Annotated[Counter, "Requests answered. Status 499: the client left before its answer.", "route", "status"]
+    failures: Annotated[Counter, "Requests that failed, by error type. Dropped: the client left first.", "reason"]
+    request_seconds: Annotated[
+        Histogram,
+        "Seconds from the head of a request to the end of its answer. Successes on routes that run a model only.",
+        "route",
+        SECONDS,
+    ]
+    ready: Annotated[Gauge, "1 while the service is ready, 0 otherwise."]
+    requests_in_flight: Annotated[Gauge, "Requests in flight, GETs included."]
+    requests_in_flight_limit: Annotated[Gauge, "Configured limit on POSTs in flight: `max_concurrent_requests`."]
+    tokens_in_flight: Annotated[Gauge, "Tokens of the requests in flight."]
+    tokens_in_flight_limit: Annotated[Gauge, "Configured limit on tokens in flight: `max_tokens_in_flight`."]
+    cache_bytes: Annotated[Gauge, "Memory used by cached vectors, at most `cache_mb`."]
+    cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
+    reloads: Annotated[Counter, "Reloads of the models. A failed reload changed nothing.", "outcome"]
+    background_errors: Annotated[Counter, "Errors of tasks in the background, which go on after them.", "task"]
+    model_info: Annotated[Gauge, "Always 1. The labels describe the model.", "model", *FACTS]
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._define_requests()
-        self._define_service()
-        self.info = self._make(Gauge, "model_info", "Always 1. The labels describe the model.", "model", *FACTS)
-        self._per_model: dict[str, Any] = {}
-        for name, hint in get_type_hints(ModelMetrics, include_extras=True).items():
-            if get_origin(hint) is Annotated:
-                kind, meaning, *buckets = get_args(hint)
-                options = {"buckets": buckets[0]} if buckets else {}
-                self._per_model[name] = self._make(kind, name, meaning, "model", **options)
-        self._space = [self._make(Gauge, f"space_{name}", meaning, "model") for name, meaning in SPACE.items()]
+        vars(self).update(self._make(Metrics))
+        self._per_model = self._make(ModelMetrics, "model")
+        self._space = [
+            Gauge(f"cloze_space_{name}", meaning, ["model"], registry=self.registry) for name, meaning in SPACE.items()
+        ]
         self._samples: dict[str, DriftSample] = {}
+        for route in LABELS:
+            for status in (*STATUSES, CLIENT_GONE if route in (*POST_ROUTES, OTHER) else 304):
+                self.requests.labels(route, str(status))
+        for metric, words in (
+            (self.failures, REASONS),
+            (self.request_seconds, MODEL_ROUTES),
+            (self.reloads, get_args(Outcome)),
+            (self.background_errors, get_args(Task)),
+        ):
+            for word in words:
+                metric.labels(word)
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format. The drift samples are measured now.
@@ -121,9 +129,9 @@ class Metrics:
         Where a model of that name was served before, the counters continue; the facts and the drift sample are the new
         model's.
         """
-        for metric in (self.info, *self._space):
+        for metric in (self.model_info, *self._space):
             metric.remove_by_labels({"model": name})
-        self.info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
+        self.model_info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
         self._samples[name] = drift = DriftSample()
         series = ModelMetrics(drift, **{metric: made.labels(name) for metric, made in self._per_model.items()})
         series.model_loaded.set(1)
@@ -132,50 +140,16 @@ class Metrics:
 
     def forget(self, name: str) -> None:
         """Remove the series of a model that is no longer served; what it still answers is not counted."""
-        for metric in (self.info, *self._space, *self._per_model.values()):
+        for metric in (self.model_info, *self._space, *self._per_model.values()):
             metric.remove_by_labels({"model": name})
         self._samples.pop(name, None)
 
-    def _define_requests(self) -> None:
-        self.requests = self._make(
-            Counter, "requests", "Requests answered. Status 499: the client left before its answer.", "route", "status"
-        )
-        self.failures = self._make(
-            Counter, "failures", "Requests that failed, by error type. Dropped: the client left first.", "reason"
-        )
-        self.request_seconds = self._make(
-            Histogram,
-            "request_seconds",
-            "Seconds from the head of a request to the end of its answer. Successes on routes that run a model only.",
-            "route",
-            buckets=SECONDS,
-        )
-        for route in ROUTES:
-            for status in (*STATUSES, CLIENT_GONE) if route not in STATUS_ROUTES else (*STATUSES, 304):
-                self.requests.labels(route, str(status))
-        for reason in REASONS:
-            self.failures.labels(reason)
-        for route in MODEL_ROUTES:
-            self.request_seconds.labels(route)
-
-    def _define_service(self) -> None:
-        """Define what create_app sets, and the reloads."""
-        self.ready = self._make(Gauge, "ready", "1 while the service is ready, 0 otherwise.")
-        self.in_flight = self._make(Gauge, "requests_in_flight", "Requests in flight, GETs included.")
-        self.in_flight_limit = self._make(
-            Gauge, "requests_in_flight_limit", "Configured limit on POSTs in flight: `max_concurrent_requests`."
-        )
-        self.tokens_in_flight = self._make(Gauge, "tokens_in_flight", "Tokens of the requests in flight.")
-        self.tokens_limit = self._make(
-            Gauge, "tokens_in_flight_limit", "Configured limit on tokens in flight: `max_tokens_in_flight`."
-        )
-        self.cache_bytes = self._make(Gauge, "cache_bytes", "Memory used by cached vectors, at most `cache_mb`.")
-        self.cache_texts = self._make(Gauge, "cache_texts", "Texts whose vectors are cached.")
-        self.reloads = self._make(
-            Counter, "reloads", "Reloads of the models. A failed reload changed nothing.", "outcome"
-        )
-        for outcome in get_args(Outcome):
-            self.reloads.labels(outcome)
-
-    def _make(self, kind: type[Made], name: str, meaning: str, *labels: str, **options: Any) -> Made:
-        return kind(f"cloze_{name}", meaning, labels, registry=self.registry, **options)
+    def _make(self, fields: type, *labels: str) -> dict[str, Any]:
+        """Make the metrics that a class declares, with these labels and its own."""
+        made = {}
+        for name, hint in get_type_hints(fields, include_extras=True).items():
+            if get_origin(hint) is Annotated:
+                kind, meaning, *words = get_args(hint)
+                options = {"buckets": words.pop()} if kind is Histogram else {}
+                made[name] = kind(f"cloze_{name}", meaning, [*labels, *words], registry=self.registry, **options)
+        return made

@@ -89,7 +89,7 @@ async def test_results_keep_the_order_of_the_items() -> None:
     batcher = start(worker, max_cost=8)
     assert await batcher.submit([3, 1, 4, 1, 5, 9, 2, 6]) == [6, 2, 8, 2, 10, 18, 4, 12]
     assert len(worker.batches) > 2
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_no_items_give_no_results_and_no_batch() -> None:
@@ -97,7 +97,7 @@ async def test_no_items_give_no_results_and_no_batch() -> None:
     batcher = start(worker)
     assert await batcher.submit([]) == []
     assert worker.batches == []
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_lone_item_does_not_wait_for_company() -> None:
@@ -105,7 +105,7 @@ async def test_a_lone_item_does_not_wait_for_company() -> None:
     batcher = start(worker)
     assert await batcher.submit([7]) == [14]
     assert worker.batches == [[7]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 class Held:
@@ -141,7 +141,7 @@ async def test_batches_that_may_start_together_share_what_waits() -> None:
     assert [len(batch) for batch in held.batches] == [4, 4]
     held.free(0, 1)
     assert await whole == [10] * 8
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_no_more_batches_run_at_once_than_allowed() -> None:
@@ -157,7 +157,7 @@ async def test_no_more_batches_run_at_once_than_allowed() -> None:
     assert (tasks[0].done(), tasks[1].done()) == (False, True)
     held.free(0, 2)
     assert [await task for task in tasks] == [[2], [4], [6]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_item_that_runs_in_one_batch_does_not_run_in_another() -> None:
@@ -171,7 +171,7 @@ async def test_an_item_that_runs_in_one_batch_does_not_run_in_another() -> None:
     assert held.batches == [[7], [8]]
     held.free(0, 1)
     assert [await task for task in tasks] == [[14], [14], [16]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_failure_in_one_batch_leaves_the_other_alone() -> None:
@@ -180,7 +180,7 @@ async def test_a_failure_in_one_batch_leaves_the_other_alone() -> None:
     results = await asyncio.gather(*(batcher.submit([item]) for item in (13, 4, 5, 6)), return_exceptions=True)
     assert isinstance(results[0], Failed)
     assert results[1:] == [[8], [10], [12]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_what_arrives_while_a_batch_runs_is_the_next_batch() -> None:
@@ -193,7 +193,7 @@ async def test_what_arrives_while_a_batch_runs_is_the_next_batch() -> None:
     assert [sorted(batch) for batch in worker.batches] == [[1], [2, 3, 4]]
     worker.let_go()
     assert await asyncio.gather(*tasks) == [[2], [4], [6], [8]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 @pytest.mark.parametrize("max_cost", [10, 17, 64])
@@ -203,7 +203,7 @@ async def test_padded_cost_stays_within_the_limit(max_cost: int) -> None:
     await batcher.submit([item % 10 + 1 for item in range(200)])
     assert all(max(batch) * len(batch) <= max_cost for batch in worker.batches)
     assert sum(map(len, worker.batches)) == 200
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_item_dearer_than_the_limit_runs_alone() -> None:
@@ -211,7 +211,7 @@ async def test_an_item_dearer_than_the_limit_runs_alone() -> None:
     batcher = start(worker, max_cost=10)
     assert await batcher.submit([1, 50, 1]) == [2, 100, 2]
     assert sorted(worker.batches, key=len) == [[50], [1, 1]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_neighbours_in_cost_share_a_batch() -> None:
@@ -225,7 +225,7 @@ async def test_neighbours_in_cost_share_a_batch() -> None:
     worker.let_go()
     await asyncio.gather(*tasks)
     assert worker.batches[2] == [2, 2, 2]
-    await batcher.drain()
+    await batcher.stop()
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -244,7 +244,7 @@ async def test_one_item_is_in_the_next_batch_whatever_another_client_has_waiting
     assert len(worker.batches) == first + 3  # the one that ran, its own, and the one that runs now
     worker.let_go()
     assert await many == [2] * 10_000
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_odd_item_is_not_put_off_by_neighbours_that_keep_coming() -> None:
@@ -259,7 +259,7 @@ async def test_an_odd_item_is_not_put_off_by_neighbours_that_keep_coming() -> No
     assert worker.batches[1:] == [[3] * 4, [12]]  # 12 tokens each; the second batch of 3s would be 24
     worker.let_go()
     await asyncio.gather(*tasks)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_request_that_no_batch_has_touched_for_too_long_is_late() -> None:
@@ -279,7 +279,7 @@ async def test_a_request_that_no_batch_has_touched_for_too_long_is_late() -> Non
     assert await asyncio.gather(running, in_time) == [[16], [16]]
     assert worker.batches == [[8], [8]]
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_request_is_late_while_a_batch_hangs() -> None:
@@ -296,7 +296,7 @@ async def test_a_request_is_late_while_a_batch_hangs() -> None:
     worker.let_go()
     assert await hanging == [16]
     assert worker.batches == [[8]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_request_that_has_begun_is_not_late() -> None:
@@ -307,7 +307,7 @@ async def test_a_request_that_has_begun_is_not_late() -> None:
     clock.now += 1000
     worker.let_go()
     assert await begun == [16, 16, 16]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_age_is_that_of_the_oldest_item_that_waits() -> None:
@@ -327,7 +327,7 @@ async def test_age_is_that_of_the_oldest_item_that_waits() -> None:
     assert batcher.age == 0.0
     worker.let_go()
     await tasks[0]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_cancelled_caller_takes_its_items_with_it() -> None:
@@ -342,7 +342,7 @@ async def test_a_cancelled_caller_takes_its_items_with_it() -> None:
     worker.let_go()
     assert await asyncio.gather(first, stays) == [[2], [8]]
     assert worker.batches == [[1], [4]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_caller_cancelled_while_its_batch_runs_hurts_nobody() -> None:
@@ -355,7 +355,7 @@ async def test_a_caller_cancelled_while_its_batch_runs_hurts_nobody() -> None:
     gone.cancel()
     worker.let_go()
     assert await asyncio.gather(first, stays) == [[2], [12]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_many_cancelled_requests_leave_nothing_behind() -> None:
@@ -372,7 +372,7 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     await asyncio.gather(first, last)
     assert worker.batches == [[1], [2]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
-    await batcher.drain()
+    await batcher.stop()
     assert not batcher._requests
     assert not batcher._queue._by_tag
 
@@ -388,7 +388,7 @@ async def test_one_bad_item_fails_alone() -> None:
     assert [result for result in results if isinstance(result, list)] == [[2], [22], [24], [28], [30]]
     assert isinstance(results[3], Failed)
     assert str(results[3].__cause__) == "cannot run [13]"
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
@@ -398,7 +398,7 @@ async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
         await batcher.submit([13, 13, 13, 13])
     assert worker.batches == [[13]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_failed_batch_is_not_run_further_for_a_request_that_has_failed() -> None:
@@ -406,7 +406,7 @@ async def test_a_failed_batch_is_not_run_further_for_a_request_that_has_failed()
     batcher = start(worker)
     with pytest.raises(Failed, match="item 0 failed"):
         await batcher.submit([5, 5, 5, 5])
-    await batcher.drain()
+    await batcher.stop()
     assert [len(batch) for batch in worker.batches] == [4, 2, 1]
 
 
@@ -418,7 +418,7 @@ async def test_an_item_may_fail_after_its_caller_has_gone() -> None:
     gone.cancel()
     worker.let_go()
     assert await batcher.submit([6]) == [12]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_everything_may_fail_and_the_next_request_is_served() -> None:
@@ -428,7 +428,7 @@ async def test_everything_may_fail_and_the_next_request_is_served() -> None:
     assert all(isinstance(result, Failed) for result in await asyncio.gather(*tasks, return_exceptions=True))
     worker.fails = lambda batch: False
     assert await batcher.submit([5]) == [10]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_bug_in_the_batcher_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +443,7 @@ async def test_a_bug_in_the_batcher_leaves_no_caller_waiting(monkeypatch: pytest
             await batcher.submit([1, 2])
     assert await batcher.submit([3]) == [6]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_run_that_loses_results_is_an_error() -> None:
@@ -455,7 +455,7 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
     with pytest.raises(Failed) as failed:
         await batcher.submit([1])
     assert str(failed.value.__cause__) == "1 items gave 0 results. This is a bug."
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> None:
@@ -471,55 +471,22 @@ async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> N
     assert failed.value.place == 1
     assert str(failed.value.__cause__) == "a batch was cancelled while it ran. This is a bug."
     assert await batcher.submit([3]) == [3]
-    await batcher.drain()
+    await batcher.stop()
 
 
-async def test_drain_finishes_what_has_come_and_what_comes_meanwhile() -> None:
-    worker = Worker()
+async def test_stop_fails_what_is_not_finished() -> None:
+    worker = Worker(free=False)
     batcher = start(worker)
-    await batcher.submit([9])
-    worker.free = False
-    worker.entered.clear()
-    tasks = [await submit(batcher, 1)]
+    runs = await submit(batcher, 1)
     await worker.entered.wait()
-    tasks.append(await submit(batcher, 2, 3))
-    draining = asyncio.create_task(batcher.drain())
-    await asyncio.sleep(0)
-    tasks.append(await submit(batcher, 4))
-    worker.let_go()
-    assert await asyncio.gather(*tasks) == [[2], [4, 6], [8]]
-    await draining
+    waits = await submit(batcher, 2, 3)
+    await batcher.stop()
+    for task in (runs, waits):
+        with pytest.raises(Unavailable, match="has stopped; send the request again"):
+            await task
+    assert batcher.waiting_items == 0
     with pytest.raises(Unavailable, match="has stopped; send the request again"):
         await batcher.submit([5])
-
-
-async def test_drain_waits_for_a_caller_that_comes_again_at_once() -> None:
-    async def call() -> list[int]:
-        return [*await batcher.submit([1]), *await batcher.submit([2])]
-
-    worker = Worker(free=False)
-    batcher = start(worker)
-    caller = asyncio.create_task(call())
-    await worker.entered.wait()
-    draining = asyncio.create_task(batcher.drain())
-    await asyncio.sleep(0)
-    worker.let_go()
-    await draining
-    assert caller.done()
-    assert await caller == [2, 4]
-
-
-async def test_drain_waits_for_no_caller_that_has_gone() -> None:
-    worker = Worker(free=False)
-    batcher = start(worker)
-    stays = await submit(batcher, 1)
-    await worker.entered.wait()
-    gone = await submit(batcher, 2)
-    draining = asyncio.create_task(batcher.drain())
-    gone.cancel()
-    worker.let_go()
-    assert await stays == [2]
-    await draining
 
 
 async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
@@ -534,7 +501,7 @@ async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
     assert large == [2 * item for item in items]
     assert small == [[2 * item] for item in range(1, 40)]
     await asyncio.gather(first)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_equal_items_run_once() -> None:
@@ -551,7 +518,7 @@ async def test_equal_items_run_once() -> None:
     assert await joins == [14]
     assert await asyncio.gather(*waits) == [[14, 18], [18, 18]]
     assert worker.batches == [[5, 7], [9]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_item_is_run_at_the_first_turn_of_those_equal_to_it() -> None:
@@ -566,7 +533,7 @@ async def test_an_item_is_run_at_the_first_turn_of_those_equal_to_it() -> None:
     order = [item for batch in worker.batches for item in batch]
     assert sorted(order) == list(range(1, 20))
     assert order.index(19) < order.index(18)
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_item_that_fails_fails_all_that_equal_it() -> None:
@@ -580,7 +547,7 @@ async def test_an_item_that_fails_fails_all_that_equal_it() -> None:
     assert [result for result in results if isinstance(result, list)] == [[2], [22, 24], [28]]
     assert [failed.place for failed in results if isinstance(failed, Failed)] == [0, 1]
     assert not batcher._same
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_what_equals_an_item_whose_caller_goes_is_run_still() -> None:
@@ -596,7 +563,7 @@ async def test_what_equals_an_item_whose_caller_goes_is_run_still() -> None:
     assert await stays == [10]
     assert await again == [2]
     assert worker.batches == [[1], [5]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 async def test_an_item_that_comes_while_the_other_half_of_a_failed_batch_runs() -> None:
@@ -612,7 +579,7 @@ async def test_an_item_that_comes_while_the_other_half_of_a_failed_batch_runs() 
     worker.let_go()
     assert await asyncio.gather(first, later, anew) == [[2, 4, 6, 8], [8], [2]]
     assert worker.batches == [[1, 2, 3, 4], [1, 2], [3, 4], [1]]
-    await batcher.drain()
+    await batcher.stop()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -668,7 +635,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     assert max(padded) <= max_cost
     assert all(item % 97 == 13 for item in failed_items)
     assert (batcher.waiting, batcher.waiting_items, batcher.age) == (0, 0, 0.0)
-    await batcher.drain()
+    await batcher.stop()
     assert not batcher._requests
     assert not batcher._same
     assert not batcher._running

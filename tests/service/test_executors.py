@@ -13,10 +13,22 @@ from tiny_bundle import DIMENSION
 from encoding.bundle import Bundle
 from encoding.text import Batch
 from service.inference.session import Session
-from service.inference.threads import Executors, Threads
+from service.inference.threads import Executors, Threads, share_threads
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("total", "shared"), [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4))]
+)
+async def test_threads_are_shared_between_batches(total: int, shared: tuple[int, int]) -> None:
+    assert share_threads(total) == shared
+
+
+async def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.inference.threads.available_cpus", lambda: 6)
+    assert share_threads(0) == (2, 3)
 
 
 class Held:

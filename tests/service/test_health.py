@@ -4,10 +4,12 @@ import asyncio
 import logging
 
 import pytest
-from harness import until
+from harness import samples_of, until
 
 from service.errors import Unavailable
+from service.monitoring.background import Background
 from service.monitoring.health import HUNG, LOST, Health
+from service.monitoring.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +42,11 @@ class World:
         self.busy_for = 0.0
         self.ends: list[int] = []
         self.now = 1000.0
-        self.health = Health(lambda: self.models, lambda: self.busy_for, 30, self.ends.append, clock=lambda: self.now)
+        self.metrics = Metrics()
+        self.background = Background(self.metrics.background_errors)
+        self.health = Health(
+            lambda: self.models, lambda: self.busy_for, self.background, 30, self.ends.append, clock=lambda: self.now
+        )
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ async def test_busy_is_ready(world: World) -> None:
     world.busy_for = 29
     assert world.health.ready
     await world.health.check()
-    world.health.look()
+    await world.health.look()
     assert world.ends == []
 
 
@@ -73,18 +79,18 @@ async def test_a_batch_that_hangs_is_not_ready_and_then_the_end(world: World) ->
     assert not world.health.ready
     with pytest.raises(Unavailable, match="a batch has run for 31 s, the limit is 30 s"):
         await world.health.check()
-    world.health.look()
+    await world.health.look()
     assert world.ends == []
     world.busy_for = 91
-    world.health.look()
+    await world.health.look()
     assert world.ends == [HUNG]
 
 
 async def test_a_batch_that_ends_late_is_forgiven(world: World) -> None:
     world.busy_for = 89
-    world.health.look()
+    await world.health.look()
     world.busy_for = 0
-    world.health.look()
+    await world.health.look()
     assert world.health.ready
     assert world.ends == []
 
@@ -97,10 +103,10 @@ async def test_a_model_that_fails_is_not_ready_and_is_tried_again(
     with pytest.raises(Unavailable, match="model two fails"):
         await world.health.check()
     with caplog.at_level(logging.WARNING):
-        world.health.look()
+        await world.health.look()
         await until(lambda: caplog.messages == ["model two fails"])
     world.models[1].recovers = True
-    world.health.look()
+    await world.health.look()
     await until(lambda: world.health.ready)
     assert world.ends == []
 
@@ -109,19 +115,19 @@ async def test_a_trial_under_way_is_not_begun_again(world: World) -> None:
     world.models[0].failing_for = 5
     world.models[0].free.clear()
     for _ in range(10):
-        world.health.look()
+        await world.health.look()
         await asyncio.sleep(0)
     assert world.models[0].checks == 1
     world.models[0].free.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    world.health.look()
+    await world.health.look()
     await until(lambda: world.models[0].checks == 2)
 
 
 async def test_a_model_that_fails_for_too_long_is_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.models[0].failing_for = 61
-    world.health.look()
+    await world.health.look()
     assert world.ends == [LOST]
     assert "model one has failed for 61 s" in caplog.text
 
@@ -129,22 +135,22 @@ async def test_a_model_that_fails_for_too_long_is_the_end(world: World, caplog: 
 async def test_the_time_in_which_the_process_was_frozen_does_not_count(world: World) -> None:
     """As by `docker pause`: batches that ran before it continue after it."""
 
-    def watch(seconds: int) -> None:
+    async def watch(seconds: int) -> None:
         for _ in range(seconds):
             world.now += 1
-            world.health.look()
+            await world.health.look()
 
     world.now += 1000
     world.busy_for = world.models[0].failing_for = 1000
-    world.health.look()
-    watch(60)
+    await world.health.look()
+    await watch(60)
     assert world.ends == []
-    watch(1)
+    await watch(1)
     assert world.ends == [LOST]
     world.models[0].failing_for = 0
-    watch(29)
+    await watch(29)
     assert world.ends == [LOST]
-    watch(1)
+    await watch(1)
     assert world.ends == [LOST, HUNG]
 
 
@@ -152,16 +158,48 @@ async def test_nothing_is_tried_while_a_batch_hangs(world: World) -> None:
     """The trial would only wait behind it."""
     world.busy_for = 31
     world.models[0].failing_for = 5
-    world.health.look()
+    await world.health.look()
     await asyncio.sleep(0)
     assert world.models[0].checks == 0
 
 
 async def test_the_watch_looks_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.monitoring.health.PERIOD", 0.001)
-    watch = asyncio.create_task(world.health.watch())
+    world.health.watch()
     world.busy_for = 91
     await until(lambda: len(world.ends) > 2)
-    watch.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await watch
+    await world.background.stop()
+    assert world.background.failing == {}
+
+
+async def test_the_watch_goes_on_after_an_error_and_readiness_shows_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("service.monitoring.health.PERIOD", 0.001)
+    models, world.models = world.models, None  # type: ignore[assignment]
+    world.health.watch()
+    await until(lambda: errors(world) > 3)
+    assert not world.health.ready
+    with pytest.raises(Unavailable, match="the background task watch fails: TypeError"):
+        await world.health.check()
+    assert caplog.text.count("the background task watch failed") == 1  # not at every turn
+    assert "TypeError: 'NoneType' object is not iterable" in caplog.text
+    world.models = models
+    await until(lambda: world.health.ready)
+    await world.health.check()
+    world.busy_for = 91
+    await until(lambda: world.ends)
+    await world.background.stop()
+
+
+async def test_a_probe_that_raises_is_counted_and_the_next_one_follows(world: World) -> None:
+    world.models[0].failing_for = 5
+    world.models[0].name = None  # type: ignore[assignment]
+    world.models[0].check = None  # type: ignore[method-assign, assignment]
+    for count in (1, 2, 3):
+        await world.health.look()
+        await until(lambda count=count: errors(world, "probe") == count)
+
+
+def errors(world: World, task: str = "watch") -> float:
+    return samples_of(world.metrics.text().decode())[f"cloze_background_errors_total{{task={task}}}"]

@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from reference.tables import documented, metrics_table
 
 from service.errors import ERROR_TYPES
-from service.http.middleware import _route
-from service.inference.cache import Cache
-from service.monitoring.metrics import MODEL_ROUTES, OTHER, REASONS, ROUTES, Metrics, ModelMetrics
+from service.inference.model import Cache
+from service.monitoring.metrics import REASONS, Metrics, ModelMetrics
+from service.routes import LABELS, MODEL_ROUTES, OTHER, label
 
 FACTS = {
     "provider": "cpu",
@@ -54,7 +54,7 @@ def series(metrics: Metrics) -> set[str]:
 
 def test_every_label_set_is_there_from_the_start() -> None:
     found = samples(Metrics())
-    assert all(found[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in ROUTES)
+    assert all(found[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in LABELS)
     assert all(found[f"cloze_requests_total{{route={route},status=429}}"] == 0 for route in MODEL_ROUTES)
     assert all(found[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
     assert all(found[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
@@ -91,7 +91,7 @@ def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
     ],
 )
 def test_the_label_of_a_path(method: str, path: str, route: str) -> None:
-    assert _route({"method": method, "path": path}) == route
+    assert label(method, path) == route
 
 
 @pytest.mark.anyio
@@ -135,10 +135,10 @@ def test_gauges_are_read_at_each_scrape() -> None:
     ready, at_work = False, 1
     cache = Cache(10_000)
     metrics.ready.set_function(lambda: float(ready))
-    metrics.in_flight.set_function(lambda: at_work)
-    metrics.in_flight_limit.set(10)
+    metrics.requests_in_flight.set_function(lambda: at_work)
+    metrics.requests_in_flight_limit.set(10)
     metrics.tokens_in_flight.set_function(lambda: 7)
-    metrics.tokens_limit.set(100)
+    metrics.tokens_in_flight_limit.set(100)
     metrics.cache_bytes.set_function(lambda: cache.currsize)
     metrics.cache_texts.set_function(lambda: len(cache))
     found = samples(metrics)

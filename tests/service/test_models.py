@@ -26,7 +26,7 @@ from tiny_bundle import OTHER, graph, sequence, vector, vocabulary, write_bundle
 from encoding.bundle import Bundle
 from service.app import create_app
 from service.errors import ModelNotFound
-from service.http.request import RequestContext, resolve_model
+from service.http.request import RequestContext, lease
 from service.inference.model import Model
 from service.inference.session import Session
 from service.monitoring.logs import RequestRecord
@@ -69,7 +69,8 @@ def test_each_answers_by_its_name(settings: Settings) -> None:
     assert list(services(app).models.served) == ["other", "tiny"]
 
     def found(path: str | None, *body: str | None) -> Model:
-        return resolve_model(RequestContext(services(app), RequestRecord("id", model=path), frozenset()), *body)
+        with lease(RequestContext(services(app), RequestRecord("id"), path, frozenset()), *body) as model:
+            return model
 
     assert found(None) is found(None, "") is found("tiny") is found(None, None, "tiny") is default_model(app)
     assert found("other") is found("other", "other") is not found("tiny")

@@ -624,7 +624,7 @@ async def test_a_text_that_breaks_the_model_hurts_no_neighbour(make_app: MakeApp
             await until(lambda: services(app).executors.busy_for)
             texts = [["a man", "man"], ["the", "poison"], ["a dogs", "dogs"], ["a two", "two"]]
             rest = [asyncio.create_task(http.post("/embed", json={"inputs": each})) for each in texts]
-            await until(lambda: default_model(app).embedder.batcher.waiting_items == 8)
+            await until(lambda: default_model(app).batcher.waiting_items == 8)
         assert (await first).status_code == 200
         found = await asyncio.gather(*rest)
         refused(found[1], 424, "Backend", "text 1: ", "not finite")

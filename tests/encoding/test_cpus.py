@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.inference.threads import available_cpus, share_threads
+from encoding.cpus import available_cpus
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +58,3 @@ def test_affinity_bounds_a_larger_quota(tmp_path: Path) -> None:
 
 def test_the_groups_of_this_process_are_read() -> None:
     assert 1 <= available_cpus() <= 8
-
-
-@pytest.mark.parametrize(
-    ("total", "shared"), [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4))]
-)
-def test_threads_are_shared_between_batches(total: int, shared: tuple[int, int]) -> None:
-    assert share_threads(total) == shared
-
-
-def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.inference.threads.available_cpus", lambda: 6)
-    assert share_threads(0) == (2, 3)

@@ -1,4 +1,4 @@
-"""The embedder and its model: texts in, vectors out, in order, off the loop."""
+"""A model: texts in, vectors out, in order, off the loop."""
 
 import asyncio
 import threading
@@ -15,9 +15,7 @@ from encoding.errors import TextError, TextTooLong
 from encoding.text import Batch
 from service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
 from service.inference.admission import Admission
-from service.inference.cache import Cache
-from service.inference.embedder import Part
-from service.inference.model import Model
+from service.inference.model import Cache, Model, Part
 from service.inference.threads import Executors, Threads
 from service.monitoring.metrics import Metrics
 from service.settings import Settings
@@ -62,7 +60,7 @@ async def model(cold: Callable[..., Model]) -> AsyncIterator[Model]:
 
 
 async def embed(model: Model, inputs: list[str] | list[list[int]], *, truncate: bool = True) -> NDArray[np.float32]:
-    found = await model.embedder.embed(Part(inputs), truncate=truncate, direction="right", client="")
+    found = await model.embed(Part(inputs), truncate=truncate, direction="right", client="")
     return np.stack(found.rows)
 
 
@@ -80,7 +78,7 @@ async def test_many_callers_at_once_get_their_own(model: Model) -> None:
 
 async def test_what_each_text_took(model: Model) -> None:
     template = len(sequence(""))
-    found = await model.embedder.embed(Part(["", "a man", "a " * 100]), truncate=True, direction="left", client="")
+    found = await model.embed(Part(["", "a man", "a " * 100]), truncate=True, direction="left", client="")
     assert found.tokens == template + template + 2 + MAX_TOKENS
     assert found.characters == 0 + 5 + 200
     assert np.stack(found.rows).shape == (3, DIMENSION)
@@ -90,7 +88,7 @@ async def test_what_each_text_took(model: Model) -> None:
 async def test_token_ids_are_texts(model: Model) -> None:
     words = [sequence(text, "[X]")[1:-1] for text in TEXTS]
     np.testing.assert_allclose(await embed(model, words), EXPECTED, atol=1e-6)
-    found = await model.embedder.embed(Part(words[:1]), truncate=True, direction="right", client="")
+    found = await model.embed(Part(words[:1]), truncate=True, direction="right", client="")
     assert (found.characters, found.tokens) == (0, len(sequence(TEXTS[0])))
     with pytest.raises(TextError, match=r"text 1, place 2: id 99999 is outside"):
         await embed(model, [[5], [5, 6, 99999]])
@@ -101,7 +99,7 @@ async def test_token_ids_are_texts(model: Model) -> None:
 async def test_the_side_that_is_cut(model: Model) -> None:
     text = "man " + "a " * 100 + "dogs"
     for direction, kept in (("right", "man " + "a " * (KEPT - 1)), ("left", "a " * (KEPT - 1) + "dogs")):
-        found = await model.embedder.embed(Part([text]), truncate=True, direction=direction, client="")
+        found = await model.embed(Part([text]), truncate=True, direction=direction, client="")
         np.testing.assert_allclose(np.stack(found.rows)[0], vector(sequence(kept)), atol=1e-6)
 
 
@@ -127,13 +125,13 @@ async def test_what_is_admitted_is_let_go(cold: Callable[..., Model]) -> None:
     with pytest.raises(BackendFailed):
         await embed(model, ["poison"])
     task = asyncio.create_task(embed(model, ["a"] * 5))
-    while not model.embedder.admission.tokens_in_flight:
+    while not model.admission.tokens_in_flight:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="the limit is 45"):
         await embed(model, ["a"] * 5)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert model.embedder.admission.tokens_in_flight == model.embedder.batcher.waiting == 0
+    assert model.admission.tokens_in_flight == model.batcher.waiting == 0
     await model.stop()
 
 
@@ -180,7 +178,7 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
     cold: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("service.inference.embedder.perf_counter", lambda: now)
+    monkeypatch.setattr("service.inference.model.perf_counter", lambda: now)
     other, model = cold(), cold()
     begun, free, run = threading.Event(), threading.Event(), other.session._infer
 
@@ -194,8 +192,8 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
         each.start(Metrics())
     before = asyncio.create_task(embed(other, ["a"]))
     await until(begun.is_set)
-    after = asyncio.create_task(model.embedder.embed(Part(["a"]), truncate=True, direction="right", client=""))
-    await until(lambda: model.embedder.admission.tokens_in_flight and not model.embedder.batcher.waiting)
+    after = asyncio.create_task(model.embed(Part(["a"]), truncate=True, direction="right", client=""))
+    await until(lambda: model.admission.tokens_in_flight and not model.batcher.waiting)
     now += 7
     free.set()
     assert (await after).timing == (0, 7, 0)
@@ -260,7 +258,7 @@ async def test_what_is_kept_is_not_computed_again(cold: Callable[..., Model], mo
 
     with monkeypatch.context() as patch:
         patch.setattr(model.session, "_infer", never)
-        found = await model.embedder.embed(
+        found = await model.embed(
             Part(["a", "two dogs run"] * 30), truncate=True, direction="right", client=""
         )
     assert np.array_equal(np.stack(found.rows), np.tile(first[::-1], (30, 1)))
@@ -293,13 +291,25 @@ async def test_batches_and_texts_are_counted(cold: Callable[..., Model]) -> None
     await model.stop()
 
 
-async def test_stopping_finishes_what_has_begun(cold: Callable[..., Model]) -> None:
+async def test_a_model_stops_at_the_end_of_its_last_lease(cold: Callable[..., Model]) -> None:
+    """Also where a lease has not embedded anything yet: it may be waiting for its text to be cut into chunks."""
     model = cold(max_batch_tokens=48)
     model.start(Metrics())
-    tasks = [asyncio.create_task(embed(model, [text] * 20)) for text in TEXTS]
-    await asyncio.sleep(0)  # each has begun, none is tokenised
-    await model.stop()
+    gate = asyncio.Event()
+
+    async def lease(text: str) -> NDArray[np.float32]:
+        with model.lease():
+            await gate.wait()
+            return await embed(model, [text] * 20)
+
+    tasks = [asyncio.create_task(lease(text)) for text in TEXTS]
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(model.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    gate.set()
+    await stopping
     for task, expected in zip(tasks, EXPECTED, strict=True):
-        np.testing.assert_allclose(task.result(), [expected] * 20, atol=1e-6)
+        np.testing.assert_allclose(await task, [expected] * 20, atol=1e-6)
     with pytest.raises(Unavailable):
         await embed(model, ["a"])

@@ -1,0 +1,75 @@
+"""The routes of the service: the one table that routers, middleware, metrics and errors read."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from service.errors import Shape
+
+
+@dataclass(frozen=True)
+class Route:
+    """A path, as FastAPI writes it, and what holds for its requests."""
+
+    path: str
+    posts: bool = False  # takes texts or token ids, by POST only
+    embeds: bool = False  # runs a model: its latency is measured
+    of_model: bool = False  # exists under /models/NAME too
+    public: bool = False  # is read without an API key
+
+
+EITHER: Final = Route("/", posts=True, embeds=True, public=True)  # read, it is a page; posted to, it is a model's too
+EMBED: Final = Route("/embed", posts=True, embeds=True, of_model=True)
+SIMILARITY: Final = Route("/similarity", posts=True, embeds=True, of_model=True)
+SEARCH: Final = Route("/search", posts=True, embeds=True, of_model=True)
+OPENAI: Final = Route("/v1/embeddings", posts=True, embeds=True, of_model=True)
+COHERE: Final = Route("/v2/embed", posts=True, embeds=True, of_model=True)
+TOKENIZE: Final = Route("/tokenize", posts=True, of_model=True)
+DECODE: Final = Route("/decode", posts=True, of_model=True)
+INFO: Final = Route("/info", of_model=True)
+MODELS: Final = Route("/v1/models", of_model=True)
+MODEL: Final = Route("/v1/models/{model}")
+HEALTH: Final = Route("/health", of_model=True, public=True)
+READY: Final = Route("/health/ready", public=True)
+LIVE: Final = Route("/health/live", public=True)
+STARTUP: Final = Route("/health/startup", public=True)
+METRICS: Final = Route("/metrics", public=True)
+RELOAD: Final = Route("/admin/reload")
+DOCS: Final = Route("/docs", public=True)
+DOCS_FILES: Final = Route("/docs/{name}", public=True)
+SCHEMA: Final = Route("/openapi.json", public=True)
+PLAYGROUND: Final = Route("/playground/{name}", public=True)
+ROUTES: Final = tuple(found for found in globals().values() if isinstance(found, Route))
+
+PAGE: Final = "GET /"  # the label of the page
+OTHER: Final = "other"  # the label of every path that is not a route
+LABELS: Final = (*(route.path for route in ROUTES), PAGE, OTHER)
+POST_ROUTES: Final = tuple(route.path for route in ROUTES if route.posts)
+MODEL_ROUTES: Final = tuple(route.path for route in ROUTES if route.embeds)
+PUBLIC: Final = tuple(re.sub(r"{\w+}", "*", route.path) for route in ROUTES if route.public)
+ALIASES: Final = {"/embeddings": OPENAI.path, "/models": MODELS.path}
+PATTERNS: Final = {route.path[: route.path.index("{")]: route.path for route in ROUTES if "{" in route.path}
+OF_MODEL: Final = re.compile(f"/models/([^/]+)({'|'.join(route.path for route in ROUTES if route.of_model)})?")
+
+
+def resolve(method: str, path: str) -> tuple[str, str | None]:
+    """Return the path of the route that serves a request's path, and the model that the path names."""
+    if found := OF_MODEL.fullmatch(path):
+        name, rest = found.groups()
+        return (rest or EITHER.path, name) if rest or method == "POST" else (f"{MODELS.path}/{name}", None)
+    return ALIASES.get(path, path), None
+
+
+def label(method: str, path: str) -> str:
+    """Return what the metrics call the route of a resolved path, also where the request did not reach it."""
+    under, slash, name = path.rpartition("/")
+    found = path if path in LABELS else PATTERNS.get(under + slash, OTHER) if name else OTHER
+    if method == "POST" or found not in POST_ROUTES:
+        return found
+    return PAGE if path == EITHER.path and method in ("GET", "HEAD") else OTHER
+
+
+def shape_of(path: str) -> Shape:
+    """Return the shape in which the clients of a path expect an error, also where it is not a route."""
+    version = re.match(r"(?:/models/[^/]+)?/(v1|v2)/|(/embeddings)$", path)
+    return "native" if version is None else "cohere" if version[1] == "v2" else "openai"
