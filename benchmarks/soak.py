@@ -3,9 +3,10 @@
     python -m benchmarks.soak --bundles FOLDER --model NAME --data DATA
 
 Each client sends one mixed request after another, to every model and route, with texts from one word to more tokens
-than fit. Some clients disconnect before the answer. The counts of the clients must match those of the server. The
-command writes benchmarks/results/soak.json and soak.svg, prints one line per minute, and exits with status 1 if a
-criterion fails.
+than fit. Some clients disconnect before the answer. With --reload-seconds, the default model is replaced again and
+again by a copy of it, which has the same vectors. The counts of the clients must match those of the server. The command
+writes benchmarks/results/soak.json and soak.svg, prints one line per minute, and exits with status 1 if a criterion
+fails.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +23,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -30,24 +35,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import Books, Known, Mix, client, sentences
+from encoding.bundle import SPEC_FILE
 from training.evaluate.machine import processor, threads, versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
 
 KNOWN = 400  # texts of each model that are embedded one by one before the load and compared with the answers under load
+ADMIN = "soak-administrator"
 SETTINGS = ("--queue-seconds", "120")  # a saturated queue is long on a slow machine
 
 
 class Server:
     """A real server process. Its log is read, and its warnings are kept."""
 
-    def __init__(self, options: argparse.Namespace, keys: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "service", "--bundle", str(options.bundles), "--port", "0"]
+    def __init__(self, bundles: Path, options: argparse.Namespace, keys: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "service", "--bundle", str(bundles), "--port", "0"]
         command += ["--model", options.model] if options.model else []
         command += SETTINGS
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}
-        environ["CLOZE_API_KEYS"] = ",".join(keys)
+        environ |= {"CLOZE_API_KEYS": ",".join(keys), "CLOZE_ADMIN_KEYS": ADMIN}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         assert self.process.stderr is not None
         self.url = next((found[1] for line in self.process.stderr if (found := SERVING.search(line))), "")
@@ -80,13 +87,48 @@ LOUD = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 
 
 @contextmanager
-def served(options: argparse.Namespace, keys: Sequence[str]) -> Iterator[Server]:
-    server = Server(options, keys)
+def served(bundles: Path, options: argparse.Namespace, keys: Sequence[str]) -> Iterator[Server]:
+    server = Server(bundles, options, keys)
     try:
         yield server
     finally:
         if server.process.poll() is None:
             server.process.kill()
+
+
+class Twins:
+    """A folder of links to the bundles. That of the default model leads to it or to a copy with another model card."""
+
+    def __init__(self, bundles: Path, model: str, folder: Path) -> None:
+        single = (bundles / SPEC_FILE).exists()
+        original = (bundles if single else bundles / model).resolve()
+        self.served, copy = folder / "served", folder / "copy"
+        self.served.mkdir()
+        for bundle in [original] if single else bundles.iterdir():
+            (self.served / bundle.name).symlink_to(bundle.resolve())
+        shutil.copytree(original, copy)
+        with (copy / "README.md").open("a", encoding="utf-8") as card:
+            card.write("\n")
+        spec = json.loads((copy / SPEC_FILE).read_text(encoding="utf-8"))
+        spec["files"]["README.md"] = sha256((copy / "README.md").read_bytes()).hexdigest()
+        (copy / SPEC_FILE).write_text(json.dumps(spec), encoding="utf-8")
+        self._link, self._targets = self.served / original.name, cycle([copy, original])
+
+    def swap(self) -> None:
+        new = self.served / ".next"
+        new.symlink_to(next(self._targets))
+        os.replace(new, self._link)
+
+
+async def reload(http: httpx.AsyncClient, twins: Twins, seconds: float) -> None:
+    """Replace the default model every so many seconds; SystemExit where the service does not."""
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    while True:
+        await asyncio.sleep(seconds)
+        twins.swap()
+        response = await http.post("/admin/reload", headers=headers)
+        if response.status_code != 200 or not response.json()["changed"]:
+            raise SystemExit(f"a reload was answered {response.status_code}: {response.text}")
 
 
 Metrics = dict[str, list[tuple[dict[str, str], float]]]
@@ -128,7 +170,9 @@ async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: 
             minute += 1
 
 
-async def load(server: Server, options: argparse.Namespace, keys: Sequence[str]) -> tuple[dict[str, Any], Run]:
+async def load(
+    server: Server, twins: Twins, options: argparse.Namespace, keys: Sequence[str]
+) -> tuple[dict[str, Any], Run]:
     """The response of `/info`, and the final counts of the clients and the server."""
     rng, books, samples = random.Random(0), Books(), list[Sample]()
     texts = sentences(options.data, rng)
@@ -139,14 +183,19 @@ async def load(server: Server, options: argparse.Namespace, keys: Sequence[str])
         known = {name: await Known.make(http, name, rng.sample(texts, KNOWN)) for name in info["models"]}
         before = await scrape(http)
         started = time.monotonic()
-        watching = asyncio.create_task(watch(http, server, books, started, samples))
+        beside = [asyncio.create_task(watch(http, server, books, started, samples))]
+        if options.reload_seconds:
+            beside.append(asyncio.create_task(reload(http, twins, options.reload_seconds)))
         until = started + 60 * options.minutes
         mixes = [Mix(known, info["default_model"], texts, books, seed) for seed in range(options.clients)]
         clients = [client(http, mix, keys[n % len(keys)], books, started, until) for n, mix in enumerate(mixes)]
         await asyncio.gather(*clients)
         seconds = time.monotonic() - started
-        watching.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         after = await settled(http)
+    info["reloads"] = difference(before, after, "cloze_reloads_total", outcome="swapped")
     return info, Run(
         books=books,
         samples=samples,
@@ -173,11 +222,12 @@ def difference(before: Metrics, after: Metrics, name: str, **labels: str) -> int
 
 
 def statuses(before: Metrics, after: Metrics) -> dict[str, int]:
-    """Responses by status, without those to the scrapes of the metrics."""
+    """Responses by status, without those to the scrapes of the metrics and to the reloads."""
     found = {labels["status"] for labels, _ in after["cloze_requests_total"]}
     own = difference(before, after, "cloze_requests_total", route="/metrics", status="200")
     counts = {status: difference(before, after, "cloze_requests_total", status=status) for status in sorted(found)}
-    counts["200"] -= own
+    reloads = difference(before, after, "cloze_requests_total", route="/admin/reload", status="200")
+    counts["200"] -= own + reloads
     return {status: count for status, count in counts.items() if count}
 
 
@@ -188,16 +238,20 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder that contains corpus/")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=24, help="number of connections; four share one API key")
+    parser.add_argument("--reload-seconds", type=float, default=0, help="replace the default model so often; 0: never")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     keys = [f"soak-client-number-{number}" for number in range(-(-options.clients // 4))]
-    with served(options, keys) as server:
-        info, run = asyncio.run(load(server, options, keys))
-        held = criteria(run, server.end(), server.warnings)
+    with TemporaryDirectory() as folder:
+        twins = Twins(options.bundles, options.model, Path(folder))
+        with served(twins.served, options, keys) as server:
+            info, run = asyncio.run(load(server, twins, options, keys))
+            held = criteria(run, server.end(), server.warnings)
     results = {
         "clients": options.clients,
         "models": info["models"],
         "default_model": info["default_model"],
+        "reloads": info["reloads"],
         "settings": " ".join(SETTINGS),
         "machine": f"{processor()}, {threads()} CPUs, shared by the server and its clients",
         "versions": versions(PACKAGES),

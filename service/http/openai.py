@@ -102,15 +102,11 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
 async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
     models = context.services.models
+    names = models.served | {alias: models.served[name] for alias, name in models.aliases.items()}
     with lease(context) as asked:
-        served = [asked] if context.model else list(models)
-    aliases = {alias: models.served[name] for alias, name in models.aliases.items()}
-    return ModelList(
-        data=[
-            *(_card(model, model.name) for model in served),
-            *(_card(model, alias) for alias, model in aliases.items() if model in served),
-        ]
-    )
+        return ModelList(
+            data=[_card(model, name) for name, model in names.items() if model is asked or not context.model]
+        )
 
 
 @router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")

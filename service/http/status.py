@@ -12,10 +12,9 @@ from service.http.compare import MAX_SIMILARITIES
 from service.http.request import Context, lease
 from service.http.schemas import Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
-from service.inference.model import MAX_TEXT_CHARACTERS, Model
+from service.inference.model import MAX_TEXT_CHARACTERS
 from service.inference.models import Reloaded
 from service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STARTUP
-from service.services import Services
 
 DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
@@ -50,52 +49,49 @@ async def live() -> Response:
 @router.get(INFO.path, summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
     """Under /models/NAME, describe that model."""
+    services = context.services
     with lease(context) as model:
-        return _info(model, context.services)
-
-
-def _info(model: Model, services: Services) -> Info:
-    settings, models, threads = services.settings, services.models, services.executors.threads
-    spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
-    return Info(
-        model_id=model.name,
-        model_sha=model.graph,
-        model_dtype=DTYPES[session.precision],
-        served_model_name=model.name,
-        model_type={"embedding": {"pooling": spec.pooling}},
-        max_concurrent_requests=settings.max_concurrent_requests,
-        max_input_length=spec.max_tokens,
-        max_batch_tokens=model.max_batch_tokens,
-        max_client_batch_size=settings.max_client_batch_size,
-        auto_truncate=settings.auto_truncate,
-        tokenization_workers=services.executors.tokenization_workers,
-        version=VERSION,
-        dimension=spec.dimension,
-        provider=session.provider,
-        threads=threads.batches * threads.per_batch,
-        threads_per_batch=threads.per_batch,
-        token_ids=settings.token_ids,
-        vocabulary_size=encoder.vocabulary_size,
-        max_tokens_in_flight=settings.max_tokens_in_flight,
-        max_text_characters=MAX_TEXT_CHARACTERS,
-        max_body_bytes=settings.payload_limit,
-        max_similarities=MAX_SIMILARITIES,
-        max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
-        max_decode_ids=MAX_DECODE_IDS,
-        template=TemplateInfo(
-            text=spec.template,
-            pooling=spec.pooling,
-            template_tokens=encoder.template_tokens,
-            text_tokens=encoder.text_tokens,
-            final_period=spec.final_period,
-            denoising=spec.denoising,
-        ),
-        templates=spec.templates,
-        embedding_space=model.space,
-        models=list(models.served),
-        default_model=models.default,
-        aliases=models.aliases,
-    )
+        settings, models, threads = services.settings, services.models, services.executors.threads
+        spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
+        return Info(
+            model_id=model.name,
+            model_sha=model.graph,
+            model_dtype=DTYPES[session.precision],
+            served_model_name=model.name,
+            model_type={"embedding": {"pooling": spec.pooling}},
+            max_concurrent_requests=settings.max_concurrent_requests,
+            max_input_length=spec.max_tokens,
+            max_batch_tokens=model.max_batch_tokens,
+            max_client_batch_size=settings.max_client_batch_size,
+            auto_truncate=settings.auto_truncate,
+            tokenization_workers=services.executors.tokenization_workers,
+            version=VERSION,
+            dimension=spec.dimension,
+            provider=session.provider,
+            threads=threads.batches * threads.per_batch,
+            threads_per_batch=threads.per_batch,
+            token_ids=settings.token_ids,
+            vocabulary_size=encoder.vocabulary_size,
+            max_tokens_in_flight=settings.max_tokens_in_flight,
+            max_text_characters=MAX_TEXT_CHARACTERS,
+            max_body_bytes=settings.payload_limit,
+            max_similarities=MAX_SIMILARITIES,
+            max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
+            max_decode_ids=MAX_DECODE_IDS,
+            template=TemplateInfo(
+                text=spec.template,
+                pooling=spec.pooling,
+                template_tokens=encoder.template_tokens,
+                text_tokens=encoder.text_tokens,
+                final_period=spec.final_period,
+                denoising=spec.denoising,
+            ),
+            templates=spec.templates,
+            embedding_space=model.space,
+            models=list(models.served),
+            default_model=models.default,
+            aliases=models.aliases,
+        )
 
 
 @probes.get(METRICS.path, responses={200: {"content": {"text/plain": {}}}})

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
+from statistics import fmean
 from time import perf_counter
 from typing import Final, NamedTuple, Self, cast
 
@@ -254,7 +255,7 @@ class Model:
         metrics.cache_hits.inc(len(tokens) - len(missing))
         metrics.drift.observe(found, [each.ids for each in tokens], cut)
         waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
-        timing = Timing(now - started, _mean(waits), _mean([row.ran for row in rows]))
+        timing = Timing(now - started, fmean(waits or [0.0]), fmean([row.ran for row in rows] or [0.0]))
         characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
         return Embeddings(found, total, characters, truncated, timing)
 
@@ -348,7 +349,3 @@ def _slices(parts: Iterable[Part]) -> Iterator[Part]:
             size += len(each)
         if inputs:
             yield Part(inputs[first:], template)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

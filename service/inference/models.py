@@ -51,9 +51,7 @@ class Models:
         Raises BundleError or SessionError where one cannot be served, OptionError where the default or an alias is not
         clear. A graph that hangs ends the process.
         """
-        self._settings = settings
-        self._metrics = metrics
-        self._background = background
+        self._settings, self._metrics, self._background = settings, metrics, background
         self._load_model = load_model
         self._limit = min(HUNG_AFTER * settings.stall_seconds, TIMEOUT_MAX)  # seconds
         self._reloading = asyncio.Lock()

@@ -57,12 +57,9 @@ class Executors:
         pools = (self.graphs, self.workers)
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
-        ended = asyncio.gather(*(asyncio.to_thread(pool.shutdown) for pool in pools))
-        try:
-            await asyncio.wait_for(asyncio.shield(ended), left)
-        except TimeoutError:
-            return False
-        return True
+        ended = [asyncio.wrap_future(run_apart(pool.shutdown)) for pool in pools]
+        _, hanging = await asyncio.wait(ended, timeout=left)
+        return not hanging
 
 
 def run_apart(task: Callable[[], Result]) -> Future[Result]:
