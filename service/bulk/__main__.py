@@ -1,7 +1,7 @@
 """`python -m service.bulk IN OUT --bundle B`: embed the texts of files into parquet files."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,9 +18,8 @@ from encoding.text import TOKENIZER_FILES
 from service.settings import PrecisionChoice
 
 if TYPE_CHECKING:
-    from service.bulk.job import Progress
-    from service.bulk.output import Counts
-    from service.bulk.source import File
+    from service.bulk.output import Counts, Output
+    from service.bulk.source import Source
 
 NEEDED: Final = ("pyarrow", "ray", "tqdm")
 SOME_FAILED: Final = 3  # the exit status where some rows have no vector
@@ -74,15 +73,42 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _embed(options: BulkCommand) -> int:
-    """Check all that can be checked before Ray starts, and run the job."""
     from service.bulk import job  # importing Ray takes seconds, which --help does not need
-    from service.bulk.embed import Embed, check_dimensions, text_encoder
-    from service.bulk.output import Counts, Output
+    from service.bulk.embed import Embed
+    from service.bulk.lock import Lock
+    from service.bulk.output import Counts
+    from service.bulk.progress import show
+    from service.bulk.workers import resources
+
+    bundle, source, output = _checked(options)
+    with Lock(output.filesystem, output.root) as lock:
+        precision = _precision(options, bundle, output.manifest())
+        vectors = _vectors(options) | {"precision": precision}
+        output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
+        complete = output.finished()
+        before = Counts.total(complete.values())
+        started = perf_counter()
+        with job.connection(options.address):
+            given = resources(options.worker_cpus, options.worker_gpus, options.workers, wait=bool(options.address))
+            vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
+            make = partial(Embed, options.bundle.absolute(), **vectors)
+            parts = lock.guard(job.run(make, source, output, given, complete))
+            counts, seconds = show(parts, sum(file.size for file in source.files), before)
+            engine = perf_counter() - started - seconds
+    return _report(options.out, counts, before, seconds, engine)
+
+
+def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":
+    """Check all that can be checked before anything is written and Ray starts."""
+    from service.bulk.embed import check_dimensions, text_encoder
+    from service.bulk.output import Output
     from service.bulk.source import Source
 
     bundle = Bundle.load(options.bundle)
     check_dimensions(options.dimensions, bundle)
     text_encoder(options.prompt_name, bundle)
+    if options.precision != "auto":
+        bundle.graph(options.precision)
     source = Source.find(
         options.input,
         text_column=options.text_column,
@@ -90,27 +116,22 @@ def _embed(options: BulkCommand) -> int:
         columns=options.columns,
         rows_per_part=options.rows_per_file,
     )
-    output = Output.at(options.out, options.rows_per_file)
-    precision = _precision(options, bundle, output.manifest())
-    vectors: dict[str, Any] = {
+    return bundle, source, Output.at(options.out, options.rows_per_file)
+
+
+def _vectors(options: BulkCommand) -> dict[str, Any]:
+    return {
         "text_column": options.text_column,
         "prompt_name": options.prompt_name,
         "dtype": options.dtype,
         "dimensions": options.dimensions,
         "normalize": options.normalize,
         "truncate": options.auto_truncate,
-        "precision": precision,
     }
-    output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
-    complete = output.finished()
-    before = Counts.total(complete.values())
-    started = perf_counter()
-    job.start(options.address)
-    given = job.resources(options.worker_cpus, options.worker_gpus, options.workers)
-    vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
-    make = partial(Embed, options.bundle.absolute(), **vectors)
-    counts, seconds = _watch(job.run(make, source, output, given, complete), source.files)
-    engine = perf_counter() - started - seconds
+
+
+def _report(out: str, counts: "Counts", before: "Counts", seconds: float, engine: float) -> int:
+    """Print what was done; `engine` is what Ray took in seconds. Return the exit status."""
     print(
         f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
         f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
@@ -118,7 +139,7 @@ def _embed(options: BulkCommand) -> int:
     if before.rows or before.failed:
         print(f"{before.rows} rows had their vectors from an earlier start")
     if failed := before.failed + counts.failed:
-        print(f"{failed} rows have no vector; {options.out}/errors says which, and why")
+        print(f"{failed} rows have no vector; {out}/errors says which, and why")
         return SOME_FAILED
     return 0
 
@@ -128,7 +149,6 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
     from service.inference.session import PROFILES, Session
 
     if options.precision != "auto":
-        bundle.graph(options.precision)
         return options.precision
     if former is not None:
         found: Precision = former["precision"]
@@ -149,27 +169,6 @@ def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
         "final_period": spec.final_period,
     }
     return options | {"sha256": files}
-
-
-def _watch(progress: "Iterator[Progress]", files: "tuple[File, ...]") -> "tuple[Counts, float]":
-    """Show the progress in bytes of the input, which is known beforehand.
-
-    Return the sum of the counts, and the seconds from the beginning of the first part to the end of the last one.
-    """
-    from tqdm import tqdm
-
-    from service.bulk.output import Counts
-
-    done, total, began, now = [0] * len(files), Counts(), None, 0.0
-    with tqdm(total=sum(file.size for file in files), unit="B", unit_scale=True) as bar:
-        for each in progress:
-            now = perf_counter()
-            began = now - each.seconds if began is None else began
-            total = Counts.total([total, each.counts])
-            bar.update(max(0, each.done - done[each.file]))
-            bar.set_postfix_str(f"{total.rows} rows, {total.rows / (now - began):.0f} rows/s")
-            done[each.file] = max(each.done, done[each.file])
-    return total, now - (began or now)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from encoding.bundle import Bundle
 from encoding.errors import OptionError, TextError
 from encoding.text import TextEncoder, Tokens
 from service.errors import BackendFailed
-from service.inference.embedder import MAX_TEXT_CHARACTERS
+from service.inference.model import MAX_TEXT_CHARACTERS
 from service.inference.session import Session
 from service.inference.threads import share_threads
 from service.inference.vectors import Array, Format, finish, pack

@@ -9,7 +9,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
@@ -21,10 +21,12 @@ import numpy as np
 import ray
 from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
 
-from encoding.errors import ClozeError, OptionError
+from encoding.errors import ClozeError
 from service.bulk.embed import Embed
-from service.bulk.output import Counts, Output
+from service.bulk.output import Output
+from service.bulk.progress import Progress
 from service.bulk.source import Failure, Part, Source
+from service.bulk.workers import Resources
 
 STORE: Final = 2**29  # bytes of Ray's object store on one machine, which holds the texts that wait for an actor
 READERS: Final = 4  # files that are read at once
@@ -36,26 +38,6 @@ Batch = dict[str, Any]
 
 class JobError(ClozeError):
     """The job ended before its last part."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one actor gets, how many actors there are at first, and at most where the cluster grows."""
-
-    cpus: int
-    gpus: float
-    actors: int
-    most: int | None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What is known of a complete part: its file, the bytes of that file read so far, its counts, its seconds."""
-
-    file: int
-    done: int
-    counts: Counts
-    seconds: float
 
 
 class _Embedder:
@@ -74,19 +56,22 @@ class _Embedder:
         errors = enumerate(table.column("error").to_pylist())
         failed = [Failure(self._source.row_id(table, row), why) for row, why in errors if why is not None]
         counts = self._output.write(part.file, part.number, table, [*part.failures, *failed])
-        return Progress(part.file, part.done, counts, perf_counter() - started)
+        return Progress(part.bytes, counts, perf_counter() - started)
 
 
-def start(address: str | None) -> float:
-    """Start Ray on this machine, or connect to a cluster. Return the seconds that took. Raises JobError."""
-    started = perf_counter()
+@contextmanager
+def connection(address: str | None) -> Iterator[None]:
+    """Start Ray on this machine, or connect to a cluster, until the end of the block. Raises JobError."""
     _check_reachable(address)
     local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
-    return perf_counter() - started
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _check_reachable(address: str | None) -> None:
@@ -98,25 +83,6 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise JobError(f"Ray cannot be reached at {address}: {error}; is the cluster running?") from error
-
-
-def resources(cpus: int, gpus: float, most: int) -> Resources:
-    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; `most` 0 means any number.
-
-    Raises OptionError where no node has that much.
-    """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    wanted = cpus or int(min(4, *(node["CPU"] for node in nodes)))
-    fitting = sum(_fitting(node, wanted, gpus) for node in nodes)
-    if not fitting:
-        found = "; ".join(f"{node['CPU']:g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
-        raise OptionError(f"no node has {wanted} CPUs and {gpus:g} GPUs; the nodes have {found}")
-    return Resources(wanted, gpus, min(fitting, most or fitting), most or None)
-
-
-def _fitting(node: dict[str, float], cpus: int, gpus: float) -> int:
-    by_cpus = int(node["CPU"] // cpus)
-    return min(by_cpus, int(node.get("GPU", 0) / gpus)) if gpus else by_cpus
 
 
 def run(

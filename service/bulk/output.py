@@ -1,6 +1,7 @@
 """The folder that a job writes, on any file system of pyarrow.
 
     job.json                                     what made the vectors; another job cannot write into the folder
+    job.lock                                     the process that writes here now; see service/bulk/lock.py
     vectors/00000-000/part-000000.parquet        the rows of one part of the first file, in its first shard
     errors/00000-000/part-000000.parquet         those rows of the part that have no vector, and why
 
@@ -12,6 +13,7 @@ import json
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import abspath
 from typing import Any, Final, NamedTuple
@@ -22,6 +24,7 @@ from pyarrow import fs
 
 from encoding.errors import ClozeError, OptionError
 from service.bulk.embed import SPACE
+from service.bulk.lock import LOCK
 from service.bulk.source import Failure
 
 SHARD: Final = 10_000_000  # rows of one folder
@@ -41,6 +44,10 @@ class Counts(NamedTuple):
     tokens: int = 0
     truncated: int = 0
     failed: int = 0
+
+    @property
+    def all_rows(self) -> int:
+        return self.rows + self.failed
 
     @classmethod
     def total(cls, counts: Iterable["Counts"]) -> "Counts":
@@ -81,23 +88,29 @@ class Output:
     def begin(self, manifest: dict[str, Any]) -> None:
         """Write the record of a new job, or check that the job that began the folder was the same.
 
-        Raises OptionError where the folder holds something else, or the vectors of another job.
+        The caller has the folder's lock. Raises OptionError if the folder holds something else, or the vectors of
+        another job; then nothing is changed.
         """
         former = self.manifest()
+        if former is not None:
+            self._check_same(former, json.loads(json.dumps(manifest)))
         try:
             self.filesystem.create_dir(self.root, recursive=True)
             inside = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
             partial = [info.path for info in inside if info.path.endswith(PARTIAL)]
             if former is None:
-                if len(inside) > len(partial):
+                if {info.path for info in inside} - {*partial, f"{self.root}/{LOCK}"}:
                     raise OptionError(f"{self.root} is not empty and not the output of a job; choose another folder")
                 self._replace(f"{self.root}/{MANIFEST}", json.dumps(manifest, indent=2).encode() + b"\n")
             for path in partial:
-                self.filesystem.delete_file(path)
+                with suppress(FileNotFoundError):  # a worker of a killed job may just have finished it
+                    self.filesystem.delete_file(path)
         except OSError as error:
             raise OutputError(f"{self.root} cannot be written: {error}; choose another folder") from error
-        for key, value in json.loads(json.dumps(manifest)).items():
-            if former is not None and former.get(key) != value:
+
+    def _check_same(self, former: dict[str, Any], manifest: dict[str, Any]) -> None:
+        for key, value in manifest.items():
+            if former.get(key) != value:
                 raise OptionError(
                     f"{self.root} was begun with {key} {former.get(key)!r:.300}, and now it is {value!r:.300}; choose "
                     "another folder, or give the former options"

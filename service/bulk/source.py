@@ -55,13 +55,13 @@ class Failure(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows of one file: `table` has those that could be read, `done` says how many bytes of the file were read."""
+    """Rows of one file: `table` has those that could be read. They take about `bytes` of the file."""
 
     file: int
     number: int
     table: pa.Table
     failures: list[Failure]
-    done: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -129,28 +129,30 @@ class Source:
             contents.schema_arrow.field(field.name).type == field.type for field in self.schema
         ):
             raise SourceError(f"{path} does not have the columns of {self.files[0].path}; embed it by itself")
-        number = first = done = 0
+        row_bytes = self.files[file].size / max(contents.metadata.num_rows, 1)
+        number = first = 0
         for group in range(contents.num_row_groups):
             facts = contents.metadata.row_group(group)
             numbers = range(number, number - (-facts.num_rows // size))
-            done += sum(facts.column(column).total_compressed_size for column in range(facts.num_columns))
             if not all(map(skip, numbers)):
                 batches = contents.iter_batches(size, [group], self.schema.names)
                 for own, batch in zip(numbers, batches, strict=True):
                     if not skip(own):
                         table = pa.Table.from_batches([batch]).select(self.schema.names)
                         ids = range(first + (own - number) * size, first + (own - number) * size + len(table))
-                        yield Part(file, own, self._with_ids(table, file, ids), [], done)
+                        yield Part(file, own, self._with_ids(table, file, ids), [], round(len(table) * row_bytes))
             number, first = numbers.stop, first + facts.num_rows
 
     def _text_parts(self, file: int, raw: pa.NativeFile, skip: Callable[[int], bool]) -> Iterator[Part]:
-        rows, number = _rows(self.files[file].path, raw), 0
+        path, size = self.files[file].path, self.files[file].size
+        stream = _open(path, raw)
+        rows, number, before = _rows(path, stream), 0, 0
         while chunk := list(islice(rows, self.rows_per_part)):
+            after = size if raw.closed else _position(stream, raw)  # a reader of .csv closes it at the end
             if not skip(number):
                 table, failures = self._table(file, number * self.rows_per_part, chunk)
-                done = self.files[file].size if raw.closed else raw.tell()  # its reader closes it at the end
-                yield Part(file, number, table, failures, done)
-            number += 1
+                yield Part(file, number, table, failures, after - before)
+            number, before = number + 1, after
 
     def _table(self, file: int, first: int, rows: list[Row]) -> tuple[pa.Table, list[Failure]]:
         """Return the rows as a table, and those that are not like the others. `first` is the first row's index."""
@@ -242,7 +244,7 @@ def _schema(filesystem: fs.FileSystem, path: str) -> pa.Schema:
         with filesystem.open_input_file(path) as raw:
             if path.endswith(".parquet"):
                 return pq.read_schema(raw).remove_metadata()
-            rows = [row for row in islice(_rows(path, raw), SAMPLE) if not isinstance(row, str)]
+            rows = [row for row in islice(_rows(path, _open(path, raw)), SAMPLE) if not isinstance(row, str)]
         if not rows:
             raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows")
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -260,31 +262,39 @@ def _type(values: list[Any]) -> pa.DataType:
     return pa.string() if pa.types.is_null(found) else found
 
 
-def _rows(path: str, raw: pa.NativeFile) -> Iterator[Row]:
+def _open(path: str, raw: pa.NativeFile) -> io.BufferedReader:
     compression = COMPRESSIONS.get(path[path.rfind(".") :])
-    stream = pa.CompressedInputStream(raw, compression) if compression else raw
-    return READERS[_ending(path)](io.BufferedReader(stream, BUFFER))
+    return io.BufferedReader(pa.CompressedInputStream(raw, compression) if compression else raw, BUFFER)
 
 
-def _lines(stream: io.BufferedReader) -> Iterator[bytes]:
+def _position(stream: io.BufferedReader, raw: pa.NativeFile) -> int:
+    """Return the bytes of the file before the next row; for a compressed file, those before the next buffer."""
+    return stream.tell() if stream.raw is raw else raw.tell()
+
+
+def _rows(path: str, stream: io.BufferedReader) -> Iterator[Row]:
+    return READERS[_ending(path)](stream, path)
+
+
+def _lines(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
     first = True
     while line := stream.readline(MAX_LINE):
         if len(line) == MAX_LINE:
-            raise SourceError(f"{stream.raw} has a line of more than {MAX_LINE} bytes; is it a file of texts?")
+            raise SourceError(f"{path} has a line of more than {MAX_LINE} bytes; is it a file of texts?")
         yield line.removeprefix(BOM).rstrip(b"\r\n") if first else line.rstrip(b"\r\n")
         first = False
 
 
-def _text_rows(stream: io.BufferedReader) -> Iterator[Row]:
-    for line in _lines(stream):
+def _text_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
+    for line in _lines(stream, path):
         try:
             yield {"text": line.decode()}
         except UnicodeDecodeError as error:
             yield _not_utf8(error)
 
 
-def _json_rows(stream: io.BufferedReader) -> Iterator[Row]:
-    for line in _lines(stream):
+def _json_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
+    for line in _lines(stream, path):
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -293,13 +303,13 @@ def _json_rows(stream: io.BufferedReader) -> Iterator[Row]:
             yield row if isinstance(row, dict) else "not a JSON object"
 
 
-def _csv_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[Row]:
+def _csv_rows(stream: io.BufferedReader, path: str, delimiter: str = ",") -> Iterator[Row]:
     """The first row names the columns; every value is a text."""
     text = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")
     records = csv.reader(text, delimiter=delimiter, strict=True)
     names = [name.removeprefix("\ufeff") for name in next(records, [])]
     if len(set(names)) < len(names):
-        raise SourceError(f"two columns of the header have the same name: {', '.join(names)}")
+        raise SourceError(f"two columns of the header have the same name in {path}: {', '.join(names)}")
     for record in records:
         if len(record) != len(names):
             yield f"{len(record)} values; the header has {len(names)} columns"
@@ -313,15 +323,15 @@ def _csv_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[Row]:
             yield _not_utf8(error)
 
 
-def _tsv_rows(stream: io.BufferedReader) -> Iterator[Row]:
-    return _csv_rows(stream, "\t")
+def _tsv_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
+    return _csv_rows(stream, path, "\t")
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
 
 
-READERS: Final[dict[str, Callable[[io.BufferedReader], Iterator[Row]]]] = {
+READERS: Final[dict[str, Callable[[io.BufferedReader, str], Iterator[Row]]]] = {
     ".jsonl": _json_rows,
     ".csv": _csv_rows,
     ".tsv": _tsv_rows,

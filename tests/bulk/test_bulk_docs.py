@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE
 from reference.tables import TABLES, documented
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,6 @@ def test_an_example_prints_what_the_page_shows(code: str, folder: Path) -> None:
 
 def run(command: list[str], home: Path) -> str:
     environ = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout

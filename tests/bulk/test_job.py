@@ -5,15 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from harness import PATIENCE, wait_until
 from tiny_bundle import graph, write_bundle
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
@@ -45,18 +45,11 @@ def command(source: Path, out: Path, bundle: Path, *options: str) -> list[str]:
 
 
 def run(source: Path, out: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(source, out, bundle, *options), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command(source, out, bundle, *options), capture_output=True, text=True, timeout=PATIENCE)
 
 
 def complete(out: Path) -> int:
     return len(list(out.glob("vectors/**/*.parquet")))
-
-
-def wait(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = monotonic() + seconds
-    while not condition():
-        assert monotonic() < deadline
-        sleep(0.01)
 
 
 def vectors(out: Path) -> pa.Table:
@@ -81,6 +74,7 @@ def undisturbed(texts: Path, slow_bundle: Path, tmp_path_factory: pytest.TempPat
     found = run(texts, out, slow_bundle)
     assert (found.returncode, complete(out)) == (0, PARTS), found.stderr
     assert re.search(rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .*; starting Ray and ", found.stdout)
+    assert re.search(rf"100%\|.*\| {ROWS}/{ROWS} rows \[.* left, +[\d.]+ rows/s\]$", found.stderr.rstrip())
     assert len(vectors(out)) == ROWS
     return vectors(out)
 
@@ -91,7 +85,7 @@ def test_a_killed_driver_goes_on_where_it_was(
 ) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
+    wait_until(lambda: (out / "job.json").exists() and complete(out) >= moment)
     process.kill()
     process.wait()
     assert complete(out) < PARTS
@@ -102,16 +96,44 @@ def test_a_killed_driver_goes_on_where_it_was(
     check_same(out, undisturbed)
 
 
+def test_a_second_job_is_refused_and_the_first_one_goes_on(
+    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: complete(out))
+        process.send_signal(signal.SIGSTOP)  # so that it cannot end before the others start
+        for options in ([], ["--dtype", "int8"]):
+            found = run(texts, out, slow_bundle, *options)
+            assert found.returncode == 2
+            assert f"error: {out} is being written by another job, process {process.pid} on " in found.stderr
+        process.send_signal(signal.SIGCONT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    check_same(out, undisturbed)
+
+
+def test_an_interrupted_job_releases_its_lock(texts: Path, slow_bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: complete(out))
+        assert (out / "job.lock").exists()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, errors
+    assert not (out / "job.lock").exists()
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_worker_is_replaced(
     texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
 ) -> None:
     out = tmp_path / "out"
     with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait(lambda: workers(process.pid) and complete(out) >= moment)
+        wait_until(lambda: workers(process.pid) and complete(out) >= moment)
         for worker in workers(process.pid):
             worker.kill()
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     check_same(out, undisturbed)
 
@@ -146,15 +168,49 @@ def test_a_lost_node_is_done_without(
     out = tmp_path / "out"
     words = command(texts, out, slow_bundle, "--address", cluster.address)  # type: ignore[attr-defined]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait(lambda: (out / "job.json").exists() and complete(out) >= moment)
+        wait_until(lambda: (out / "job.json").exists() and complete(out) >= moment)
         node = next(iter(cluster.worker_nodes))  # type: ignore[attr-defined]
         raylet = node.all_processes["raylet"][0].process.pid
         for child in psutil.Process(raylet).children(recursive=True):
             child.kill()
         os.kill(raylet, signal.SIGKILL)
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     check_same(out, undisturbed)
+
+
+@pytest.fixture
+def empty_cluster() -> Iterator[object]:
+    """A head without CPUs, as KubeRay starts it."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_job_waits_for_the_first_node(empty_cluster: object, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a man\n")
+    address = empty_cluster.address  # type: ignore[attr-defined]
+    words = command(tmp_path / "texts.txt", tmp_path / "out", bundle, "--address", address)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: demand(address) or process.poll() is not None)
+        assert demand(address) == [{"CPU": 1}]
+        empty_cluster.add_node(num_cpus=1)  # type: ignore[attr-defined]
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "no node has 1 CPU and 0 GPUs; the nodes have 0 CPUs and 0 GPUs; waiting at most 600 s for" in errors
+    assert len(vectors(tmp_path / "out")) == 1
+
+
+def demand(address: str) -> list[dict[str, float]]:
+    """What an autoscaler sees: the resources of each kind of task that fits on no node."""
+    from ray._raylet import GcsClient
+    from ray.autoscaler.v2.sdk import get_cluster_resource_state
+
+    state = get_cluster_resource_state(GcsClient(address=address))
+    return [dict(each.request.resources_bundle) for each in state.pending_resource_requests]
 
 
 def test_rows_that_fail_are_named_and_the_exit_status_says_so(bundle: Path, tmp_path: Path) -> None:
@@ -188,7 +244,7 @@ def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: P
         (["--dimensions", "99"], "dimensions is 99; tiny has 16"),
         (["--precision", "int8"], "has no int8 graph"),
         (["--dtype", "float8"], "--dtype is 'float8': input should be 'float32', 'float16', 'int8' or 'binary'"),
-        (["--worker-cpus", "99"], "no node has 99 CPUs and 0 GPUs"),
+        (["--worker-cpus", "99"], "no node has 99 CPUs and 0 GPUs; the nodes have "),
         (["--worker-gpus", "0.5"], "no node has"),
         (["--address", "127.0.0.1:1"], "Ray cannot be reached at 127.0.0.1:1"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from encoding.errors import OptionError
 from service.bulk import Embed
+from service.bulk.lock import Lock
 from service.bulk.output import SHARD, Counts, Output, OutputError
 from service.bulk.source import Failure
 
@@ -91,6 +92,30 @@ def test_another_job_cannot_go_on(output: Output, changes: dict[str, Any], messa
     with pytest.raises(OptionError, match=message):
         Output.at(output.root, 4).begin(MANIFEST | changes)
     Output.at(output.root, 4).begin(MANIFEST)
+
+
+def test_a_refused_job_changes_nothing(output: Output, embedded: pa.Table) -> None:
+    output.write(0, 0, embedded, [])
+    half = Path(output.root) / "vectors/00000-000/part-000001.parquet.0123.partial"  # of the job that runs
+    half.write_bytes(b"PAR1")
+    before = contents(output)
+    with pytest.raises(OptionError, match="was begun with dtype 'float32', and now it is 'int8'"):
+        Output.at(output.root, 4).begin(MANIFEST | {"dtype": "int8"})
+    assert contents(output) == before
+
+
+def test_the_lock_does_not_count_as_output(tmp_path: Path) -> None:
+    output = Output.at(str(tmp_path / "out"), 4)
+    with Lock(output.filesystem, output.root):
+        output.begin(MANIFEST)
+        output.begin(MANIFEST)
+        assert output.finished() == {}
+    assert list(contents(output)) == ["job.json"]
+
+
+def contents(output: Output) -> dict[str, bytes]:
+    root = Path(output.root)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

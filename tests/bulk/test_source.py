@@ -56,7 +56,14 @@ def test_every_kind_of_file(tmp_path: Path, name: str) -> None:
     assert [row["id"] for row in found] == [f"{name}:{number}" for number in range(1, 11)]
     if ".txt" not in name:
         assert [int(row["place"]) for row in found] == list(range(10))
-    assert read(source)[-1].done > 0.9 * source.files[0].size or name.endswith("parquet")
+    assert sum(part.bytes for part in read(source)) == pytest.approx(source.files[0].size, rel=0.03)
+
+
+def test_the_bytes_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text\n" * 6 + "a longer text\n")
+    source = Source.find(str(tmp_path / "a.txt"), rows_per_part=3)
+    assert [part.bytes for part in source.parts(0)] == [15, 15, 14]
+    assert [part.bytes for part in source.parts(0, {0}.__contains__)] == [15, 14]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt.gz"])
@@ -184,5 +191,5 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
 def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bulk.source.MAX_LINE", 100)
     (tmp_path / "a.txt").write_bytes(b"a" * 101)
-    with pytest.raises(SourceError, match="has a line of more than 100 bytes"):
+    with pytest.raises(SourceError, match=f"^{tmp_path}/a.txt has a line of more than 100 bytes"):
         read(Source.find(str(tmp_path / "a.txt")))
