@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from pydantic import ValidationError
@@ -43,10 +43,11 @@ class Options(BaseSettings):
     )
 
     @classmethod
-    def parse(cls, arguments: Sequence[str], program: str) -> Self:
-        """Read the command line. Raises OptionError, one line that says what to write. Ends the process after --help.
+    def parse(cls, arguments: Sequence[str], program: str, unless_given: Mapping[str, Any] = {}) -> Self:
+        """Read the command line; for options that it does not set, `unless_given` precedes the defaults.
 
-        Words that may be a key are never shown.
+        Raises OptionError, one line that says what to write; words that may be a key are never shown. Ends the process
+        after --help.
         """
         try:
             source = CliSettingsSource[Any](
@@ -55,11 +56,18 @@ class Options(BaseSettings):
                 add_argument_method=_add_argument,
                 parse_args_method=_parse_arguments,
             )
-            return cls(_cli_settings_source=source(args=list(arguments)))
+            return cls(_cli_settings_source=source(args=list(arguments)), **unless_given)
         except SettingsError as error:
             raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), arguments)) from None
         except ValidationError as error:  # it holds every value
             raise OptionError("; ".join(map(cls._explain, error.errors()))) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the process's environment out: a variable named ENCODER is not meant for Cloze."""
+        return (init_settings,)
 
     @classmethod
     def called(cls, name: str) -> str:
@@ -101,13 +109,6 @@ class Command(Options):
             if name.startswith("--") and "_" in name:
                 raise OptionError(f"{name} is now written {flag(name[2:])}")
         return cls.parse(arguments, program)
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave the environment out: a variable named ENCODER is not meant for Cloze."""
-        return (init_settings,)
 
 
 class _Switch(BooleanOptionalAction):

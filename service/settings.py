@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -22,26 +22,6 @@ ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#]+|\*")  # as browser
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 ProviderChoice = Literal["auto", "cuda", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-FORMER: Final = {  # settings of 0.1, and what became of them; {name} stands for the option or the variable
-    "host": "is now {hostname}",
-    "max_inputs": "is now {max_client_batch_size}",
-    "max_requests": "is now {max_concurrent_requests}",
-    "max_body_bytes": "is now {payload_limit}",
-    "truncate": "is now {auto_truncate}",
-    "cors_origins": "is now {cors_allow_origin}",
-    "api_key_file": "is now {api_keys}, with @ before the file",
-    "admin_key_file": "is now {admin_keys}, with @ before the file",
-    "playground": "is now {ui}",
-    "docs": "is now {ui}",
-    "fault_seconds": "is now {stall_seconds}",
-    "tokenizer_threads": "is now {threads}",
-    "threads_per_batch": "is now {threads}",
-    "max_text_characters": "has been removed: the limit is fixed at 1,000,000 characters",
-    "max_header_bytes": "has been removed: a proxy applies this limit: docker/edge has one",
-    "header_seconds": "has been removed: a proxy applies this limit: docker/edge has one",
-    "send_seconds": "has been removed: a proxy applies this limit: docker/edge has one",
-}
 
 
 class Settings(Options):
@@ -147,12 +127,8 @@ class Settings(Options):
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the command line, which has precedence, the environment and the defaults. Raises OptionError."""
-        for name in (word.partition("=")[0] for word in arguments if word.startswith("--")):
-            if advice := _advice(name.removeprefix("--").removeprefix("no-").replace("-", "_"), flag):
-                raise OptionError(f"{name} {advice}")
-        _refuse_unknown(environ, [variable(name) for name in Settings.model_fields])
-        return cls.parse(arguments, program("service"))
+        """Read the command line, which has precedence, `environ` and the defaults. Raises OptionError."""
+        return cls.parse(arguments, program("service"), _values(environ))
 
     @classmethod
     def called(cls, name: str) -> str:
@@ -168,14 +144,10 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def _advice(name: str, form: Callable[[str], str]) -> str:
-    return re.sub(r"{(\w+)}", lambda found: form(found[1]), FORMER.get(name, ""))
-
-
-def _refuse_unknown(environ: Mapping[str, str], known: Sequence[str]) -> None:
-    for name in sorted(environ):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            if advice := _advice(name.upper().removeprefix(PREFIX).lower(), variable):
-                raise OptionError(f"the environment variable {name} {advice}")
-            nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
-            raise OptionError(f"the environment variable {name} is not a setting; the nearest is {nearest}")
+def _values(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of settings by their names. Raises OptionError for a CLOZE_ variable that is not a setting."""
+    found = {name: name.upper().removeprefix(PREFIX).lower() for name in environ if name.upper().startswith(PREFIX)}
+    for name in sorted(name for name, setting in found.items() if setting not in Settings.model_fields):
+        nearest = difflib.get_close_matches(found[name], Settings.model_fields, n=1, cutoff=0)[0]
+        raise OptionError(f"the environment variable {name} is not a setting; the nearest is {variable(nearest)}")
+    return {setting: environ[name] for name, setting in found.items()}

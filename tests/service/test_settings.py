@@ -14,10 +14,7 @@ from service.settings import PrecisionChoice, Settings, variable
 
 
 def read(arguments: str = "--bundle b", **environ: str) -> Settings:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environ.items():
-            patch.setenv(name, value)
-        return Settings.read(arguments.split())
+    return Settings.read(arguments.split(), environ)
 
 
 def test_defaults() -> None:
@@ -40,6 +37,26 @@ def test_the_command_line_comes_before_the_environment() -> None:
     )
 
 
+def test_names_of_variables_have_no_case() -> None:
+    assert read(cloze_bundle="here", Cloze_Port="9").port == 9
+
+
+def test_the_values_are_those_of_the_given_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOZE_PORT", "9")
+    monkeypatch.setenv("CLOZE_API_KEYS", SECRET)
+    given = Settings.read(["--bundle", "b"], {"CLOZE_HOSTNAME": "::"})
+    assert (given.hostname, given.port, given.api_keys.get_secret_value()) == ("::", 8080, "")
+    assert Settings.read(["--bundle", "b"]).port == 9  # the process's own, if none is given
+
+
+def test_settings_that_a_program_makes_are_not_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOZE_BUNDLE", "here")
+    monkeypatch.setenv("CLOZE_PORT", "9")
+    assert Settings(bundle=Path("b")).port == 8080
+    with pytest.raises(ValidationError, match="bundle"):
+        Settings()
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         read().port = 1  # type: ignore[misc]
@@ -59,12 +76,6 @@ def test_precisions_are_those_of_a_bundle() -> None:
         ("--bundle b", {"CLOZE_PROVIDER": "tpu"}, "(CLOZE_PROVIDER) is 'tpu': input should be 'auto', 'cuda'"),
         ("--bundle b --payload-limit 0", {}, "--payload-limit (CLOZE_PAYLOAD_LIMIT) is '0': input should be greater"),
         ("--bundle b", {"CLOZE_AUTO_TRUNCATE": "maybe"}, "(CLOZE_AUTO_TRUNCATE) is 'maybe': input should be a valid"),
-        ("--bundle b --max-inputs 3", {}, "--max-inputs is now --max-client-batch-size"),
-        ("--bundle b --no-truncate", {}, "--no-truncate is now --auto-truncate"),
-        ("--bundle b --api-key-file=k", {}, "--api-key-file is now --api-keys, with @ before the file"),
-        ("--bundle b --send-seconds 3", {}, "--send-seconds has been removed: a proxy applies this limit"),
-        ("--bundle b", {"CLOZE_MAX_REQUESTS": "1"}, "CLOZE_MAX_REQUESTS is now CLOZE_MAX_CONCURRENT_REQUESTS"),
-        ("--bundle b", {"CLOZE_HEADER_SECONDS": "1"}, "CLOZE_HEADER_SECONDS has been removed: a proxy"),
         ("--bundle b --prt 1", {}, "unrecognized arguments: --prt 1"),
         ("--bundle b extra", {}, "unrecognized arguments: extra"),
         ("--bundle b", {"CLOZE_PROT": "1"}, "CLOZE_PROT is not a setting; the nearest is CLOZE_PORT"),
