@@ -1,6 +1,7 @@
 """`python -m service`: read the settings, load the bundles and serve them; with `--check`, only check them."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,7 @@ def _serve(settings: Settings) -> None:
     from service.app import create_app  # importing ONNX Runtime and FastAPI takes a second, which --help does not need
     from service.server import bind, serve
 
+    gc.freeze()  # a collection, which follows each reload, need not look through what was imported
     with bind(settings.hostname, settings.port) as listener:
         serve(create_app(settings), settings, listener)
 

@@ -104,9 +104,8 @@ async def list_models(context: Context) -> ModelList:
     models = context.services.models
     names = models.served | {alias: models.served[name] for alias, name in models.aliases.items()}
     with lease(context) as asked:
-        return ModelList(
-            data=[_card(model, name) for name, model in names.items() if model is asked or not context.model]
-        )
+        data = [_card(model, name) for name, model in names.items() if model is asked or not context.model]
+        return ModelList(data=data)
 
 
 @router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")

@@ -200,7 +200,6 @@ class Model:
         """Stop at the end of the last lease; the caller lets no other lease begin."""
         await self._free.wait()
         await self.batcher.stop()
-        logger.debug("model %s stopped", self.name)
 
     @property
     def failing_for(self) -> float:

@@ -1,6 +1,7 @@
 """The served models, by name: taking one for a request, and replacing them while requests are in flight."""
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -137,6 +138,8 @@ class Models:
             leaving = self._background.once("retire", former[name].stop)
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
+            # Reference cycles hold a model that has stopped, and Python rarely looks for them by itself.
+            leaving.add_done_callback(lambda _: asyncio.get_running_loop().call_soon(gc.collect))
         return found
 
     async def _load_changed(self) -> dict[str, Model]:
