@@ -9,11 +9,12 @@ import errno
 import runpy
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import Final
 
 from encoding.errors import ClozeError
 
-__all__ = ["main", "program", "run"]
+__all__ = ["FULL", "end_in_one_line", "main", "program", "run"]
 
 COMMANDS: Final = {
     "serve": ("service", "serve bundles over HTTP"),
@@ -75,14 +76,35 @@ def _dispatch() -> int:
     try:
         runpy.run_module(module, run_name="__main__")
     except ModuleNotFoundError as error:
-        package, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
-        if missing in ("encoding", "service", "training"):
-            raise  # a bug
-        extra = EXTRAS.get(module, EXTRAS[package])
-        raise ClozeError(
-            f"cloze {name} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
-        ) from error
+        if advice := _advice(f"cloze {name}", module, error):
+            raise ClozeError(advice) from error
+        raise
     return 0
+
+
+def end_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The `sys.excepthook` of `python -m training.NAME`: for a package that is not installed, one line and status 2.
+
+    `run` cannot do it, because a command's module imports its packages before it calls `run`.
+    """
+    spec = sys.modules["__main__"].__spec__  # None until Python has located the module
+    module = spec.name.removesuffix(".__main__") if spec else "training"
+    command = program(module) if spec else module
+    advice = _advice(command, module, error) if isinstance(error, ModuleNotFoundError) else None
+    if advice is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(f"error: {advice}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _advice(command: str, module: str, error: ModuleNotFoundError) -> str | None:
+    """What to install for a command; None if the missing module is not of an extra, which is a bug."""
+    extra = EXTRAS.get(module, EXTRAS.get(module.partition(".")[0]))
+    missing = (error.name or "").partition(".")[0]
+    if extra is None or missing in ("", "encoding", "service", "training"):
+        return None
+    return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
 
 
 def _usage() -> str:

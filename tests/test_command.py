@@ -1,11 +1,12 @@
 """The command `cloze` as a process, and what every command of both sides does at its end."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_imports import without
+from test_imports import WITHOUT, without
 
 from encoding.command import COMMANDS, run
 from encoding.errors import ClozeError
@@ -49,7 +50,10 @@ def test_an_unknown_command_is_one_line() -> None:
     assert found.stderr == f"error: cloze has no command 'train'; it has {', '.join(COMMANDS)}\n"
 
 
-@pytest.mark.parametrize(("name", "missing", "extra"), [("fit", "torch", "train"), ("serve", "uvicorn", "cpu")])
+@pytest.mark.parametrize(
+    ("name", "missing", "extra"),
+    [("fit", "torch", "train"), ("compare", "scipy", "train"), ("serve", "uvicorn", "cpu")],
+)
 def test_a_missing_extra_is_one_line(name: str, missing: str, extra: str) -> None:
     script = f"""
 import contextlib, io
@@ -64,6 +68,38 @@ print(code, said.getvalue(), end="")
 """
     advice = f"error: cloze {name} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
     assert without({missing}, script) == f"2 {advice}\n"
+
+
+def run_module(module: str, missing: str, folder: Path) -> tuple[int, str]:
+    """Status and stderr of `python -m MODULE` in a Python where `missing` is not installed."""
+    (folder / "sitecustomize.py").write_text(WITHOUT.format(packages={missing}), encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    return found.returncode, found.stderr
+
+
+@pytest.mark.parametrize("module", [module for module, _ in COMMANDS.values() if module.startswith("training")])
+def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path) -> None:
+    """The package `training` is imported before the module that Python is asked to run."""
+    advice = "error: training needs torch, which is not installed: pip install 'cloze[train]'\n"
+    assert run_module(module, "torch", tmp_path) == (2, advice)
+
+
+def test_any_missing_package_is_one_line_for_python_too(tmp_path: Path) -> None:
+    advice = "error: python -m training.compare needs scipy, which is not installed: pip install 'cloze[train]'\n"
+    assert run_module("training.compare", "scipy", tmp_path) == (2, advice)
+
+
+def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) -> None:
+    """Its `__init__` imports `training` while Python locates its `__main__`, as `python -m training.fit` does."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "__init__.py").write_text("import training\n", encoding="utf-8")
+    (tmp_path / "other" / "__main__.py").write_text("import none\n", encoding="utf-8")
+    status, said = run_module("other", "none", tmp_path)
+    assert (status, said.splitlines()[0]) == (1, "Traceback (most recent call last):")
+    assert said.endswith("ModuleNotFoundError: No module named 'none'\n")
 
 
 def test_neither_side_is_imported_before_it_is_asked_for() -> None:

@@ -42,13 +42,14 @@ def test_imports_point_one_way(package: str) -> None:
 
 WITHOUT = """
 import sys
+from importlib.machinery import PathFinder
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {packages!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {packages!r} else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 """
 
 ANSWER = """
@@ -80,6 +81,18 @@ def without(packages: set[str], script: str, *arguments: str) -> str:
 def test_encoding_without_torch_and_without_the_service() -> None:
     script = "from encoding import bundle, command, errors, template, text; print('imported')"
     assert without(FORBIDDEN["encoding"], script) == "imported\n"
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_importing_training_without_its_packages_is_an_import_error(missing: str) -> None:
+    """A library does not end the process that imports it."""
+    script = """
+try:
+    import training
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert without({missing}, script) == f"{missing}\n"
 
 
 def test_bulk_says_what_is_not_installed() -> None:

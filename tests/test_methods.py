@@ -36,6 +36,14 @@ def test_all_rows_of_a_seed_have_one_parent() -> None:
             assert len(PLAN.parents_of(seed, encoder)) <= 1
 
 
+def test_rows_that_are_longer_than_an_epoch_have_one_seed() -> None:
+    """As the page says of the order of their text."""
+    runs = {name: [run["recipe"] for run in PLAN.found(name)["runs"]] for name in PLAN.trained}
+    longer = {name: found for name, found in runs.items() if any(recipe["epochs"] > 1 for recipe in found)}
+    assert {name: len(found) for name, found in longer.items()} == {"simcse-supervised": 1, "promptbert-supervised": 1}
+    assert all(recipe.get("max_steps") is None for found in runs.values() for recipe in found)
+
+
 @pytest.mark.parametrize("name", PLAN.trained)
 def test_a_run_ends_above_its_own_untrained_pooling(name: str) -> None:
     for run in PLAN.counted(name):

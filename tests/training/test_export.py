@@ -183,8 +183,9 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
 
     monkeypatch.setattr(evaluate, "load_suites", load)
     scored = ["--data", "anywhere", "--cache", str(tmp_path / "scores"), "--suite"]
-    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space"]
+    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space", "cost"]
     evaluate.main([*parent, "--json", str(beside)])
+    beside.write_text(beside.read_text().replace("a machine", "a machine elsewhere"))
     notes = ["--notes", str(_notes(tmp_path))]
     export.main([str(run), str(out), "--precision", "fp32,int8", "--data", "anywhere", *notes])
     exported = ModelCard.load(out / "README.md")
@@ -203,6 +204,8 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]
     assert f"| fp32 | {' | '.join(cells)} |  |" in card.text  # a graph shows no word vectors
     assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card.text
+    machines = f"fp32 and int8 on a machine; {tiny_bert.name}, torch fp32 on a machine elsewhere"
+    assert f"\n\nSentences of STS-B test per second. Machines: {machines}.\n\n| |" in card.text
     kept, before = (re.sub(r"(?s)## Figures.*?(?=\n## )", "", each.text) for each in (card, exported))
     assert kept == before
     assert card.text.endswith("Never changed.\n")

@@ -1,5 +1,6 @@
 """The command as a user runs it, on a tiny encoder: kill -9, Ctrl-C, bad input."""
 
+import errno
 import json
 import os
 import signal
@@ -11,13 +12,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from recipes import arguments
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from encoding.command import run as run_command
 from encoding.errors import ClozeError
+from training.errors import RunError
 from training.fit import main
 from training.loop.run_folder import Run
+from training.loop.trainer import ObjectiveTrainer
 from training.model.encoder import SentenceEncoder
 
 COMMAND = [sys.executable, "-m", "training.fit"]
@@ -146,15 +151,22 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> No
     assert steps(folder) == list(range(1, max(steps(folder)) + 1))
 
 
+@pytest.mark.parametrize(("peak", "shown"), [(2_500_000_000, "memory: 2.50 GB\n"), (None, "memory: unknown\n")])
 def test_dry_run_shows_each_view_and_keeps_nothing(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    peak: int | None,
+    shown: str,
+    tmp_path: Path,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("training.loop.dry_run.peak_memory", lambda: peak)
     assert main(["promptbert", *words, "--dry-run", "--out", str(tmp_path / "run")]) == 0
     output = capsys.readouterr().err
     assert "view first: (8, " in output
     assert "view second: (8, " in output
     assert '[CLS] this sentence of " the ' in output
-    assert "memory: " in output
+    assert ("memory: " if torch.cuda.is_available() else shown) in output
     assert "sentences a second" in output
     assert not (tmp_path / "run").exists()
 
@@ -304,7 +316,7 @@ def test_a_disk_that_fills_up_says_how_to_go_on(
     with monkeypatch.context() as patch:
         _disk(patch, free=[10**12, 10**12])
         patch.setattr("transformers.trainer.torch.save", _refused)
-        with pytest.raises(RuntimeError, match="PytorchStreamWriter"):
+        with pytest.raises(RuntimeError, match="iostream error"):
             main(["--resume", str(run)])
     assert main(["--resume", str(run)]) == 0
 
@@ -323,7 +335,88 @@ def _disk(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
 
 
 def _refused(*_: object) -> None:
-    raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+    raise RuntimeError("basic_ios::clear: iostream error")
+
+
+TORCH_FULL = "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
+SAFETENSORS_FULL = "Error while serializing: I/O error: No space left on device (os error 28)"
+NO_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free."
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EDQUOT, "full"),
+        SafetensorError(SAFETENSORS_FULL),
+        RuntimeError(TORCH_FULL),
+        RuntimeError("basic_ios::clear: iostream error"),
+    ],
+    ids=repr,
+)
+def test_what_a_full_disk_raises_is_explained(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disk(monkeypatch, free=[10**12, 0])
+    with pytest.raises(RunError, match=r"its disk has 0\.00 GB for it; free space"), Run(tmp_path).space_for(10**9):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(NO_MEMORY),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        OSError(errno.EIO, "a bad sector"),
+        SafetensorError("Error while serializing: I/O error: (os error 13)"),
+    ],
+    ids=repr,
+)
+def test_other_errors_do_not_blame_a_disk_that_has_little_room(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disk(monkeypatch, free=[10**12, 0])
+    with pytest.raises(type(error)) as caught, Run(tmp_path).space_for(10**9):
+        raise error
+    assert caught.value is error
+
+
+def test_torch_says_of_a_full_disk_what_is_expected_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full is Linux's full disk. Not for safetensors, which would put a file in its place."""
+    _disk(monkeypatch, free=[10**12, 0])
+    with pytest.raises(RunError, match="free space"), Run(tmp_path).space_for(10**9):
+        torch.save({"weights": torch.zeros(1 << 20)}, "/dev/full")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "advice"),
+    [
+        ("simcse", "write a lower batch_size or a lower mini_batch_size"),
+        ("mlm", "write a lower batch_size or a higher accumulation_steps"),
+    ],
+)
+@pytest.mark.parametrize("rehearsed", [False, True])
+def test_a_gpu_without_enough_memory_is_one_line(
+    rehearsed: bool,
+    recipe: str,
+    advice: str,
+    tmp_path: Path,
+    words: list[str],
+    masked_bert: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError(NO_MEMORY)
+
+    monkeypatch.setattr(ObjectiveTrainer, "training_step", step)
+    _disk(monkeypatch, free=[10**12, 0])  # which is not to blame
+    words = [recipe, *words, "--encoder", str(masked_bert), "--out", str(tmp_path / "run"), *["--dry-run"] * rehearsed]
+    code = run_command(lambda: main(words))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (code, last) == (2, f"error: CUDA out of memory. Tried to allocate 2.00 GiB; {advice}")
 
 
 def test_a_run_in_the_way_says_how_to_continue(

@@ -21,11 +21,13 @@ from training.errors import RecipeError, RunError
 from training.loop import training_run
 from training.loop.arguments import training_arguments
 from training.loop.run_folder import Run
+from training.loop.trainer import ObjectiveTrainer
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
 from training.methods.mlm import MLM
 
 STEPS = 4
+SECOND_EPOCH: dict[str, list[str]] = {"max_steps": ["8"], "group_by_length": ["false"]}  # an epoch has 4 steps
 Words = dict[str, list[str]]
 
 
@@ -49,13 +51,17 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
 
 
 def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> list[str]:
-    """Three runs in the folder; what is refused."""
+    """Runs in the folder; what is refused."""
     fit(load_recipe("simcse", words), Run(folder / "plain"))
     fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
     random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
     fit(random, Run(folder / "whole"))
     fit_until_killed(random, Run(folder / "killed"))
     fit(random, Run(folder / "killed"), resume=True)
+    longer = load_recipe("simcse", words | SECOND_EPOCH | {"encoder": [str(dropout)]})
+    fit(longer, Run(folder / "longer"))
+    fit_until_killed(longer, Run(folder / "killed-longer"), step=7)  # with a checkpoint of step 6
+    fit(longer, Run(folder / "killed-longer"), resume=True)
     with pytest.raises(RecipeError) as refusal:
         fit(load_recipe("simcse", words | {"batch_size": ["7"]}), Run(folder / "odd"))
     return [str(refusal.value)]
@@ -76,6 +82,10 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 def log(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in log(run) if "loss" in entry]
 
 
 @pytest.mark.parametrize("way", ["plain", "cached"])
@@ -108,6 +118,34 @@ def test_each_process_has_its_own_dropout_and_finds_it_again(two: Path) -> None:
     assert [entry["step"] for entry in log(two / "killed")] == [entry["step"] for entry in log(two / "whole")]
     assert len(list((two / "whole" / "tensorboard").iterdir())) == 1
     assert not (two / "odd").exists()
+
+
+def test_two_processes_resume_in_the_second_epoch_with_its_order(two: Path) -> None:
+    assert_same_weights(two / "longer", two / "killed-longer", "checkpoint-8")
+    assert losses(two / "longer") == losses(two / "killed-longer")
+
+
+def test_a_run_killed_in_its_second_epoch_ends_as_an_unbroken_one(
+    words: Words, tiny_bert: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe("simcse", words | SECOND_EPOCH | {"encoder": [str(tiny_bert)]})
+    whole, killed = (run.path for run in whole_and_resumed(recipe, tmp_path, step=7))
+    assert_same_weights(whole, killed, "checkpoint-8")
+    assert losses(whole) == losses(killed)
+
+
+def test_the_second_epoch_of_a_seed_is_not_the_first_of_the_next(words: Words, tmp_path: Path) -> None:
+    """So the runs of `--seeds 0-4` have no order in common."""
+
+    def order(seed: str, epoch: int) -> list[list[int]]:
+        recipe = load_recipe("simcse", words | SECOND_EPOCH | {"seed": [seed]})
+        corpus, _, objective = prepare(OBJECTIVES["simcse"], recipe)
+        batches = ObjectiveTrainer(objective, corpus, training_arguments(recipe, tmp_path, None)).get_train_dataloader()
+        batches.set_epoch(epoch)
+        return list(batches.batch_sampler)
+
+    assert order("0", 1) != order("1", 0)
+    assert order("0", 1) == order("0", 1)
 
 
 def test_one_process_does_not_go_on_for_two(two: Path) -> None:
@@ -301,6 +339,7 @@ def test_accumulated_parts_make_one_step(words: Words, tmp_path: Path, monkeypat
     for parts in ("1", "4"):
         keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
         keys |= {"columns": ["b"], "accumulation_steps": [parts], "max_steps": ["3"], "log_steps": ["1"]}
+        keys |= {"masked_share": ["0.9"]}  # a part without a masked word would have the loss 0
         fit(load_recipe("mlm", keys), Run(tmp_path / parts))
         losses.append([line["loss"] for line in log(tmp_path / parts) if "loss" in line])
     assert rows == [8] * 3 + [2] * 12

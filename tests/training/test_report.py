@@ -5,13 +5,15 @@ import shutil
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from suite_data import numbers, text
 
 from training.data.scored_pairs import Pairs
-from training.evaluate.figures import figures
+from training.evaluate.figures import figures, machines
+from training.evaluate.machine import machine_note
 from training.evaluate.measures import Score, measured
 from training.evaluate.report.contents import Figure, Gap
 from training.evaluate.report.curves import speed_plot, training_curves
@@ -52,7 +54,8 @@ def report(tmp_path: Path) -> Path:
         '{"step": 20, "loss": 1, "eval_dev_spearman": 50}\n'
     )
     scores = some_scores()
-    write_report(tmp_path / "report", str(tmp_path), scores, {name: figures(row) for name, row in scores.items()}, {})
+    shorts = {name: figures(row) for name, row in scores.items()}
+    write_report(tmp_path / "report", str(tmp_path), scores, shorts, {}, machines(scores))
     return tmp_path / "report"
 
 
@@ -109,7 +112,7 @@ def test_texts_are_escaped_in_every_form(report: Path) -> None:
 
 def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:
     scores = some_scores()
-    found = build_report("runs/none", scores, {name: figures(row) for name, row in scores.items()}, {})
+    found = build_report("runs/none", scores, {name: figures(row) for name, row in scores.items()}, {}, {})
     drawn = [part for section in found.sections for part in section.parts if isinstance(part, Figure)]
     assert {figure.name.partition("-")[0] for figure in drawn} == {"cosines", "pairs", "layers", "speed"}
     for figure in drawn:
@@ -167,6 +170,30 @@ def test_a_model_of_a_file_is_drawn_beside_the_scored_one() -> None:
     assert figure.data["parent, torch fp32"] == {"sentences/s": 400.0, "Avg.": 78.9}
 
 
+def test_a_speed_is_shown_with_the_machine_that_measured_it() -> None:
+    """Speeds of a file are of the machine that wrote it, not of the one that writes the report."""
+    speed = "cost STS-B sentences/s"
+    scores = {
+        name: [Score("cost", "STS-B", "sentences/s", 900.0, {"sentences": 6}, details={"machine": "Ours, CPUs: 2"})]
+        for name in ("int8", "fp32")
+    }
+    shorts = {name: figures(row) for name, row in scores.items()}
+    assert "Machine: Ours, CPUs: 2. A server's" in cost_section(scores, shorts, {}, machines(scores))
+    others = {name: {"Avg.": 78.9, speed: 400.0} for name in ("parent, torch fp32", "old, torch fp32")}
+    of_file = {"parent, torch fp32": "Theirs, CPUs: 64"}
+    expected = (
+        "Machines: int8 and fp32 on Ours, CPUs: 2; parent, torch fp32 on Theirs, CPUs: 64; old, torch fp32 on a "
+        "machine that was not recorded."
+    )
+    assert expected in cost_section(scores, shorts, others, machines(scores) | of_file)
+    assert machine_note(["int8", "old"], machines(scores)).startswith("Machines: int8 on Ours, CPUs: 2; old on a mach")
+
+
+def cost_section(*arguments: Any) -> str:
+    (section,) = (section for section in build_report("runs/none", *arguments).sections if section.name == "cost")
+    return section.says
+
+
 def test_printed_averages_that_do_not_follow_are_known() -> None:
     differing = {
         row.name: (row.average, row.mean)
@@ -195,7 +222,7 @@ def test_word_vectors_are_mapped(tiny_bert: Path) -> None:
     assert 0 < score.value < 100
     assert len(score.details["words"]) == 10
     assert WordMapTask("word vectors").run(numbers()) == []
-    shown = build_report("x", {"tiny": [score]}, {"tiny": {}}, {})
+    shown = build_report("x", {"tiny": [score]}, {"tiny": {}}, {}, {})
     [figure] = [part for section in shown.sections for part in section.parts if isinstance(part, Figure)]
     assert "This vocabulary has no upper case." in figure.says
 

@@ -1,5 +1,7 @@
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,10 +9,63 @@ import torch
 from datasets import Dataset
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 
-from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler, WeightedSampler
+from training.data.sampler import (
+    DistinctSampler,
+    LengthGroupedSampler,
+    NeighbourSampler,
+    RandomSampler,
+    WeightedSampler,
+)
 from training.errors import CorpusError
 
 LENGTHS = random.Random(0).choices(range(1, 101), k=203)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    return int(np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0])
+
+
+def order_of(seed: int, epoch: int, size: int = 1000) -> list[int]:
+    sampler = RandomSampler(size, seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def test_no_epoch_of_a_seed_has_the_order_of_another_seeds_epoch() -> None:
+    """With seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1."""
+    orders = {tuple(order_of(seed, epoch)) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+    assert all(sorted(order) == list(range(1000)) for order in orders)
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (0, 1), (2**31 - 1, 10_000)])
+def test_the_order_is_that_of_numpys_seed_sequence(seed: int, epoch: int) -> None:
+    generator = torch.Generator().manual_seed(epoch_seed(seed, epoch))
+    assert order_of(seed, epoch) == torch.randperm(1000, generator=generator).tolist()
+    assert order_of(seed, epoch) == order_of(seed, epoch)
+
+
+def test_the_orders_of_this_version_stay() -> None:
+    """A run that is continued after an update would otherwise read some texts twice and others never."""
+    assert epoch_seed(0, 1) == 5836529245451711556
+    assert order_of(0, 0, 6) == [0, 4, 3, 5, 1, 2]
+    assert order_of(0, 1, 6) == [0, 4, 5, 1, 2, 3]
+    assert order_of(1, 0, 6) == [2, 1, 4, 3, 5, 0]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda seed: LengthGroupedSampler(LENGTHS, 4, seed),
+        lambda seed: NeighbourSampler(203, 8, seed),
+        lambda seed: DistinctSampler(pairs(203, 100), 4, seed),
+        lambda seed: WeightedSampler(FILES, (1, 1, 2), seed),
+    ],
+)
+def test_the_second_epoch_of_a_seed_is_not_the_first_of_the_next(sampler: Callable[[int], Any]) -> None:
+    one, next_one = sampler(1), sampler(2)
+    one.set_epoch(1)
+    assert list(one) != list(next_one)
 
 
 def test_every_text_once_and_batches_of_like_length() -> None:
@@ -85,6 +140,7 @@ def test_the_batches_are_those_of_sentence_transformers() -> None:
     )
     ours = DistinctSampler(rows, 8, seed=5)
     for epoch in (0, 1):
+        theirs.seed = epoch_seed(5, epoch) - epoch  # to which it adds the epoch
         theirs.set_epoch(epoch)
         ours.set_epoch(epoch)
         assert cut(list(ours), 8) == list(theirs)

@@ -169,7 +169,7 @@ def test_a_score_may_be_a_number_or_a_text(ending: str, tiny_bert: Path, tmp_pat
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_resumed_run_ends_with_the_same_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.csv", pairs())
-    recipe = load_recipe("scored", keys(path, tiny_bert, loss=name, dev=path, eval_steps=2))
+    recipe = load_recipe("scored", keys(path, tiny_bert, loss=name, dev=path, eval_steps=2, max_steps=20))
     whole, _ = whole_and_resumed(recipe, tmp_path)
     provenance = whole.provenance()
     if name == "cosent":  # dev data are scored by cosines, which AnglE's similarity contains

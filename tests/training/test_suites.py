@@ -240,6 +240,16 @@ def test_a_speed_is_always_measured(tmp_path: Path) -> None:
     assert encoder.calls == 2 * (1 + PASSES)
 
 
+@pytest.mark.parametrize(("peak", "shown"), [(5_000_000, {"peak memory MB": 5.0}), (None, {})])
+def test_the_cost_has_the_memory_where_the_system_says_it(
+    peak: int | None, shown: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.evaluate.suites.cost.peak_memory", lambda: peak)
+    subject = Subject("a", Counted(), Counted(), "digest", 2_000_000)
+    _, *found = CostTask("a", ["1 2"], "machine").run(subject)
+    assert {score.metric: score.value for score in found} == {"size MB": 2.0} | shown
+
+
 def test_a_cache_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(RunError, match=r"--cache .*notes\.txt cannot be written to \(File exists\)"):

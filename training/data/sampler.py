@@ -1,6 +1,7 @@
-"""Orders of the corpus that are not simply random.
+"""The orders of the corpus.
 
-An epoch's order depends on the seed and the epoch alone, so that a resumed run continues at the same place.
+An epoch's order depends on the seed and the epoch alone, so that a resumed run continues at the same place and all
+processes agree. No epoch of one seed has the order of an epoch of another.
 """
 
 from abc import abstractmethod
@@ -16,7 +17,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from training.errors import CorpusError
 
-__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler", "WeightedSampler"]
+__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler", "RandomSampler", "WeightedSampler"]
 
 
 class _EpochSampler(Sampler[int]):
@@ -35,11 +36,20 @@ class _EpochSampler(Sampler[int]):
         return self.size
 
     def __iter__(self) -> Iterator[int]:
-        return self.order(torch.Generator().manual_seed(self.seed + self.epoch))
+        # not seed + epoch, as in accelerate: epoch 1 of a seed would be epoch 0 of the next one
+        (state,) = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1, np.uint64)
+        return self.order(torch.Generator().manual_seed(int(state)))
 
     @abstractmethod
     def order(self, generator: torch.Generator) -> Iterator[int]:
         """The indices of one epoch."""
+
+
+class RandomSampler(_EpochSampler):
+    """Every order is as likely as any other."""
+
+    def order(self, generator: torch.Generator) -> Iterator[int]:
+        yield from torch.randperm(self.size, generator=generator).tolist()
 
 
 class LengthGroupedSampler(_EpochSampler):

@@ -10,7 +10,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from encoding.command import program, run
 from training.errors import RunError
-from training.evaluate.figures import figures
+from training.evaluate.figures import figures, machines
 from training.evaluate.inputs import ScoringOptions, progress, subjects
 from training.evaluate.measures import Score
 from training.evaluate.report.card_figures import write_figures
@@ -53,26 +53,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
     if options.beside and not options.card and not options.report:
         raise RunError("--beside is for the model card and the report; give --card or --report too")
-    others: dict[str, dict[str, float]] = {}
+    others, measured_on = dict[str, dict[str, float]](), dict[str, str]()
     for file in options.beside:
-        written = _written_figures(file)
+        written, their_machines = _written_figures(file)
         if twice := written.keys() & others.keys():
             raise RunError(f"{file} has {min(twice)}, as another file of --beside does; leave one of them out")
         others |= written
+        measured_on |= their_machines
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
     for subject in subjects(options.path, options):
         scores[subject.name] = score_tasks(subject, tasks, progress(subject), options.score_cache, options.fresh)
     show(options.path, scores)
     found = {name: figures(row) for name, row in scores.items()}
+    measured_on |= machines(scores)
     if options.card:
-        write_figures(Path(options.path), found, others)
+        write_figures(Path(options.path), found, others, measured_on)
     if options.out:
         _write(options.out, options.path, scores)
     if options.report:
         from training.evaluate.report.report_files import write_report  # here, because matplotlib takes a second
 
-        write_report(options.report, options.path, scores, found, others)
+        write_report(options.report, options.path, scores, found, others, measured_on)
         print(f"{options.report / 'report.html'} has the report")
 
 
@@ -89,15 +91,17 @@ def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:
     file.write_text(text + ',\n  "results": [\n' + ",\n".join(results) + "\n  ]\n}\n", encoding="utf-8")
 
 
-def _written_figures(file: Path) -> dict[str, dict[str, float]]:
-    """Model -> figures, from a file that `evaluate --json` wrote. Raises RunError."""
+def _written_figures(file: Path) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Model -> figures, and model -> machine, from a file that `evaluate --json` wrote. Raises RunError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         name = Path(content["path"]).name
-        return {
+        found = {
             f"{name}, {part}": {key: float(value) for key, value in row.items()}
             for part, row in content["scores"].items()
         }
+        details = [(f"{name}, {each['model']}", each["details"]) for each in content.get("results", ())]
+        return found, {model: str(each["machine"]) for model, each in details if "machine" in each}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read as figures of evaluate --json ({error!r}); write it again") from error
 

@@ -1,11 +1,11 @@
 """The short form of many scores: one name and one number for each set, as model cards and tables have them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from training.data.sts_sets import STS_TASKS, average
 from training.evaluate.measures import SEARCH, Score
 
-__all__ = ["figures"]
+__all__ = ["figures", "machines"]
 
 
 def figures(scores: Sequence[Score]) -> dict[str, float]:
@@ -22,3 +22,8 @@ def figures(scores: Sequence[Score]) -> dict[str, float]:
         elif score.suite not in ("sts", "retrieval"):
             found[f"{score.suite} {score.task} {score.metric}"] = round(score.value, 4)
     return found | ({"Avg.": average(found)} if set(STS_TASKS) <= set(found) else {})
+
+
+def machines(scores: Mapping[str, Sequence[Score]]) -> dict[str, str]:
+    """Model -> the machine that measured its speed, of the models that have a speed."""
+    return {name: each.details["machine"] for name, row in scores.items() for each in row if "machine" in each.details}

@@ -72,7 +72,10 @@ class Journal(TrainerCallback):
 
 
 class OwnDropout(TrainerCallback):
-    """Gives every process except the first its own random stream; a resumed one is in the checkpoint."""
+    """Gives every process except the first its own random stream; a resumed one is in the checkpoint.
+
+    Two runs share a stream only if their seeds differ by a multiple of 65,536.
+    """
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         if args.process_index:

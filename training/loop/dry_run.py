@@ -1,6 +1,5 @@
 """--dry-run: two steps of a recipe, of which nothing is kept."""
 
-import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from torch import Tensor
 from transformers.trainer_utils import SaveStrategy
 
 from training.data.corpus import Corpus
+from training.evaluate.machine import peak_memory
 from training.loop.arguments import training_arguments
 from training.loop.callbacks import Progress
 from training.loop.processes import console
@@ -40,7 +40,8 @@ def dry_run(recipe: Recipe, corpus: Corpus, objective: Objective, steps: int = 2
         result = trainer.train()
         seconds = result.metrics["train_runtime"] / steps
     total = recipe.steps(len(corpus))
-    console.print(f"memory: {_peak_memory():.2f} GB")
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
+    console.print(f"memory: {'unknown' if peak is None else f'{peak / 1e9:.2f} GB'}")
     console.print(
         f"speed: {recipe.batch_size / seconds:.0f} sentences a second; "
         f"{total} steps would take {total * seconds / 60:.0f} minutes"
@@ -62,10 +63,3 @@ def _drawn(objective: Objective, views: dict[str, View]) -> Iterator[tuple[str, 
             yield f"{name}, masked", view["masked_ids"], view["attention_mask"]
         if "edited_ids" in view:
             yield f"{name}, edited", view["edited_ids"], view["edited_mask"]
-
-
-def _peak_memory() -> float:
-    """Gigabytes, of the GPU if there is one, otherwise of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

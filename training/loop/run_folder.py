@@ -19,16 +19,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from safetensors import SafetensorError
 
+from encoding.command import FULL
 from training.data.corpus import Corpus
 from training.errors import RunError
 from training.recipes.files import to_toml
 from training.recipes.keys import Recipe
 
 __all__ = ["Run"]
+
+# what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
+TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,9 @@ class Run:
         self._check_space(size)
         try:
             yield
-        except (OSError, RuntimeError, SafetensorError):  # what Python, torch and safetensors raise for a full disk
-            self._check_space(size)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if _may_be_full(error):
+                self._check_space(size)
             raise
 
     def _check_space(self, size: int) -> None:
@@ -213,6 +218,16 @@ class Run:
     def write_provenance(self, provenance: dict[str, Any]) -> None:
         """Write the last file of a run, which marks it as finished."""
         _write_json(self.provenance_file, provenance)
+
+
+def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
+    """Whether a full disk raises this. Other errors, a GPU's out of memory among them, say nothing about the disk."""
+    match error:
+        case OSError():
+            return error.errno in FULL
+        case SafetensorError():
+            return any(f"(os error {number})" in str(error) for number in FULL)
+    return any(words in str(error) for words in TORCH_WRITING)
 
 
 def _sources(corpus: Corpus) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -11,9 +11,16 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from training.data.corpus import Corpus
-from training.data.sampler import DistinctSampler, LengthGroupedSampler, NeighbourSampler, WeightedSampler
+from training.data.sampler import (
+    DistinctSampler,
+    LengthGroupedSampler,
+    NeighbourSampler,
+    RandomSampler,
+    WeightedSampler,
+)
 from training.errors import RunError
 from training.loop.gradient_cache import Chunked, backward_in_chunks
 from training.methods.objective import Objective
@@ -21,6 +28,8 @@ from training.methods.parts.gather import average_gradients
 from training.model.pretrained import quiet
 
 __all__ = ["Figures", "ObjectiveTrainer"]
+
+LESS_MEMORY: Final = {"mini_batch_size": "a lower mini_batch_size", "accumulation_steps": "a higher accumulation_steps"}
 
 Figures = Callable[[Objective], dict[str, float]]
 """The figures of an evaluation by their names in the log. All processes call it, and those of the first one count."""
@@ -56,7 +65,16 @@ class ObjectiveTrainer(Trainer):
         self.best = best
         self._parts: list[dict[str, Tensor]] = []
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+    def train(self, *arguments: Any, **keywords: Any) -> TrainOutput:
+        """Raises RunError if a step needs more memory than the GPU has, or if the loss is not finite."""
+        try:
+            return super().train(*arguments, **keywords)
+        except torch.OutOfMemoryError as error:
+            keys = [words for key, words in LESS_MEMORY.items() if hasattr(self.objective.recipe, key)]
+            found = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
+            raise RunError(f"{found}; write {' or '.join(['a lower batch_size', *keys])}") from error
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         recipe = self.objective.recipe
         if getattr(recipe, "no_duplicates", False):
             return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)
@@ -65,9 +83,16 @@ class ObjectiveTrainer(Trainer):
         if recipe.neighbours > 1:
             return NeighbourSampler(len(self.corpus), recipe.neighbours, recipe.seed)
         if not recipe.group_by_length:
-            return super()._get_train_sampler(train_dataset)
+            return RandomSampler(len(self.corpus), recipe.seed)
         lengths = [sum(map(len, row)) for row in self.corpus.rows]  # characters are precise enough
         return LengthGroupedSampler(lengths, recipe.batch_size, recipe.seed)
+
+    def get_train_dataloader(self) -> Any:
+        loader: Any = super().get_train_dataloader()
+        batches = loader.batch_sampler
+        # accelerate's shard of the batches has no sampler, so a resumed epoch would have the order of the first one
+        loader.set_sampler(getattr(batches, "batch_sampler", batches).sampler)
+        return loader
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         return int(self.objective.recipe.batch_size)  # of all processes; the Trainer would multiply it by their number

@@ -11,7 +11,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from encoding.bundle import GRAPHS, PRECISIONS, Bundle, EmbeddingConfig, Precision, Provenance, seal, staging
 from training.data.sts_sets import DEV_TASKS, STS_TASKS
 from training.errors import ExportError
-from training.evaluate.machine import processor, threads
+from training.evaluate.machine import machine_note
 from training.evaluate.measures import search_columns
 
 __all__ = ["with_figures", "write_figures"]
@@ -25,14 +25,17 @@ SECTIONS: Final = {
     "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
     "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
     "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
-    "cost": f"Sentences of STS-B test per second by {processor()}, CPUs: {threads()}.",
+    "cost": "Sentences of STS-B test per second.",  # the machine is added
 }
 """What the card says of the suites that come after similarity and search."""
 NOT_SHOWN: Final = ("maps", "baselines")
 
 
 def write_figures(
-    path: Path, scores: Mapping[str, Mapping[str, float]], beside: Mapping[str, Mapping[str, float]]
+    path: Path,
+    scores: Mapping[str, Mapping[str, float]],
+    beside: Mapping[str, Mapping[str, float]],
+    machines: Mapping[str, str],
 ) -> None:
     """Add new scores, by precision, to the bundle `path` and to its model card; see `with_figures`.
 
@@ -49,7 +52,7 @@ def write_figures(
     with staging(path.resolve()) as folder:  # a link stays a link
         shutil.copytree(path, folder, dirs_exist_ok=True)
         file = folder / "README.md"
-        card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside)
+        card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside, machines)
         file.write_text(card, encoding="utf-8")
         config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
         seal(folder, config, spec.dimension, spec.weights, provenance)
@@ -61,11 +64,12 @@ def with_figures(
     provenance: Provenance,
     sizes: Mapping[Precision, int],
     beside: Mapping[str, Mapping[str, float]] | None = None,
+    machines: Mapping[str, str] | None = None,
 ) -> str:
     """The card with the provenance's scores in its metadata and in its section `Figures`; all else is unchanged.
 
-    `beside` has the figures of other models. A card without this section gets one at its end. Raises ExportError if
-    the metadata cannot be read.
+    `beside` has the figures of other models, and `machines` names the machine of each model's speed. A card without
+    this section gets one at its end. Raises ExportError if the metadata cannot be read.
     """
     try:
         changed = ModelCard(card)
@@ -80,14 +84,19 @@ def with_figures(
     _, *after = "".join(former).split("\n## ", 1)
     sections = [
         before.rstrip(),
-        f"{TITLE}\n{_tables(provenance, sizes, beside or {})}",
+        f"{TITLE}\n{_tables(provenance, sizes, beside or {}, machines or {})}",
         *(f"## {rest}" for rest in after),
     ]
     changed.text = "\n\n".join(sections).rstrip() + "\n"
     return str(changed)
 
 
-def _tables(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapping[str, Mapping[str, float]]) -> str:
+def _tables(
+    provenance: Provenance,
+    sizes: Mapping[Precision, int],
+    beside: Mapping[str, Mapping[str, float]],
+    machines: Mapping[str, str],
+) -> str:
     if not provenance.scores:
         missing = " The int8 graph was not compared with fp32." if "int8" in sizes else ""
         return f"Not scored: the export was given no evaluation data.{missing}"
@@ -105,7 +114,9 @@ def _tables(provenance: Provenance, sizes: Mapping[Precision, int], beside: Mapp
         "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": list(dict.fromkeys([*papers, *own])),
         "Search by cosine, ×100.": search,
     }
-    tables |= {text: [column for column in columns if _suite_of(column) == suite] for suite, text in SECTIONS.items()}
+    timed = [name for name, row in {**provenance.scores, **beside}.items() if "cost" in map(_suite_of, row)]
+    texts = SECTIONS | {"cost": f"{SECTIONS['cost']} {machine_note(timed, machines)}"}
+    tables |= {text: [column for column in columns if _suite_of(column) == suite] for suite, text in texts.items()}
     return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
 
 

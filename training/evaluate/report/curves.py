@@ -9,7 +9,7 @@ from typing import Any, Final
 from training.evaluate.report.contents import Figure, Gap, Row, Table
 from training.evaluate.report.drawing import COLOURS, MARKERS, SERIES, canvas, inline, quiet_axes
 
-__all__ = ["speed_plot", "training_curves"]
+__all__ = ["SPEED", "speed_plot", "training_curves"]
 
 EVALUATED: Final = {  # beginning of a name in the log -> title, name of the table, decimals
     "eval_dev_": ("development sets, ×100", "Development scores", 2),

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib import rc_context
 
 from training.errors import RunError
-from training.evaluate.machine import processor
+from training.evaluate.machine import machine_note
 from training.evaluate.measures import Score
 from training.evaluate.report.contents import Figure, Gap, Part, Report, Section
-from training.evaluate.report.curves import speed_plot, training_curves
+from training.evaluate.report.curves import SPEED, speed_plot, training_curves
 from training.evaluate.report.drawing import STYLE
 from training.evaluate.report.markdown import markdown
 from training.evaluate.report.page import page
@@ -24,12 +24,15 @@ Scores = Mapping[str, Sequence[Score]]
 Shorts = Mapping[str, Mapping[str, float]]
 
 
-def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> None:
+def write_report(
+    folder: Path, path: str, scores: Scores, shorts: Shorts, beside: Shorts, machines: Mapping[str, str]
+) -> None:
     """Write the three files, over those of an earlier report. Raises RunError.
 
-    `shorts` has `figures` of each model, and `beside` those of other models, which are drawn beside them.
+    `shorts` has `figures` of each model, and `beside` those of other models, which are drawn beside them. `machines`
+    names the machine of each model's speed.
     """
-    report = build_report(path, scores, shorts, beside)
+    report = build_report(path, scores, shorts, beside, machines)
     drawn = [part for section in report.sections for part in section.parts if isinstance(part, Figure)]
     content: dict[str, Any] = {
         "path": path,
@@ -48,8 +51,9 @@ def write_report(folder: Path, path: str, scores: Scores, shorts: Shorts, beside
 
 
 @rc_context(STYLE)
-def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> Report:
+def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts, machines: Mapping[str, str]) -> Report:
     """What can be shown of these scores. The report of a run has its training curves too."""
+    timed = [name for name, row in {**shorts, **beside}.items() if SPEED in row]
     drafts: list[tuple[str, str, str, list[Part | Gap | None]]] = [
         (
             "sts",
@@ -102,7 +106,7 @@ def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts) -> R
         (
             "cost",
             "Cost",
-            f"Measured on {processor()}; a server's speed is what this client sees. The memory is the peak of the "
+            f"{machine_note(timed, machines)} A server's speed is what its client sees. The memory is the peak of the "
             "process.",
             [plain_table("cost", "Speed, size and memory", scores), speed_plot({**shorts, **beside})],
         ),

@@ -5,9 +5,6 @@ the peak of this process meanwhile, with the other suites' data; outside Linux, 
 has only a speed, as its client sees it.
 """
 
-import re
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +14,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from training.data.sts_sets import load_tasks
-from training.evaluate.machine import processor, threads
+from training.evaluate.machine import peak_memory, processor, threads
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task
@@ -54,7 +51,8 @@ class CostTask(Task):
             seconds.append(time.perf_counter() - start)
         found = {"sentences/s": len(self.sentences) / median(seconds)}
         if subject.size is not None:
-            found |= {"size MB": subject.size / 1e6, "peak memory MB": _peak_memory() / 1e6}
+            found |= {"size MB": subject.size / 1e6}
+            found |= {"peak memory MB": peak / 1e6} if (peak := peak_memory()) else {}
         counts, details = {"sentences": len(self.sentences)}, {"machine": self.machine}
         return [Score(self.suite, self.name, metric, value, counts, None, details) for metric, value in found.items()]
 
@@ -63,12 +61,3 @@ def _forget_peak() -> None:
     """Let the kernel count the peak from now on, so that one precision's memory is not the next one's."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _peak_memory() -> int:
-    """Bytes. On Linux `getrusage` also counts the program that started this one."""
-    with suppress(OSError):
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return 1024 * int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
