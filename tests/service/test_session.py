@@ -190,3 +190,16 @@ def test_the_wrong_shape_is_a_bug(loaded: Bundle) -> None:
     session._session = SimpleNamespace(run=lambda *_: [np.zeros((1, 2), dtype=np.float32)])
     with pytest.raises(BackendFailed, match="This is a bug"):
         session.run(loaded.text_encoder.batch(["a"]))
+
+
+def test_a_batch_that_succeeds_while_the_failure_is_read_is_no_error(loaded: Bundle) -> None:
+    """Threads that run batches reset the time of the failure at any moment, also between two reads of it."""
+    times = iter([100.0, None, None])
+
+    class Reset(Session):
+        _failed_at = property(lambda self: next(times), lambda self, value: None)  # type: ignore[assignment]
+
+    session = Session.load(loaded)
+    session.__class__ = Reset
+    assert session.failing_for > 0
+    assert session.failing_for == 0
