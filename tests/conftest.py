@@ -1,14 +1,17 @@
 """Tiny random encoders with real tokenizers, made in code; nothing is fetched."""
 
 import gc
+import inspect
 import os
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from made_once import made_once
+from patience import PATIENCE
 
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,6 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and the workers of pytest-xdist share the cores
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Cloze
+
+# Of clients that name no limit of their own: httpx's is 5 seconds, which a busy machine reaches.
+for each in ("connect", "read", "write", "pool"):
+    setattr(inspect.signature(httpx.get).parameters["timeout"].default, each, PATIENCE)
 
 SENTENCES = [
     "A man is playing the guitar on a stage.",

@@ -59,19 +59,15 @@ class Case(NamedTuple):
 
 AT_MASK = {"template": QUOTED, "pooling": "mask", "final_period": "false"}
 SPACED_MASK = {"template": SPACED, "pooling": "mask", "final_period": "true"}
-CASES = {  # where another case has the same parts, one of the two is long
-    "bert mask": Case("tiny_bert", AT_MASK),
-    "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
+CASES = {  # no two have the same parts: each takes ten seconds
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
+    "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
     "bert cls": Case("tiny_bert", {"pooling": "cls"}),
     "bert mean": Case("tiny_bert", {"pooling": "mean"}),
     "bert promptbert": Case("tiny_bert", AT_MASK, "promptbert"),
-    "bert supervised": Case("masked_bert", AT_MASK, "promptbert-supervised"),
     "bert diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
     "roberta mask": Case("tiny_roberta", SPACED_MASK),
-    "roberta mask denoised": Case("tiny_roberta", SPACED_MASK, flags=("--denoise",)),
-    "roberta cls": Case("tiny_roberta", {"pooling": "cls"}),
     "roberta supervised": Case("masked_roberta", SPACED_MASK | {"kept_head": "tanh"}, "promptbert-supervised"),
     "roberta continuous denoised": Case("masked_roberta", SPACED_MASK, "optiprompt", ("--denoise",)),
 }
@@ -105,13 +101,7 @@ class Road:
         return [[t["id"] for t in own] for own in self.post("/tokenize", inputs=texts, add_special_tokens=False)]
 
 
-LONG_CASES = {"bert mask before the text", "bert supervised", "roberta mask denoised", "roberta cls"}
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long) if name in LONG_CASES else name for name in CASES],
-)
+@pytest.fixture(scope="module", params=CASES)
 def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, custom_code: None) -> Iterator[Road]:
     case = CASES[request.param]
     folder = tmp_path_factory.mktemp("road")
@@ -195,7 +185,7 @@ def test_sentence_transformers_gives_the_vectors_of_torch(road: Road) -> None:
 
 def test_similarity_is_the_cosine_of_these_vectors(road: Road) -> None:
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[4:8]}}
-    answer = httpx.post(f"{road.server.url}/similarity", json=body, timeout=60)
+    answer = httpx.post(f"{road.server.url}/similarity", json=body)
     vectors = units(road.torch.embed([TEXTS[0], *TEXTS[4:8]]))
     np.testing.assert_allclose(answer.json(), vectors[1:] @ vectors[0], atol=TOLERANCE)
 
@@ -248,6 +238,6 @@ def test_the_shipped_model_gives_its_vectors_in_every_place() -> None:
 
 
 def post(server: Process, path: str, **body: object) -> Any:
-    answer = httpx.post(server.url + path, json=body, timeout=60)
+    answer = httpx.post(server.url + path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()

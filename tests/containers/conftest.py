@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from stack import ROOT, Stack, run
-from tiny_bundle import graph, write_bundle
+from tiny_bundle import write_bundle
 
 ENGINE = ROOT.parent / "shared" / "tools" / "docker-engine.sh"
 
@@ -31,7 +32,7 @@ def engine() -> Iterator[None]:
     if not ENGINE.is_file():
         _skip(missing)
     try:
-        up = subprocess.run([ENGINE, "up"], capture_output=True, text=True, timeout=900)
+        up = subprocess.run([ENGINE, "up"], capture_output=True, text=True, timeout=PATIENCE)
         if missing := _missing():
             _skip(f"{missing}; `{ENGINE.name} up` ended with {up.returncode}: {up.stderr.strip()[-2000:]}")
         yield
@@ -42,7 +43,7 @@ def engine() -> Iterator[None]:
 def _take_down() -> None:
     """Try twice, since a mount or a control group may be busy for a moment; report what remains."""
     for _ in range(2):
-        down = subprocess.run([ENGINE, "down"], capture_output=True, text=True, timeout=300)
+        down = subprocess.run([ENGINE, "down"], capture_output=True, text=True, timeout=PATIENCE)
         if not down.returncode:
             return
     left_running.append(
@@ -54,7 +55,7 @@ def _missing() -> str | None:
     """What keeps `docker compose` from working here, or None."""
     for command in (["docker", "info"], ["docker", "compose", "version"]):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         except OSError as error:
             return f"`{' '.join(command)}` cannot be run ({error})"
         if done.returncode:
@@ -78,7 +79,7 @@ def project(engine: None) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Takes a few milliseconds a text; in a folder that any user may enter, as pytest's own is not."""
+    """In a folder that any user may enter, as pytest's own is not."""
     folder = tmp_path_factory.mktemp("bundles")
     folder.chmod(0o755)
-    return write_bundle(folder / "tiny", model=graph(work=200))
+    return write_bundle(folder / "tiny")

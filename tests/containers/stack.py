@@ -2,13 +2,14 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import PATIENCE, wait_until
+
 ROOT = Path(__file__).parents[2]
-PATIENCE = 900  # seconds; only a hang runs out of it
+FILES = ("--file", "docker-compose.yml", "--file", str(Path(__file__).with_name("patient.yml")))
 
 
 def run(*command: str, settings: dict[str, str] | None = None) -> str:
@@ -28,8 +29,8 @@ class Stack:
     settings: dict[str, str] = field(default_factory=dict)
 
     def compose(self, *words: str) -> str:
-        settings = {"PUBLISH": "127.0.0.1:", **self.settings}
-        return run("docker", "compose", "--project-name", self.project, *words, settings=settings)
+        settings = {"PUBLISH": "127.0.0.1:", "PATIENCE": f"{PATIENCE:g}", **self.settings}
+        return run("docker", "compose", "--project-name", self.project, *FILES, *words, settings=settings)
 
     def up(self) -> str:
         """Start the service, wait until it is healthy, and tell its address."""
@@ -41,11 +42,7 @@ class Stack:
         return self.compose("port", "service", "8080").strip()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Only a hang runs out of patience."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.2)
+        wait_until(condition, otherwise=self.log)
 
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "5")

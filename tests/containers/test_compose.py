@@ -11,8 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+import yaml
+from harness import LIMITS
+from live import Background, answer, connect, head
 from numpy.typing import NDArray
-from stack import PATIENCE, ROOT, Stack, run
+from patience import PATIENCE
+from stack import ROOT, Stack, run
 
 from encoding.bundle import OUTPUT, Bundle
 from service.settings import Settings, variable
@@ -29,7 +33,8 @@ def stack(project: str, bundle: Path) -> Iterator[Stack]:
     """The tiny bundle, in small batches on one thread, so that requests wait."""
     settings = {"BUNDLES": str(bundle.parent), "BUNDLE": bundle.name}
     service = {"CLOZE_THREADS": "1", "CLOZE_MAX_BATCH_TOKENS": "64", "CLOZE_LOG_FORMAT": "text"}
-    made = Stack(project, settings | service)
+    limits = {variable(name): str(value) for name, value in LIMITS.items()}
+    made = Stack(project, settings | service | limits)
     yield made
     made.down()
 
@@ -159,11 +164,23 @@ class Clients:
 
 
 def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack: Stack, bundle: Path) -> None:
+    """One request is in flight for certain: the end of its body comes when the service drains."""
     texts = TEXTS[:4]
+    expected = library(bundle, texts)
     before = stack.log().count(" POST /embed status=200 ")
-    clients = Clients(address, library(bundle, texts), texts)
+    clients = Clients(address, expected, texts)
     clients.wait_for(answered=5 * CLIENTS)
-    stack.stop()
+    body = json.dumps({"inputs": texts}).encode()
+    with connect(f"http://{address}") as slow:
+        slow.sendall(head(f"content-length: {len(body)}", "/embed", "expect: 100-continue"))
+        assert slow.recv(100).startswith(b"HTTP/1.1 100 ")  # the service waits for the body
+        stop = Background(stack.stop)
+        stack.wait_for(lambda: "draining requests=" in stack.log())
+        slow.sendall(body)
+        status, found = answer(slow)
+    assert status == 200
+    assert_agree(np.array(json.loads(found), dtype=np.float32), expected)
+    assert stop.result is None
     clients.join()
     log = stack.log()
     print(dict(clients.counts), *re.findall(r"drain.*", log), sep="\n")
@@ -176,7 +193,7 @@ def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack:
     assert int(stopped[1]) >= int(stopping[1]) > 0
     # A request that the server took has a line in its log, and every line an answer that a client has.
     assert log.count(" POST /embed status=") == log.count(" POST /embed status=200 ")
-    assert log.count(" POST /embed status=200 ") - before == clients.counts["answered"]
+    assert log.count(" POST /embed status=200 ") - before == clients.counts["answered"] + 1
     assert clients.counts["sent"] == clients.counts["answered"] + clients.counts["refused"]
     assert "Traceback" not in log
 
@@ -233,6 +250,13 @@ def test_every_setting_of_the_service_reaches_the_container(engine: None) -> Non
     settings = dict.fromkeys(names, "given")
     environment = config(**settings)["service"]["environment"]
     assert environment == settings | {"CLOZE_BUNDLE": "/models/cloze-mini"}
+
+
+def test_the_engine_gives_a_drain_its_time() -> None:
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]["service"]
+    fields = Settings.model_fields
+    drain = fields["stop_delay_seconds"].default + fields["drain_seconds"].default
+    assert int(service["stop_grace_period"].removesuffix("s")) > drain
 
 
 def test_the_gpu_file_asks_for_a_gpu_and_its_runtime(engine: None) -> None:

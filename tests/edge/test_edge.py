@@ -5,10 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import PATIENCE, wait_until
+from harness import PATIENCE, free_port, wait_until
 from live import head, request
 from logging_service import ADMIN_KEY, Service
-from nginx_server import Edge, Nginx, free_port, refusal, shipped
+from nginx_server import Edge, Nginx, refusal, shipped
 
 from service.settings import Settings
 
@@ -18,7 +18,7 @@ TEXTS = ["a man plays the guitar", "two dogs run", 'It says "[MASK]".']
 
 @pytest.fixture(scope="session")
 def nginx(edge: Edge, service: Service) -> Nginx:
-    """With the shipped limits."""
+    """With the shipped limits, except those of time."""
     return edge(service.url)
 
 

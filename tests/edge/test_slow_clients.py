@@ -11,15 +11,14 @@ from live import head, request
 from logging_service import Service
 from nginx_server import Connection, Edge, Nginx, refusal
 
-SHORT = {"EDGE_HEADER_SECONDS": 1, "EDGE_BODY_SECONDS": 1, "EDGE_SEND_SECONDS": 1}
 WHOLE = request({"inputs": "a man"})
 CHUNKED = head("transfer-encoding: chunked")
 
 
 @pytest.fixture
 def nginx(edge: Edge, service: Service) -> Nginx:
-    """With limits of a second."""
-    return edge(service.url, **SHORT)
+    """Its limits of time are not reached."""
+    return edge(service.url)
 
 
 @pytest.fixture
@@ -38,9 +37,9 @@ def get(*headers: str, path: str = "/health") -> bytes:
 
 
 @pytest.mark.usefixtures("unseen")
-def test_headers_that_do_not_end(nginx: Nginx) -> None:
+def test_headers_that_do_not_end(edge: Edge, service: Service) -> None:
     sent = [b"", b"\r\n", b"G", b"GET / HTTP/1.1\r\nhost: te", get()[:-1], b"\r\n" * 4096]
-    assert ask_side_by_side(nginx, sent) == [b""] * len(sent)
+    assert ask_side_by_side(edge(service.url, EDGE_HEADER_SECONDS=1), sent) == [b""] * len(sent)
 
 
 def ask_side_by_side(nginx: Nginx, sent: list[bytes]) -> list[bytes]:
@@ -55,8 +54,8 @@ def ask_side_by_side(nginx: Nginx, sent: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("unseen")
-def test_headers_that_come_line_by_line_get_no_more_time(nginx: Nginx) -> None:
-    with nginx.connect() as connection:
+def test_headers_that_come_line_by_line_get_no_more_time(edge: Edge, service: Service) -> None:
+    with edge(service.url, EDGE_HEADER_SECONDS=1).connect() as connection:
         connection.send(b"GET / HTTP/1.1\r\n")
         ended = threading.Event()
 
@@ -71,13 +70,17 @@ def test_headers_that_come_line_by_line_get_no_more_time(nginx: Nginx) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("sent", [b"GET / HT", b"\r\n"])
-def test_the_next_request_has_its_own_time(nginx: Nginx, sent: bytes) -> None:
-    with nginx.connect() as connection:
+def test_the_next_request_has_its_own_time(edge: Edge, service: Service) -> None:
+    """The limit is long enough that the first request, which arrives at once, does not reach it."""
+    nginx = edge(service.url, EDGE_HEADER_SECONDS=10)
+    connections = [nginx.connect() for _ in range(2)]
+    for connection, sent in zip(connections, (b"GET / HT", b"\r\n"), strict=True):
         connection.send(get())
         assert connection.answer().status == 200
         connection.send(sent)
-        assert connection.rest() == b""
+    assert [connection.rest() for connection in connections] == [b"", b""]
+    for connection in connections:
+        connection.close()
 
 
 def test_a_header_may_be_as_long_as_the_limit(nginx: Nginx) -> None:
@@ -107,7 +110,8 @@ def test_headers_over_the_limit_are_refused(nginx: Nginx, sent: bytes) -> None:
 
 
 @pytest.mark.usefixtures("unseen")
-def test_bodies_that_do_not_end(nginx: Nginx) -> None:
+def test_bodies_that_do_not_end(edge: Edge, service: Service) -> None:
+    nginx = edge(service.url, EDGE_BODY_SECONDS=1)
     sent = [
         WHOLE[:-1],
         CHUNKED,
@@ -157,9 +161,10 @@ def test_a_request_in_small_pieces(nginx: Nginx, size: int) -> None:
 # Answers
 
 
-def test_a_client_that_does_not_read_is_cut_off(nginx: Nginx, service: Service) -> None:
-    """The service has finished before that, although the client has read nothing."""
-    body = {"inputs": ["a man"] * 3000}
+def test_a_client_that_does_not_read_is_cut_off(edge: Edge, service: Service) -> None:
+    """The service has finished before that, although the client has read nothing. nginx has 10 s to take the answer."""
+    nginx = edge(service.url, EDGE_SEND_SECONDS=10)
+    body = {"inputs": ["a man"] * 1500}
     complete = len(httpx.post(f"{service.url}/embed", json=body, timeout=PATIENCE).content)
     with nginx.connect(receive_buffer=4096) as connection:
         connection.send(request(body, "/embed", "x-request-id: does-not-read"))

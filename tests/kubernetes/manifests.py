@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 import yaml
 from custom_resources import CUSTOM
@@ -21,6 +23,9 @@ OLDEST = "1.31"  # docs/kubernetes.md
 Document = dict[str, Any]
 Build = Callable[[Path], list[Document]]
 Invalid = (kubernetes_validate.ValidationError, ValidationError)
+
+for each in ("all_versions", "schema_contents"):  # `validate` reads the folder and the large files again and again
+    setattr(kubernetes_validate.utils, each, cache(getattr(kubernetes_validate.utils, each)))
 
 every_overlay = pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
 every_deployment = pytest.mark.parametrize("folder", [BASE, GPU, KEDA, MONITORING], ids=lambda folder: folder.name)

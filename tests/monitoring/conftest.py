@@ -6,10 +6,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from harness import Process, wait_until
-from prometheus_server import FOLDER, Prometheus
+from prometheus_server import FOLDER, Prometheus, send_traffic
 from tiny_bundle import write_bundle
 
 
@@ -61,32 +60,14 @@ def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory
     server = Prometheus(binary("prometheus"), folder)
     try:
         wait_until(lambda: len(server.query('up{job="cloze"} == 1')) == len(services))
-        _traffic(services[0])
-        wait_until(lambda: server.query("status:cloze_requests:rate5m{status='424'} > 0"))
-        wait_until(lambda: server.query("model:cloze_space_mean_cosine:avg1h{model='two'}"))
-        wait_until(lambda: server.query("increase(cloze_reloads_total[1m]) > 0"))
+        send_traffic(services[0].url)
+        server.wait_for("status:cloze_requests:rate5m{status='424'} > 0")
+        server.wait_for("model:cloze_space_mean_cosine:avg1h{model='two'}")
+        os.kill(services[0].process.pid, signal.SIGHUP)
+        server.wait_for("increase(cloze_reloads_total[1m]) > 0")
         # Groups of rules take turns within a second, each seeing what the one before has recorded.
         recorded = [rule["name"] for rule in server.rules("record")]
         wait_until(lambda: all(server.query(name) for name in recorded))
         yield server
     finally:
         server.close()
-
-
-def _traffic(service: Process) -> None:
-    """Every kind of answer, short and long texts for both models, and a reload."""
-    words = [chr(ord("a") + index) for index in range(26)]
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        for first in words:
-            texts = [f"{first} {second}" * length for length, second in enumerate(words[:8], start=1)]
-            for model in ("one", "two"):
-                assert http.post(f"/models/{model}/embed", json={"inputs": texts}).status_code == 200
-        assert http.post("/embed", json={"inputs": "a " * 100}).status_code == 200  # cut
-        assert http.post("/v1/embeddings", json={"input": ["a"], "model": "one"}).status_code == 200
-        assert (
-            http.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["b"]}}).status_code == 200
-        )
-        assert http.post("/embed", json={"inputs": []}).status_code == 400
-        for model in ("one", "two"):
-            assert http.post(f"/models/{model}/embed", json={"inputs": "poison"}).status_code == 424
-    os.kill(service.process.pid, signal.SIGHUP)

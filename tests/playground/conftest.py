@@ -8,14 +8,15 @@ import httpx
 import pytest
 from harness import Process
 from onnx import numpy_helper
+from patience import PATIENCE
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tiny_bundle import graph, write_bundle
 from visitor import KEY, Visitor
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 20_000  # milliseconds; only what never comes runs out of it
+MILLISECONDS = 1000 * PATIENCE
 
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=MILLISECONDS)
 
 
 # Scopes end with the module: while Playwright's synchronous API is open, no other test can start an event loop.
@@ -27,7 +28,7 @@ def browser() -> Iterator[Browser]:
     if command is None:
         pytest.skip(f"No Chromium can be had here: none of {', '.join(COMMANDS)} is on the PATH")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=command)
+        browser = playwright.chromium.launch(executable_path=command, timeout=MILLISECONDS)
         yield browser
         browser.close()
 
@@ -71,7 +72,7 @@ def service(url: str) -> Iterator[httpx.Client]:
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(MILLISECONDS)
     yield page
     context.close()
 

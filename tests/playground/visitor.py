@@ -1,9 +1,11 @@
 """One who uses the page, and writes down what the browser asks for and complains of."""
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
+from patience import PATIENCE
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 KEY = "a-key-of-some-length"
@@ -40,6 +42,13 @@ class Visitor:
         for address in map(urlsplit, self.requests):
             assert f"{address.scheme}://{address.netloc}" == self.url
             assert (address.query, address.fragment) == ("", "")
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait for what the browser will tell; Playwright listens to it meanwhile, as it does in every call."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(20)
 
     def result(self, tool: str) -> Locator:
         return self.page.locator(f"#{tool} .result")

@@ -1,9 +1,11 @@
 """The application on Ray Serve: two nodes with one replica each, and the proxy of the first."""
 
 import re
+import select
+import socket
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +15,10 @@ import live
 import numpy as np
 import pytest
 import yaml
-from harness import PATIENCE, ROOT, distinct, samples_of, wait_until
+from harness import LIMITS, PATIENCE, ROOT, distinct, samples_of, wait_until
 from numpy.typing import NDArray
 from test_imports import ANSWER, without
-from tiny_bundle import DIMENSION, graph, write_bundle
+from tiny_bundle import DIMENSION, write_bundle
 
 from service.app import create_app
 from service.settings import Settings, variable
@@ -27,35 +29,35 @@ if TYPE_CHECKING:  # importing Ray takes seconds, also for those who run other t
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 
 TEXTS = distinct(200)
-LIMITS = {"payload_limit": 10_000, "threads": 1, "provider": "cpu"}
+SETTINGS = {"payload_limit": 10_000, "threads": 1, "provider": "cpu", **LIMITS}
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Takes a few milliseconds per text, so that requests are in flight when a replica ends."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "tiny", model=graph(work=200))
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator["Nodes"]:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
-    from benchmarks.ray_cluster import Nodes
+    from benchmarks import ray_cluster
 
-    nodes = Nodes(2)
+    ray_cluster.HANGING = PATIENCE  # type: ignore[misc]
+    nodes = ray_cluster.Nodes(2)
     yield nodes
     nodes.close()
 
 
 @pytest.fixture(scope="module")
 def served(nodes: "Nodes", bundle: Path) -> "Nodes":
-    nodes.deploy(bundle, replicas=2, **LIMITS)
+    nodes.deploy(bundle, replicas=2, **SETTINGS)
     return nodes
 
 
 @pytest.fixture(scope="module")
 def plain(bundle: Path) -> Iterator[str]:
     """The plain service with the same settings."""
-    with live.served(create_app(Settings(bundle=bundle, **LIMITS))) as url:
+    with live.served(create_app(Settings(bundle=bundle, **SETTINGS))) as url:
         yield url
 
 
@@ -139,16 +141,28 @@ def test_metrics_of_every_replica_carry_its_id(served: "Nodes") -> None:
     assert len(answered()) == 2
 
 
-def test_a_replica_refuses_with_429_and_when_to_try_again(served: "Nodes", bundle: Path) -> None:
-    served.deploy(bundle, replicas=2, **LIMITS, max_concurrent_requests=2)
+def test_a_replica_refuses_with_429_and_when_to_try_again(served: "Nodes", bundle: Path, tmp_path: Path) -> None:
+    """Each of the two replicas takes at most two requests, and does not end them."""
+    hanging = write_bundle(tmp_path / "tiny", model=live.hanging())
+    served.deploy(hanging, replicas=2, **SETTINGS | {"max_concurrent_requests": 2, "drain_seconds": 1})
     try:
-        with ThreadPoolExecutor(32) as pool:
-            ask = partial(httpx.post, f"{served.url}/embed", json={"inputs": TEXTS}, timeout=PATIENCE)
-            found = [each.result() for each in [pool.submit(ask) for _ in range(32)]]
+        with ExitStack() as stack:
+            streams = [stack.enter_context(live.connect(served.url)) for _ in range(32)]
+            for stream in streams:
+                stream.sendall(live.request({"inputs": "two dogs"}))
+            answered = partial(readable, streams)
+            wait_until(lambda: len(answered()) >= 32 - 2 * 2)
+            found = [stream.recv(4096).lower() for stream in answered()]
     finally:
-        served.deploy(bundle, replicas=2, **LIMITS)
-    assert {answer.status_code for answer in found} == {200, 429}
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in found if answer.status_code == 429)
+        served.deploy(bundle, replicas=2, **SETTINGS)
+    for answer in found:
+        assert answer.startswith(b"http/1.1 429 ")
+        assert re.search(rb"\r\nretry-after: [1-9]", answer)
+
+
+def readable(streams: list[socket.socket]) -> list[socket.socket]:
+    """Those on which an answer has arrived."""
+    return select.select(streams, [], [], 0)[0]
 
 
 def test_a_deployment_under_load_loses_nothing(
@@ -157,7 +171,7 @@ def test_a_deployment_under_load_loses_nothing(
     from benchmarks.ray_cluster import load
 
     with load(served.url, expected, clients=8) as answers:
-        served.deploy(bundle, replicas=2, **LIMITS)
+        served.deploy(bundle, replicas=2, **SETTINGS)
     assert (answers.lost, answers.retries) == ([], {})
     assert answers.seconds
 
@@ -178,7 +192,8 @@ def test_a_lost_node_loses_nothing(served: "Nodes", expected: dict[str, NDArray[
 
 
 def test_a_replica_that_hangs_is_replaced(served: "Nodes", tmp_path: Path) -> None:
-    served.deploy(write_bundle(tmp_path / "tiny", model=live.hanging()), replicas=1, **LIMITS, stall_seconds=0.5)
+    hanging = write_bundle(tmp_path / "tiny", model=live.hanging())
+    served.deploy(hanging, replicas=1, **SETTINGS | {"stall_seconds": 5})  # it is loaded sooner
     found = httpx.post(f"{served.url}/embed", json={"inputs": "two dogs"}, timeout=PATIENCE)
     assert (found.status_code, found.json()["error_type"]) == (503, "Unhealthy")
     assert found.headers["retry-after"]

@@ -1,16 +1,17 @@
 """Fixtures of the service: tiny bundles, an app around them, and server processes."""
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from harness import Hold, MakeApp, MakeBundle, MakeClient, Process, Serve, open_client
+from harness import LIMITS, PATIENCE, Hold, MakeApp, MakeBundle, MakeClient, Process, Serve, open_client
+from live import Held, ServeHeld
 from numpy.typing import NDArray
 from tiny_bundle import OTHER, graph, write_bundle
 
@@ -18,6 +19,8 @@ from encoding.text import Batch
 from service.app import create_app
 from service.inference.session import Session
 from service.settings import Settings
+
+AnyProcess = TypeVar("AnyProcess", bound=Process)
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +58,7 @@ def two_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(bundle: Path) -> Settings:
-    return Settings(bundle=bundle, provider="cpu", threads=1)
+    return Settings(bundle=bundle, provider="cpu", threads=1, **LIMITS)
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def client(make_app: MakeApp) -> MakeClient:
 @pytest.fixture(scope="module")
 async def both(two_bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of one app that serves `tiny`, the default, and `other`; for tests that leave nothing behind."""
-    settings = Settings(bundle=two_bundles, model="tiny", provider="cpu", threads=1, token_ids=True)
+    settings = Settings(bundle=two_bundles, model="tiny", provider="cpu", threads=1, token_ids=True, **LIMITS)
     async with open_client(create_app(settings)) as http:
         yield http
 
@@ -93,7 +96,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
     free.set()
 
     def held(self: Session, batch: Batch) -> NDArray[np.float32]:
-        assert free.wait(60)
+        assert free.wait(PATIENCE)
         return run(self, batch)
 
     @contextmanager
@@ -111,10 +114,20 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
     """Start server processes, which end with the module's tests."""
-    running: list[Process] = []
+    yield from _started(Process)
 
-    def start(*arguments: str) -> Process:
-        running.append(Process(*arguments))
+
+@pytest.fixture(scope="module")
+def serve_held() -> Iterator[ServeHeld]:
+    """Start servers that hold some batches until the test lets them go."""
+    yield from _started(Held)
+
+
+def _started(kind: type[AnyProcess]) -> Iterator[Callable[..., AnyProcess]]:
+    running: list[AnyProcess] = []
+
+    def start(*arguments: str) -> AnyProcess:
+        running.append(kind(*arguments))
         return running[-1]
 
     yield start

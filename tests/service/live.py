@@ -1,20 +1,21 @@
 """A service over real sockets, its graphs held still or let go by the test, and clients that misbehave on them."""
 
 import json
+import signal
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
 import onnx
 import uvicorn
 from fastapi import FastAPI
-from harness import PATIENCE, Process, samples_of, services
+from harness import PATIENCE, Process, samples_of, services, wait_until
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tiny_bundle import graph, vocabulary
@@ -64,6 +65,13 @@ def answer(stream: socket.socket) -> tuple[int, bytes]:
     return status, body
 
 
+def ask(url: str, body: object, path: str = "/embed", *lines: str) -> tuple[int, bytes]:
+    """Status and body of the answer to a request that arrives at once: no limit of its body can be reached."""
+    with connect(url) as stream:
+        stream.sendall(request(body, path, *lines))
+        return answer(stream)
+
+
 def reset(stream: socket.socket) -> None:
     """Close without a farewell: whatever is on its way is lost."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -96,7 +104,7 @@ class Background(threading.Thread):
 
 
 class Gate:
-    """A session's `run` that lets so many batches through, and knows what it was given."""
+    """A session's `run` that lets so many batches through, and knows what it was given. After its block it is open."""
 
     def __init__(self, session: Session) -> None:
         self._run = session.run
@@ -111,6 +119,12 @@ class Gate:
 
     def let(self, batches: int = 1_000_000) -> None:
         self._passes.release(batches)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let()
 
 
 @contextmanager
@@ -187,11 +201,65 @@ def hanging() -> onnx.ModelProto:
     return model
 
 
-BREAKABLE = """
-import signal, sys
+TIMED = """
+import signal, sys, threading
 from service.__main__ import main
+from service.inference import session, threads
 from service.inference.session import Session
+from service.monitoring import health
 
+passed, monotonic = 0.0, session.monotonic
+
+def pass_time(number, frame):
+    global passed
+    passed += {seconds}
+
+session.monotonic = threads.monotonic = lambda: monotonic() + passed
+health.FROZEN = float("inf")  # a pause of the process, which the machine may impose, is of no test
+signal.signal(signal.SIGUSR2, pass_time)
+{changes}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Timed(Process):
+    """A server of which the test says how long a batch has run, or a model has failed; `stall_seconds` is PATIENCE."""
+
+    def __init_subclass__(cls, changes: str) -> None:
+        cls.program = ("-c", TIMED.format(seconds=2.5 * PATIENCE, changes=changes))
+
+    def pass_time(self) -> None:
+        """After this the service is not ready, but not hung; a model that fails is lost. Again, and it is hung."""
+        self.process.send_signal(signal.SIGUSR2)
+
+
+HELD = f"""
+opened, forward = threading.Event(), Session._forward
+
+def held(self, batch):
+    if {vocabulary()["dogs"]} in batch.input_ids:
+        print("a batch is held", file=sys.stderr, flush=True)
+        opened.wait()
+    return forward(self, batch)
+
+Session._forward = held
+signal.signal(signal.SIGUSR1, lambda number, frame: opened.set())
+"""
+
+
+class Held(Timed, changes=HELD):
+    """A server in which a batch with the word "dogs" waits until the test opens."""
+
+    def wait_for_batch(self) -> None:
+        wait_until(lambda: "a batch is held" in self.log)
+
+    def open(self) -> None:
+        self.process.send_signal(signal.SIGUSR1)
+
+
+ServeHeld = Callable[..., Held]
+
+BREAKABLE = """
 def lost(self, batch):
     raise RuntimeError("the device is lost")
 
@@ -199,14 +267,14 @@ def lose(number, frame):
     Session._forward = lost
 
 signal.signal(signal.SIGUSR1, lose)
-sys.exit(main(sys.argv[1:]))
 """
 
 
-class Breakable(Process):
-    """A server whose graphs fail from SIGUSR1 on, as after the loss of a GPU."""
+class Breakable(Timed, changes=BREAKABLE):
+    """A server whose graphs fail after `lose`, as after the loss of a GPU."""
 
-    program = ("-c", BREAKABLE)
+    def lose(self) -> None:
+        self.process.send_signal(signal.SIGUSR1)
 
 
 def files(process: Process) -> int:

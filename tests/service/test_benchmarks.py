@@ -6,13 +6,14 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from harness import ROOT, Serve
+from harness import Serve
 
-from benchmarks import serving, serving_report, training
+from benchmarks import gpu, serving, serving_report, training
 from benchmarks.peers import Server
 from benchmarks.serving import Workload
 from training.evaluate import machine
@@ -107,22 +108,64 @@ def test_the_training_table() -> None:
     assert line == "| Cloze | 20.0 | 1.50 (1.00 to 2.00) |"
 
 
+# On a GPU
+
+
+def test_the_seconds_of_a_call_are_a_mean_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = 100.0, 0
+
+    def work() -> None:
+        nonlocal now, calls
+        now, calls = now + 0.5, calls + 1
+
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert gpu._seconds(work, "cpu") == 0.5
+    assert calls == 3 + gpu.SECONDS / 0.5
+
+
+def test_a_part_that_fails_is_reported_and_the_next_one_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits = {}
+
+    def process(command: list[str], timeout: float | None = None, **_: object) -> SimpleNamespace:
+        """What the parts would do in processes of their own."""
+        if command[0] == "nvidia-smi":
+            return SimpleNamespace(stdout="GPU 0: NVIDIA H100 (UUID: 1)\n")
+        part = command[command.index("--part") + 1]
+        limits[part] = timeout
+        if part == "peak":
+            raise subprocess.TimeoutExpired(command, limits[part] or 0)
+        if part == "session":
+            return SimpleNamespace(returncode=1, stderr="Traceback\n  a line\nanother\nValueError: no\n")
+        return SimpleNamespace(returncode=0, stdout=f'a warning\n{{"of": "{part}"}}\n')
+
+    fake = SimpleNamespace(run=process, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", fake)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path / "gpu.json")])
+    gpu.main()
+    results = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert results["machine"].startswith("GPU 0: NVIDIA H100; ")
+    assert results["peak"] == {"failed": "not finished after 40 s"}
+    assert results["session"] == {"failed": ["  a line", "another", "ValueError: no"]}
+    assert all(results[part] == {"of": part} for part in ("techniques", "served", "training", "tests"))
+    assert limits == {part: gpu.LIMITS[part] for part in gpu.PARTS}
+
+
 @pytest.mark.long
-def test_every_part_of_the_gpu_benchmark_runs_on_tiny_shapes(tmp_path: Path) -> None:
-    out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--out", str(out)]
-    subprocess.run(command, check=True, cwd=ROOT)
-    results = json.loads(out.read_text(encoding="utf-8"))
-    assert results["peak"]["tflops"] > 0
-    assert [(row["tokens"], row["contender"]) for row in results["session"]] == [
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of sentence-transformers
+def test_the_parts_run_on_tiny_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each call took half a second. Training is set up, and makes no step."""
+    for name, value in gpu.TINY.items():
+        monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setattr(gpu, "_seconds", lambda work, device: (work(), 0.5)[1])
+    assert gpu.peak("cpu", tmp_path)["tflops"] == 2 * 256**3 / 0.5 / 1e12
+    rows = gpu.session("cpu", tmp_path)
+    assert [(row["tokens"], row["contender"]) for row in rows] == [
         (tokens, name) for tokens in (16, 32) for name in ("Cloze", "sentence-transformers")
     ]
-    assert all(row["tokens_per_second"] > 0 for row in results["session"])
-    assert results["techniques"] == {"packed layers": 2}
-    assert results["served"].keys() == {
-        "one text, ms, p50",
-        "1 processes, texts per second",
-        "2 processes, texts per second",
-    }
-    assert results["training"]["tokens_per_second"] > 0
-    assert results["tests"]["status"] == 0
+    assert {row["tokens_per_second"] for row in rows} == {512 / 0.5}
+    assert gpu.techniques("cpu", tmp_path) == {"packed layers": 2}
+    served = gpu.served("cpu", tmp_path)
+    assert served.keys() == {"one text, ms, p50", "1 processes, texts per second", "2 processes, texts per second"}
+    assert min(served.values()) > 0
+    monkeypatch.setattr(gpu, "_seconds", lambda work, device: 0.5)
+    assert gpu.training("cpu", tmp_path) == {"tokens_per_second": 2 * 8 * 16 / 0.5}

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from harness import Process, Serve
+from harness import PATIENCE, Process, Serve
 
 KEY = "the-key-of-a-test"
 CONFIG = f"""
+request-timeout = {PATIENCE}
+suppress-health-check = ["too_slow"]
+
 [auth.openapi.HTTPBearer]
 bearer = "{KEY}"
 
@@ -41,16 +44,18 @@ enabled = false
 """
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("phases", "examples"), [("examples,coverage,fuzzing", 5), pytest.param("fuzzing", 50, marks=pytest.mark.long)]
+)
 def test_every_answer_is_one_that_the_document_describes(
-    examples: int, serve: Serve, bundle: Path, tmp_path: Path
+    phases: str, examples: int, serve: Serve, bundle: Path, tmp_path: Path
 ) -> None:
     keys = ("--api-keys", KEY, "--admin-keys", KEY)
     server = serve("--bundle", str(bundle), "--threads", "1", "--token-ids", *keys)
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"]
-    command += ["--max-examples", str(examples)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    command += ["--phases", phases, "--max-examples", str(examples)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert httpx.get(f"{server.url}/health/ready").status_code == 200
 

@@ -16,17 +16,18 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from harness import PATIENCE, MakeBundle, Process, Serve, default_model, distinct, wait_until
+from harness import LIMITS, PATIENCE, MakeBundle, Process, Serve, default_model, distinct, free_port, wait_until
 from live import (
     Background,
     Breakable,
     Gate,
+    ServeHeld,
     answer,
+    ask,
     ask_for_megabytes,
     connect,
     embed,
     files,
-    hanging,
     head,
     metrics,
     quiet,
@@ -39,7 +40,7 @@ from live import (
 from tiny_bundle import sequence, vector
 
 from service.app import create_app
-from service.inference.embedder import Embedder
+from service.inference.model import Model
 from service.monitoring.health import HUNG, LOST
 from service.settings import Settings
 
@@ -129,6 +130,7 @@ def test_a_storm_of_clients_that_leave(server: Process) -> None:
 
 
 def test_slow_writers_are_refused_in_time_and_hold_up_nobody(serve: Serve, bundle: Path) -> None:
+    """Requests that arrive at once are never too slow."""
     server = serve("--bundle", str(bundle), "--threads", "1", "--body-seconds", "2")
     opened = files(server)
     with ExitStack() as stack:
@@ -136,13 +138,13 @@ def test_slow_writers_are_refused_in_time_and_hold_up_nobody(serve: Serve, bundl
         for _ in range(80):
             streams.append(stack.enter_context(connect(server.url)))
             streams[-1].sendall(request({"inputs": TEXTS})[:-1])
-        assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+        assert_right(ask(server.url, {"inputs": TEXTS})[1])
         answers = [answer(stream) for stream in streams]
     assert Counter((status, json.loads(body)["error_type"]) for status, body in answers) == {(408, "Slow"): 80}
     wait_until(lambda: files(server) <= opened)
     wait_until(lambda: quiet(server.url))
     assert metrics(server.url)["cloze_failures_total{reason=Slow}"] == 80
-    assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
+    assert_right(ask(server.url, {"inputs": TEXTS})[1])
 
 
 def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: MakeBundle) -> None:
@@ -255,12 +257,12 @@ def test_requests_that_are_not_http_in_bulk(server: Process) -> None:
 class House:
     """An app whose graphs wait for the test."""
 
-    def __init__(self, url: str, gate: Gate, embedder: Embedder) -> None:
-        self.url, self.gate, self.embedder = url, gate, embedder
+    def __init__(self, url: str, gate: Gate, model: Model) -> None:
+        self.url, self.gate, self.model = url, gate, model
 
     def post(self, texts: list[str], client: str) -> Background:
         body = {"inputs": texts}
-        return Background(lambda: POST(f"{self.url}/embed", json=body, headers=authorization(client), timeout=PATIENCE))
+        return Background(lambda: POST(f"{self.url}/embed", json=body, headers=authorization(client)))
 
 
 @pytest.fixture
@@ -268,13 +270,12 @@ def house(bundle: Path) -> Iterator[Callable[..., House]]:
     with ExitStack() as stack:
 
         def make(**changes: Any) -> House:
-            limits = {"queue_seconds": PATIENCE, "request_seconds": PATIENCE}
-            settings = Settings(bundle=bundle, threads=1, api_keys=",".join(KEYS.values()), **limits, **changes)
+            settings = Settings(bundle=bundle, threads=1, api_keys=",".join(KEYS.values()), **LIMITS, **changes)
             app = create_app(settings)
             model = default_model(app)
-            embedder, gate = model.embedder, Gate(model.session)
+            gate = Gate(model.session)
             stack.callback(gate.let)
-            return House(stack.enter_context(served(app)), gate, embedder)
+            return House(stack.enter_context(served(app)), gate, model)
 
         yield make
 
@@ -337,7 +338,7 @@ def test_ten_thousand_texts_of_one_do_not_hold_up_one_text_of_another(house: Cal
     response = single.result
     assert response.status_code == 200
     assert many.is_alive()
-    assert made.embedder.batcher.waiting_items > 9_900
+    assert made.model.batcher.waiting_items > 9_900
     made.gate.let()
     assert len(many.result.json()) == 10_000
     assert statuses(made.url) == {200: 2}
@@ -394,7 +395,7 @@ class Broken:
 
 @pytest.mark.parametrize("fault", list(BROKEN))
 def test_a_graph_that_breaks_is_told_and_tried_again(bundle: Path, fault: str) -> None:
-    app = create_app(Settings(bundle=bundle, provider="cpu", threads=1, stall_seconds=600))
+    app = create_app(Settings(bundle=bundle, provider="cpu", threads=1, **LIMITS))
     session = default_model(app).session
     good = session._session
     with served(app) as url:
@@ -428,28 +429,32 @@ def test_a_text_that_breaks_the_graph_fails_alone(server: Process) -> None:
     assert GET(f"{server.url}/health/ready").status_code == 200
 
 
-def test_a_batch_that_hangs_ends_the_process(serve: Serve, make_bundle: MakeBundle) -> None:
+def test_a_batch_that_hangs_ends_the_process(serve_held: ServeHeld, bundle: Path) -> None:
     """Not ready first, then status 70; the client sees its connection end."""
-    bundle = str(make_bundle(model=hanging()))
-    server = serve("--bundle", bundle, "--threads", "1", "--stall-seconds", "2")
+    server = serve_held("--bundle", str(bundle), "--threads", "1")
     np.testing.assert_allclose(embed(server.url, ["a man"]), EXPECTED[:1], atol=1e-5)
     with connect(server.url) as stream:
         stream.sendall(request({"inputs": "two dogs run"}))
+        server.wait_for_batch()
+        assert GET(f"{server.url}/health/ready").status_code == 200
+        server.pass_time()
         wait_until(lambda: GET(f"{server.url}/health/ready").status_code == 503)
         assert "a batch has run for" in GET(f"{server.url}/health/ready").json()["error"]
         assert GET(f"{server.url}/health/live").status_code == 200
+        server.pass_time()
         assert server.wait() == HUNG
         assert read_all(stream) == 0
     assert "the process ends with status 70" in server.log
 
 
 def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
-    server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1", "--stall-seconds", "2")
+    server = Breakable("--bundle", str(bundle), "--provider", "cpu", "--threads", "1")
     try:
         assert_right(POST(f"{server.url}/embed", json={"inputs": TEXTS}).content)
-        server.process.send_signal(signal.SIGUSR1)
+        server.lose()
         wait_until(lambda: POST(f"{server.url}/embed", json={"inputs": TEXTS}).status_code == 424)
         assert GET(f"{server.url}/health/ready").status_code == 503
+        server.pass_time()
         assert server.wait() == LOST
         assert "model tiny has failed for" in server.log
         assert "the process ends with status 71" in server.log
@@ -458,11 +463,6 @@ def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
 
 
 # The end of the process without a word
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_killed_under_load_and_started_again(bundle: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from service.monitoring.logs import JSON, RequestRecord, Text, accept_id, current_request
 
@@ -127,7 +128,7 @@ raise RuntimeError("six")
 
 @pytest.mark.parametrize(("level", "messages"), [("debug", ["one", "two", "three", "four"]), ("info", ["two", "four"])])
 def test_a_process_logs_nothing_but_json(level: str, messages: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, level], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, level], capture_output=True, text=True, timeout=PATIENCE)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 1
     assert done.stdout == ""

@@ -2,15 +2,27 @@
 
 import json
 import re
+import threading
+from pathlib import Path
+from time import perf_counter
 
 import pytest
-from harness import Process, Serve, wait_until
-from live import BODY, answer, connect, head, metrics, request
+from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
+from live import BODY, Gate, answer, connect, head, metrics, request, served
+
+from service.app import create_app
+from service.settings import Settings
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, slow_bundle: object) -> Process:
-    return serve("--bundle", str(slow_bundle), "--threads", "1", "--body-seconds", "0.5")
+def server(serve: Serve, bundle: Path) -> Process:
+    return serve("--bundle", str(bundle), "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def impatient(serve: Serve, bundle: Path) -> Process:
+    """For bodies that never arrive."""
+    return serve("--bundle", str(bundle), "--threads", "1", "--body-seconds", "0.5")
 
 
 def lines(server: Process, identity: str) -> list[str]:
@@ -19,37 +31,44 @@ def lines(server: Process, identity: str) -> list[str]:
 
 
 @pytest.mark.parametrize("begun", [b"", BODY[:5]])
-def test_a_body_that_does_not_arrive_is_answered_408_and_the_connection_closed(server: Process, begun: bytes) -> None:
-    before = metrics(server.url)
-    with connect(server.url) as stream:
+def test_a_body_that_does_not_arrive_is_answered_408_and_the_connection_closed(
+    impatient: Process, begun: bytes
+) -> None:
+    before = metrics(impatient.url)
+    with connect(impatient.url) as stream:
         stream.sendall(head(f"content-length: {len(BODY)}", "/embed?key=secret", "x-request-id: late") + begun)
         status, body = answer(stream)
         assert (status, json.loads(body)["error_type"]) == (408, "Slow")
         assert "did not arrive within 0.5 seconds" in json.loads(body)["error"]
         assert stream.recv(100) == b""
-    assert re.search(r" INFO \S+ POST /embed status=408 ms=\S+ client=\S+ error_type=Slow ", lines(server, "late")[-1])
-    assert "secret" not in server.log
-    after = metrics(server.url)
+    (*_, line) = lines(impatient, "late")
+    assert re.search(r" INFO \S+ POST /embed status=408 ms=\S+ client=\S+ error_type=Slow ", line)
+    assert "secret" not in impatient.log
+    after = metrics(impatient.url)
     for name in ("cloze_requests_total{route=/embed,status=408}", "cloze_failures_total{reason=Slow}"):
         assert after[name] == before[name] + 1
 
 
-def test_drops_of_a_body_gain_no_time(server: Process) -> None:
-    with connect(server.url) as stream:
-        stream.settimeout(0.1)
-        stream.sendall(head("content-length: 100000"))
-        for _ in range(600):
-            stream.sendall(b"x")
-            try:
-                assert stream.recv(12) == b"HTTP/1.1 408"
-                return
-            except TimeoutError:
-                pass
-    pytest.fail("it was never answered")
+def test_drops_of_a_body_gain_no_time(impatient: Process) -> None:
+    answered = threading.Event()
+    with connect(impatient.url) as stream:
+        stream.sendall(head("content-length: 1000000"))
+
+        def drip() -> None:
+            while not answered.wait(0.05):
+                stream.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            assert answer(stream)[0] == 408
+        finally:
+            answered.set()
+            thread.join()
 
 
-def test_a_late_body_of_openais_route_is_answered_in_its_shape(server: Process) -> None:
-    with connect(server.url) as stream:
+def test_a_late_body_of_openais_route_is_answered_in_its_shape(impatient: Process) -> None:
+    with connect(impatient.url) as stream:
         stream.sendall(head("content-length: 9", "/models/tiny/v1/embeddings"))
         status, body = answer(stream)
     assert (status, json.loads(body)["error"]["type"]) == (408, "timeout_error")
@@ -63,10 +82,14 @@ def test_a_client_that_waits_for_100_continue_gets_it(server: Process) -> None:
         assert answer(stream)[0] == 200
 
 
-def test_a_body_behind_a_long_answer_is_not_late(server: Process) -> None:
+def test_a_body_behind_a_long_answer_is_not_late(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request takes longer than a body may; the second one's time begins when it is served."""
-    with connect(server.url) as stream:
-        stream.sendall(request({"inputs": [f"a man {number}" for number in range(400)]}) + request({"inputs": "a"}))
+    app = create_app(Settings(bundle=bundle, threads=1, **LIMITS))
+    with served(app) as url, Gate(default_model(app).session) as gate, connect(url) as stream:
+        stream.sendall(request({"inputs": "a man"}) + request({"inputs": "a"}))
+        wait_until(lambda: gate.batches)
+        monkeypatch.setattr("service.http.middleware.perf_counter", lambda: perf_counter() + 2 * PATIENCE)
+        gate.let()
         assert [answer(stream)[0] for _ in range(2)] == [200, 200]
 
 

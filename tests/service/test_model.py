@@ -258,9 +258,7 @@ async def test_what_is_kept_is_not_computed_again(cold: Callable[..., Model], mo
 
     with monkeypatch.context() as patch:
         patch.setattr(model.session, "_infer", never)
-        found = await model.embed(
-            Part(["a", "two dogs run"] * 30), truncate=True, direction="right", client=""
-        )
+        found = await model.embed(Part(["a", "two dogs run"] * 30), truncate=True, direction="right", client="")
     assert np.array_equal(np.stack(found.rows), np.tile(first[::-1], (30, 1)))
     assert (found.timing.queue, found.timing.inference) == (0, 0)
     counts = samples_of(metrics.text().decode())

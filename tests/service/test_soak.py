@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from harness import PATIENCE
 from live import served
 
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
@@ -32,12 +33,12 @@ Seen = Callable[[Books], Iterable[str]]
 async def attack(url: str, seen: Seen, spoil: Callable[[Known], None] = lambda known: None) -> Books:
     """Ten clients, until `seen` has every route; `spoil` changes what they take for right."""
     books, seeds = Books(), itertools.count()
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
         known = {name: await Known.make(http, name, TEXTS) for name in ("tiny", "other")}
         for each in known.values():
             spoil(each)
         started = time.monotonic()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while set(seen(books)) != ROUTES:
                 mixes = [Mix(known, "tiny", TEXTS, books, next(seeds)) for _ in range(10)]
                 until = time.monotonic() + 0.2

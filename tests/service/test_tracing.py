@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Body, FastAPI
-from harness import open_client
+from harness import PATIENCE, open_client
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
@@ -73,7 +73,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setattr("service.monitoring.tracing.FLUSH_SECONDS", 60)
+    monkeypatch.setattr("service.monitoring.tracing.FLUSH_SECONDS", PATIENCE)
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -193,7 +193,7 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(
         tracing.close()
         for last in threading.enumerate():
             if last.name == "last spans":  # it waits, nobody else; refused at once, it may be gone
-                last.join(60)
+                last.join(PATIENCE)
     assert "Failed to export" in caplog.text
     assert SECRET not in caplog.text
 
@@ -225,7 +225,7 @@ def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
         "import sys; from service.monitoring.tracing import configure; configure('', 'cloze', '1');"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.strip() == "[]"
 
 
