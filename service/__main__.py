@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
@@ -13,6 +14,7 @@ from typing import Final, NoReturn
 from pydantic import Field
 
 from encoding.command import run
+from service.inference.threads import APART
 from service.monitoring.logs import configure
 from service.settings import Settings
 
@@ -88,6 +90,8 @@ def _limit_free_memory() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
+    if any(thread.name == APART for thread in threading.enumerate()):
+        os._exit(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
     sys.exit(0)
 
 

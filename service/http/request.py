@@ -15,14 +15,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Discriminator, Field, Tag
 
-from service.errors import (
-    EmptyInput,
-    InvalidJSON,
-    OtherSpace,
-    UnsupportedMediaType,
-    ValidationFailed,
-    too_many,
-)
+from service.errors import EmptyInput, InvalidJSON, OtherSpace, UnsupportedMediaType, ValidationFailed, too_many
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.model import Inputs as EmbedderInputs
 from service.monitoring.logs import RequestRecord, current_request

@@ -11,6 +11,7 @@ from encoding.cpus import available_cpus
 
 Result = TypeVar("Result")
 
+APART: Final = "apart"  # name of the threads that `run_apart` starts
 MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
 
 
@@ -68,12 +69,10 @@ def run_apart(task: Callable[[], Result]) -> Future[Result]:
 
     def run() -> None:
         try:
-            result = task()
+            future.set_result(task())
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(result)
 
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-    Thread(target=run, name="apart", daemon=True).start()
+    Thread(target=run, name=APART, daemon=True).start()
     return future

@@ -51,9 +51,8 @@ class Health:
     @property
     def ready(self) -> bool:
         """Return what is known without trying a model."""
-        if self.stopping or self._stalled or self.background.failing:
-            return False
-        return not any(model.failing_for for model in self.models())
+        failing = self.background.failing or any(model.failing_for for model in self.models())
+        return not (self.stopping or self._stalled or failing)
 
     async def check(self, model: Model | None = None) -> None:
         """Raise Unavailable, with the reason, for all models or one. A model whose last batch failed is tried first."""

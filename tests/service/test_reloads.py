@@ -278,8 +278,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_start_that_hangs_ends_the_process(bundle: Path, phase: str) -> None:
+def starting(bundle: Path, phase: str, *options: str) -> subprocess.Popen[str]:
+    """A service whose start hangs in a phase."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "service")))
     command = [
         sys.executable,
@@ -292,14 +292,24 @@ def test_a_start_that_hangs_ends_the_process(bundle: Path, phase: str) -> None:
         "--threads",
         "1",
     ]
-    done = subprocess.run(
-        [*command, "--stall-seconds", "0.5"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert (done.returncode, done.stdout) == (HUNG, "")
-    assert "Traceback" not in done.stderr
+    environ = os.environ | {"PYTHONPATH": path}
+    return subprocess.Popen([*command, *options], env=environ, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_start_that_hangs_ends_the_process(bundle: Path, phase: str) -> None:
+    with starting(bundle, phase, "--stall-seconds", "0.5") as process:
+        _, log = process.communicate(timeout=PATIENCE)
+    assert process.returncode == HUNG
+    assert "Traceback" not in log
     hung = "model tiny: loading or warming up has hung for 2 s: the process ends with status 70\n"
-    assert done.stderr.endswith(hung), done.stderr
+    assert log.endswith(hung), log
+
+
+def test_sigterm_ends_a_start_at_once(bundle: Path) -> None:
+    with starting(bundle, "canaries") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "blocked\n"
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, log) == (0, "")
