@@ -13,8 +13,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import PATIENCE, wait_until
-from tiny_bundle import graph, write_bundle
+from harness import PATIENCE, ROOT, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 pytest.importorskip("ray")
@@ -26,12 +25,6 @@ MOMENTS = (0, PARTS // 3, PARTS - 5)  # complete parts when a process is killed
 
 
 @pytest.fixture(scope="module")
-def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Takes a few milliseconds a text, so that there is time to kill something."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", model=graph(work=1500))
-
-
-@pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -39,13 +32,31 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(source: Path, out: Path, bundle: Path, *options: str) -> list[str]:
+def command(source: Path, out: Path, bundle: Path, *options: str, module: str = "service.bulk") -> list[str]:
     words = [str(source), str(out), "--bundle", str(bundle), "--rows-per-file", str(PER_FILE), "--precision", "fp32"]
-    return [sys.executable, "-m", "service.bulk", *words, *options]
+    return [sys.executable, "-m", module, *words, *options]
 
 
 def run(source: Path, out: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(source, out, bundle, *options), capture_output=True, text=True, timeout=PATIENCE)
+
+
+def start(source: Path, out: Path, bundle: Path, parts: int, *options: str) -> subprocess.Popen[bytes]:
+    """Start a job that completes so many parts, and waits before it completes more."""
+    let(out, parts)
+    words = command(source, out, bundle, *options, module="gated")
+    path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
+    environ = os.environ | {"PYTHONPATH": path}
+    return subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def let(out: Path, parts: int) -> None:
+    """Let so many parts be completed in all; tests/bulk/gated.py waits for that."""
+    folder = Path(f"{out}.gate")
+    folder.mkdir(exist_ok=True)
+    new = folder / "new"
+    new.write_text(str(parts))
+    new.rename(folder / "let")
 
 
 def complete(out: Path) -> int:
@@ -69,9 +80,9 @@ def check_same(out: Path, undisturbed: pa.Table) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(texts: Path, slow_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+def undisturbed(texts: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     out = tmp_path_factory.mktemp("whole") / "out"
-    found = run(texts, out, slow_bundle)
+    found = run(texts, out, bundle)
     assert (found.returncode, complete(out)) == (0, PARTS), found.stderr
     assert re.search(rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .*; starting Ray and ", found.stdout)
     assert re.search(rf"100%\|.*\| {ROWS}/{ROWS} rows \[.* left, +[\d.]+ rows/s\]$", found.stderr.rstrip())
@@ -81,41 +92,38 @@ def undisturbed(texts: Path, slow_bundle: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_driver_goes_on_where_it_was(
-    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
 ) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (out / "job.json").exists() and complete(out) >= moment)
-    process.kill()
-    process.wait()
-    assert complete(out) < PARTS
-    found = run(texts, out, slow_bundle)  # at once, while the workers of the first driver end
+    with start(texts, out, bundle, moment) as process:
+        wait_until(lambda: (out / "job.json").exists() and complete(out) == moment)
+        process.kill()
+    found = run(texts, out, bundle)  # at once, while the workers of the first driver end
     assert found.returncode == 0, found.stderr
     if moment:
-        assert re.search(r"\d+ rows had their vectors from an earlier start", found.stdout)
+        assert f"{moment * PER_FILE} rows had their vectors from an earlier start" in found.stdout
     check_same(out, undisturbed)
 
 
 def test_a_second_job_is_refused_and_the_first_one_goes_on(
-    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path
+    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start(texts, out, bundle, 1) as process:
         wait_until(lambda: complete(out))
-        process.send_signal(signal.SIGSTOP)  # so that it cannot end before the others start
         for options in ([], ["--dtype", "int8"]):
-            found = run(texts, out, slow_bundle, *options)
+            found = run(texts, out, bundle, *options)
             assert found.returncode == 2
             assert f"error: {out} is being written by another job, process {process.pid} on " in found.stderr
-        process.send_signal(signal.SIGCONT)
+        let(out, PARTS)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     check_same(out, undisturbed)
 
 
-def test_an_interrupted_job_releases_its_lock(texts: Path, slow_bundle: Path, tmp_path: Path) -> None:
+def test_an_interrupted_job_releases_its_lock(texts: Path, bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start(texts, out, bundle, 1) as process:
         wait_until(lambda: complete(out))
         assert (out / "job.lock").exists()
         process.send_signal(signal.SIGINT)
@@ -126,13 +134,14 @@ def test_an_interrupted_job_releases_its_lock(texts: Path, slow_bundle: Path, tm
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_worker_is_replaced(
-    texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
 ) -> None:
     out = tmp_path / "out"
-    with subprocess.Popen(command(texts, out, slow_bundle), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: workers(process.pid) and complete(out) >= moment)
+    with start(texts, out, bundle, moment) as process:
+        wait_until(lambda: workers(process.pid) and complete(out) == moment)
         for worker in workers(process.pid):
             worker.kill()
+        let(out, 2 * PARTS)  # the tickets of those that were killed are lost
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     check_same(out, undisturbed)
@@ -163,17 +172,17 @@ def cluster() -> Iterator[object]:
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 def test_a_lost_node_is_done_without(
-    cluster: object, texts: Path, slow_bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
+    cluster: object, texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
 ) -> None:
     out = tmp_path / "out"
-    words = command(texts, out, slow_bundle, "--address", cluster.address)  # type: ignore[attr-defined]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: (out / "job.json").exists() and complete(out) >= moment)
+    with start(texts, out, bundle, moment, "--address", cluster.address) as process:  # type: ignore[attr-defined]
+        wait_until(lambda: (out / "job.json").exists() and complete(out) == moment)
         node = next(iter(cluster.worker_nodes))  # type: ignore[attr-defined]
         raylet = node.all_processes["raylet"][0].process.pid
         for child in psutil.Process(raylet).children(recursive=True):
             child.kill()
         os.kill(raylet, signal.SIGKILL)
+        let(out, 2 * PARTS)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     check_same(out, undisturbed)
