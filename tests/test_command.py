@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from test_imports import WITHOUT, without
 
 from encoding.command import COMMANDS, run
@@ -18,7 +19,7 @@ def cloze(*words: str) -> subprocess.CompletedProcess[str]:
     """`cloze WORDS`, by the function that the installed script calls."""
     start = "import sys; from encoding.command import main; sys.argv[0] = 'cloze'; sys.exit(main())"
     command = [sys.executable, "-c", start, *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
@@ -74,7 +75,7 @@ def run_module(module: str, missing: str, folder: Path) -> tuple[int, str]:
     """Status and stderr of `python -m MODULE` in a Python where `missing` is not installed."""
     (folder / "sitecustomize.py").write_text(WITHOUT.format(packages={missing}), encoding="utf-8")
     found = subprocess.run(
-        [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, timeout=120,
+        [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE,
         env=os.environ | {"PYTHONPATH": str(folder)},
     )  # fmt: skip
     return found.returncode, found.stderr
@@ -104,7 +105,7 @@ def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) ->
 
 def test_neither_side_is_imported_before_it_is_asked_for() -> None:
     script = "import sys, encoding.command; print({'service', 'training', 'torch', 'fastapi'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout == "set()\n"
 
 

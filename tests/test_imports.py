@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from tiny_bundle import DIMENSION, write_bundle
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ asyncio.run(main())
 def without(packages: set[str], script: str, *arguments: str) -> str:
     """The output of a script in a Python where these packages are not installed."""
     command = [sys.executable, "-c", WITHOUT.format(packages=packages) + script, *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
@@ -112,6 +113,6 @@ def test_the_service_answers_without_torch(tmp_path: Path) -> None:
 def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
     """If its telemetry is on, ONNX Runtime stores an identifier and its events in the home folder."""
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}  # without the variable CI, which turns telemetry off
-    done = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env=environment, timeout=PATIENCE)
     assert done.returncode == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

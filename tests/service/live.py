@@ -57,11 +57,14 @@ def request(body: object, path: str = "/embed", *lines: str) -> bytes:
 
 def answer(stream: socket.socket) -> tuple[int, bytes]:
     """Read one whole answer."""
-    file = stream.makefile("rb")
+    file = stream.makefile("rb", buffering=0)  # a buffer would swallow the beginning of the next answer
     status = int(file.readline().split()[1])
     headers = dict(line.lower().strip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
-    body = file.read(int(headers[b"content-length"]))
-    assert len(body) == int(headers[b"content-length"])
+    length, body = int(headers[b"content-length"]), b""
+    while len(body) < length:
+        part = file.read(length - len(body))
+        assert part, f"{len(body)} of {length} bytes"
+        body += part
     return status, body
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import until
 from numpy.typing import NDArray
+from patience import PATIENCE
 from tiny_bundle import DIMENSION
 
 from encoding.bundle import Bundle
@@ -44,7 +45,7 @@ class Held:
         self.free = [threading.Event(), threading.Event()]
 
         def infer(batch: Batch) -> NDArray[np.float32]:
-            assert self.free[int(batch.input_ids[0, 0])].wait(60)
+            assert self.free[int(batch.input_ids[0, 0])].wait(PATIENCE)
             return np.zeros((1, DIMENSION), dtype=np.float32)
 
         monkeypatch.setattr(session, "_infer", infer)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import samples_of, until
 from numpy.typing import NDArray
+from patience import PATIENCE
 from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
 from encoding.bundle import Bundle
@@ -184,7 +185,7 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
 
     def held(batch: Batch) -> NDArray[np.float32]:
         begun.set()
-        assert free.wait(60)
+        assert free.wait(PATIENCE)
         return run(batch)
 
     monkeypatch.setattr(other.session, "_infer", held)

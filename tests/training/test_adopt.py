@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from harness import ROOT, Process
 from numpy.typing import NDArray
+from patience import PATIENCE
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
@@ -190,7 +191,7 @@ def test_all_minilm_agrees_by_every_road(tmp_path: Path) -> None:
     try:
         asked = {"inputs": TWENTY, "truncate": True}
         answer, query, other = (
-            httpx.post(f"{process.url}/embed", json=asked | more, timeout=60)
+            httpx.post(f"{process.url}/embed", json=asked | more, timeout=PATIENCE)
             for more in ({"model": "mini"}, {"model": "mini", "prompt_name": "query"}, {"model": "cloze-mini"})
         )
     finally:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from patience import PATIENCE
 from recipes import arguments
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -28,7 +29,6 @@ from training.model.encoder import SentenceEncoder
 COMMAND = [sys.executable, "-m", "training.fit"]
 MODEL = str(Path(__file__).parents[2] / "models" / "cloze-mini")
 STEPS = 40
-PATIENCE = 600  # seconds; only a hang runs out of it
 
 
 @pytest.fixture(scope="module")

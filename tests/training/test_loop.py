@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_resumed
+from patience import PATIENCE
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor
@@ -177,7 +178,7 @@ def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) ->
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("finished: ") == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE
 
 from training.evaluate.machine import peak_memory, threads
 
@@ -27,7 +28,9 @@ print(threads())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is about the other systems")
 def test_the_commands_can_be_imported_where_the_system_is_not_linux() -> None:
-    found = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, cwd=ROOT, timeout=600)
+    found = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) >= 1
 

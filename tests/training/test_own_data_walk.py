@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from harness import ROOT, Process
+from patience import PATIENCE
 from test_docs import PAGE
 
 from encoding.bundle import Bundle
@@ -67,7 +68,7 @@ def assert_served(bundle: Path) -> None:
     """The vectors of the service are those of the bundle's graph."""
     process = Process("--bundle", str(bundle), "--threads", "1")
     try:
-        answer = httpx.post(f"{process.url}/embed", json={"inputs": TEXTS[:3], "normalize": False}, timeout=60)
+        answer = httpx.post(f"{process.url}/embed", json={"inputs": TEXTS[:3], "normalize": False}, timeout=PATIENCE)
     finally:
         process.close()
     assert answer.status_code == 200

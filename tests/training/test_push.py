@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import OWNER, TOKEN, hub_server
+from patience import PATIENCE
 from tiny_bundle import write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def push(url: str, home: Path, *words: str, **environment: str) -> subprocess.Co
         text=True,
         cwd=ROOT,
         env={**os.environ, **own, **environment},
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from killed_runs import assert_same_weights, killed_at
+from patience import PATIENCE
 from recipes import arguments, load_recipe
 from transformers import Trainer
 from two_processes import in_two
@@ -28,7 +29,6 @@ from training.methods import OBJECTIVES
 from training.recipes.keys import Recipe
 
 STEPS = 40
-PATIENCE = 600  # seconds; only a hang runs out of it
 Words = dict[str, list[str]]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patience import PATIENCE
 from torch import distributed, multiprocessing
 
 
@@ -28,7 +29,7 @@ def _start(rank: int, function: Callable[..., Any], folder: Path, arguments: tup
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     torch.set_num_threads(1)
-    store, patience = f"file://{folder}/store", timedelta(minutes=3)
+    store, patience = f"file://{folder}/store", timedelta(seconds=PATIENCE)
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=patience)
     torch.save(function(rank, *arguments), folder / f"{rank}.pt")
     distributed.destroy_process_group()
