@@ -2,17 +2,17 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from benchmarks.methods import Benchmark, OutOfTime
 from benchmarks.methods_plan import FULL, Plan
 from benchmarks.methods_report import Difference, difference, page
+from benchmarks.methods_run import Paths
 
 ROOT = Path(__file__).parents[1]
 PLAN = Plan.load()
@@ -121,64 +121,78 @@ def test_the_plan_for_a_gpu_has_the_same_rows() -> None:
 
 
 TINY = """
-seeds = [1]
-corpus = ["few"]
+seeds = [1, 2]
 [pretraining]
 corpus = ["few"]
-min_words = 1
-batch_size = 8
-max_steps = 8
-warmup_steps = 2
-eval_steps = 4
-[training]
-sentences = 64
-min_words = 1
-batch_size = 8
-warmup_steps = 2
-eval_steps = 4
 [simcse]
 rates = [1e-4, 1e-3]
 """
+ORDER = ["parent", "simcse-0.0001", "simcse-0.001", "simcse-1", "simcse-2"]
 
 
-@pytest.mark.long
-def test_an_interrupted_benchmark_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
-    """Pretraining and the choice of a rate; the runs after them are measured before."""
-    data, plan = tmp_path / "data", Plan.load(_written(tmp_path / "tiny.toml", TINY), tmp_path / "results")
-    sentences = [f"{who} {what} {where}" for who in "ab" for what in ("runs", "dogs", "rain") for where in "cdefghijkl"]
-    _written(data / "corpus" / "few.txt", "\n".join(sentences))
-    pairs = [f"main\tnews\t2015\t{place}\t{place % 6}.0\t{left}\ta dog" for place, left in enumerate(sentences)]
-    _written(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv", "\n".join(pairs))
-    before = [{"seed": 1, "parent": "other", "recipe": {"learning_rate": rate}} for rate in (1e-4, 1e-3)]
-    _written(plan.folder / "simcse.json", json.dumps({"runs": before}))
-    words = ["--data", str(data), "--encoder", str(tiny_bert), "--plan", str(tmp_path / "tiny.toml")]
-    folders = ["--runs", str(tmp_path / "runs"), "--results", str(plan.folder)]
-    command = [sys.executable, "-m", "benchmarks.methods", *words, *folders, "simcse"]
-    assert "stopped after 0.02 minutes" in _said(command, "--minutes", "0.02")  # while the first process starts
-    for run in ("parent", "simcse-1-0.0001"):
-        assert "interrupted; the same command goes on" in _interrupted(command, tmp_path / "runs" / run / "log.jsonl")
-    _said(command)
-    found = plan.found("simcse")
-    assert found["rates"].keys() == {"0.0001", "0.001"}
-    assert found["runs"] == before
-    assert {path.name for path in (tmp_path / "runs").glob("simcse-*/")} == {"simcse-1-0.0001", "simcse-1-0.001"}
-    assert not list((tmp_path / "runs").glob("simcse-*/checkpoint-*")), "of runs that are finished"
-    assert json.loads((tmp_path / "runs" / "parent" / "run.json").read_text(encoding="utf-8"))["steps"] == 8
-    assert _said(command) == ""  # all is measured
+class Interrupted(Benchmark):
+    """A benchmark whose processes train nothing; the one at index `at` is interrupted by `error`, and none follows."""
+
+    def __init__(self, plan: Plan, paths: Paths, at: int | None = None, error: type[BaseException] = OutOfTime) -> None:
+        super().__init__(plan, paths, jobs=1, minutes=None)
+        self.started: list[str] = []
+        self._paths, self._at, self._error = paths, at, error
+
+    def _process(self, module: str, words: Sequence[str], log_name: str) -> str:
+        if self._at is not None and len(self.started) > self._at:
+            raise self._error
+        self.started.append(log_name)
+        if len(self.started) - 1 == self._at:
+            raise self._error
+        if module == "training.pretrain":
+            _written(self._paths.parent / "model.safetensors", "weights")
+            _written(self._paths.runs / "parent" / "run.json", "{}")
+            return ""
+        kind, value = words[-2:]
+        found = {"--rate": {"dev": 70 + float(value)}, "--seed": {"seed": int(float(value)), "parent": PARENT}}[kind]
+        return "a warning\n" + json.dumps(found | {"recipe": {"learning_rate": 1e-3}, "scores": {"STS-B dev": 71.0}})
 
 
-def _said(command: list[str], *words: str) -> str:
-    return subprocess.run([*command, *words], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+PARENT = sha256(b"weights").hexdigest()[:16]
 
 
-def _interrupted(command: list[str], log: Path) -> str:
-    """What the command says to Ctrl-C after the first step of a run."""
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        while not (log.is_file() and log.stat().st_size):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
-        return process.communicate()[1]
+@pytest.mark.parametrize("error", [OutOfTime, KeyboardInterrupt])
+def test_an_interrupted_benchmark_goes_on(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is interrupted, what is measured is kept, and the same command repeats only what is not."""
+    monkeypatch.setattr(sys, "argv", ["methods"])
+    for at in range(len(ORDER)):
+        folder = tmp_path / str(at)
+        plan = Plan.load(_written(folder / "tiny.toml", TINY), folder / "results")
+        paths = Paths(folder / "data", folder / "encoder", folder / "runs")
+        first, second, third = Interrupted(plan, paths, at, error), Interrupted(plan, paths), Interrupted(plan, paths)
+        with pytest.raises(error):
+            first.measure(["simcse"])
+        assert first.started == ORDER[: at + 1]
+        second.measure(["simcse"])
+        assert second.started == ORDER[at:]
+        found = plan.found("simcse")
+        assert found["rates"] == {"0.0001": 70.0001, "0.001": 70.001}
+        assert [run["seed"] for run in found["runs"]] == [1, 2]
+        third.measure(["simcse"])
+        assert third.started == []
+
+
+def test_a_process_is_interrupted_when_the_time_is_over(tmp_path: Path) -> None:
+    benchmark = Benchmark(PLAN, Paths(tmp_path, tmp_path, tmp_path), jobs=1, minutes=0.005)
+    with pytest.raises(OutOfTime):  # it would serve for ever
+        benchmark._process("http.server", ["--bind", "127.0.0.1", "0"], "server")
+    with pytest.raises(OutOfTime):
+        benchmark._process("http.server", [], "none")
+    assert not (tmp_path / "none.log").exists()
+
+
+def test_a_process_that_fails_names_its_log(tmp_path: Path) -> None:
+    benchmark = Benchmark(PLAN, Paths(tmp_path, tmp_path, tmp_path), jobs=1, minutes=None)
+    with pytest.raises(SystemExit, match=r"json.tool no-such-file ended with an error: see .*failed\.log"):
+        benchmark._process("json.tool", ["no-such-file"], "failed")
+    assert "no-such-file" in (tmp_path / "failed.log").read_text()
 
 
 def _written(file: Path, text: str) -> Path:
