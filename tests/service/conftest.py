@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from harness import LIMITS, PATIENCE, Hold, MakeApp, MakeBundle, MakeClient, Process, Serve, open_client
 from live import Held, ServeHeld
 from numpy.typing import NDArray
-from tiny_bundle import OTHER, graph, write_bundle
+from tiny_bundle import OTHER, write_bundle
 
 from encoding.text import Batch
 from service.app import create_app
@@ -39,12 +39,6 @@ def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> MakeBundle:
 @pytest.fixture(scope="session")
 def bundle(make_bundle: MakeBundle) -> Path:
     return make_bundle()
-
-
-@pytest.fixture(scope="session")
-def slow_bundle(make_bundle: MakeBundle) -> Path:
-    """Takes a few milliseconds a text."""
-    return make_bundle(model=graph(work=200))
 
 
 @pytest.fixture(scope="session")

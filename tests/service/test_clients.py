@@ -4,7 +4,6 @@ import asyncio
 import gc
 import importlib.util
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from harness import Process, Serve, distinct, wait_until
+from harness import Process, Serve, wait_until
 from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
+from live import ServeHeld, connect, request
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION
 
@@ -44,9 +44,10 @@ def of_ids(serve: Serve, bundle: Path) -> Process:
 
 
 @pytest.fixture(scope="module")
-def narrow(serve: Serve, slow_bundle: Path) -> Process:
-    """Is full with one request, and slow."""
-    return serve("--bundle", str(slow_bundle), "--threads", "1", "--max-tokens-in-flight", "1")
+def narrow(serve_held: ServeHeld, bundle: Path) -> Process:
+    """Is full with one request. Two of its three threads may be held by requests that are given up."""
+    options = ("--provider", "cpu", "--threads", "3", "--max-tokens-in-flight", "1")
+    return serve_held("--bundle", str(bundle), *options)
 
 
 @pytest.fixture(autouse=True)
@@ -254,12 +255,9 @@ def rows(answer: openai.types.CreateEmbeddingResponse) -> NDArray[np.float32]:
 
 @contextmanager
 def occupied(server: Process) -> Iterator[None]:
-    """A request in flight, which is given up at the end of the block."""
-    body = json.dumps({"inputs": distinct(16_000)}).encode()
-    head = f"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    url = httpx.URL(server.url)
-    with socket.create_connection((url.host, url.port)) as line:
-        line.sendall(head.encode() + body)
+    """A request in flight, whose batch is held, and which is given up at the end of the block."""
+    with connect(server.url) as line:
+        line.sendall(request({"inputs": "two dogs"}))
         wait_until(lambda: metric(server, "cloze_tokens_in_flight") > 0)
         yield
 

@@ -3,7 +3,6 @@
 import string
 from functools import cache
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +62,8 @@ def vector(ids: list[int], dimension: int = DIMENSION, seed: int = 0) -> NDArray
     return np.tanh(rows.mean(axis=0) @ made["matrix"])  # type: ignore[no-any-return]
 
 
-def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT, seed: int = 0) -> onnx.ModelProto:
-    """`vector` for a batch.
-
-    `work` adds that many products with a matrix of 512 × 512, so that a batch takes a while.
-    """
+def graph(dimension: int = DIMENSION, output: str = OUTPUT, seed: int = 0) -> onnx.ModelProto:
+    """`vector` for a batch."""
     made = weights(dimension, seed)
     constants = {
         "rows": made["rows"],
@@ -93,17 +89,7 @@ def graph(work: int = 0, dimension: int = DIMENSION, output: str = OUTPUT, seed:
         helper.make_node("MatMul", ["mean", "matrix"], ["mixed"]),
         helper.make_node("Tanh", ["mixed"], ["vectors"]),
     ]
-    if work:
-        constants["heavy"] = np.full((512, 512), 1e-3, dtype=np.float32)
-        constants["nothing"] = np.zeros((512, dimension), dtype=np.float32)
-        constants["wide"] = np.ones((dimension, 512), dtype=np.float32)
-        names = ["busy0", *(f"busy{step + 1}" for step in range(work))]
-        nodes.append(helper.make_node("MatMul", ["vectors", "wide"], [names[0]]))
-        nodes += [helper.make_node("MatMul", [a, "heavy"], [b]) for a, b in pairwise(names)]
-        nodes.append(helper.make_node("MatMul", [names[-1], "nothing"], ["zeros"]))
-        nodes.append(helper.make_node("Add", ["vectors", "zeros"], [output]))
-    else:
-        nodes.append(helper.make_node("Identity", ["vectors"], [output]))
+    nodes.append(helper.make_node("Identity", ["vectors"], [output]))
     body = helper.make_graph(
         nodes,
         "tiny",
