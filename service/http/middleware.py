@@ -1,7 +1,7 @@
 """Request middleware: id, authentication, admission, body limits, deadline, metrics and one log line per request.
 
 Plain ASGI, around the whole application. A path under `/models/NAME` and an unversioned path of OpenAI's are rewritten
-to the one route that serves them (service/routes.py); the model that the path names is then `cloze.model` in the scope.
+to the one route that serves them (service/routes.py); `cloze.model` in the scope is the model that the path names.
 """
 
 import asyncio

@@ -59,15 +59,15 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self.aliases = settings.aliases
         self.served: dict[str, Model] = {}
-        for folder in _folders(settings.bundle):
-            bundle = Bundle.load(folder)
+        bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
+        _check_names(settings, [bundle.name for bundle in bundles])  # before the graphs are loaded
+        for bundle in bundles:
             loading = run_apart(partial(self._load, bundle))
             if not wait([loading], self._limit).done:
                 problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
                 logger.critical(problem, bundle.name, self._limit, HUNG)
                 os._exit(HUNG)
             self.served[bundle.name] = loading.result()
-        _check_names(settings, list(self.served))
         self.default = settings.model or next(iter(self.served))
 
     def __iter__(self) -> Iterator[Model]:
