@@ -2,19 +2,16 @@
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from harness import ROOT
 from killed_runs import assert_same_weights, killed_at
-from patience import PATIENCE
+from patience import PATIENCE, wait_until
 from recipes import arguments, load_recipe
 from transformers import Trainer
 from two_processes import in_two
@@ -28,7 +25,7 @@ from training.loop.run_folder import Run
 from training.methods import OBJECTIVES
 from training.recipes.keys import Recipe
 
-STEPS = 40
+STEPS = 15
 Words = dict[str, list[str]]
 
 
@@ -105,9 +102,9 @@ def two_with_trouble(rank: int, words: Words, folder: Path) -> dict[str, Any]:
     found["uneven"] = refusal(RecipeError, mlm, Run(folder / "uneven"))
     with pytest.MonkeyPatch.context() as patch:
         saved: list[str] = []
-        patch.setattr(training_run, "Journal", listing(saved))
-        if rank == 1:
-            patch.setattr(Trainer, "_save_rng_state", slow(Trainer._save_rng_state))
+        patch.setattr(training_run, "Journal", listing(saved, folder / "first-is-past"))
+        save = Trainer._save_rng_state
+        patch.setattr(Trainer, "_save_rng_state", (first, second)[rank](save, folder / "first-is-past"))
         fit(short, Run(folder / "slow"))
         found["saved"] = saved
     return found
@@ -123,19 +120,33 @@ def fit(recipe: Recipe, run: Run) -> None:
     training_run.fit(OBJECTIVES[recipe.method], recipe, run)
 
 
-def listing(names: list[str]) -> type[Journal]:
+def listing(names: list[str], past: Path) -> type[Journal]:
     """A journal that lists the checkpoint when the Trainer holds it for saved."""
 
     class Listing(Journal):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             names.extend(path.name for path in (self.run.path / f"checkpoint-{state.global_step}").iterdir())
+            past.touch()
 
     return Listing
 
 
-def slow(save: Any) -> Any:
+def first(save: Any, past: Path) -> Any:
+    """The first process's save: `past` is there as soon as it waits for the other, or goes on without it."""
+
+    def saved(trainer: Trainer, *arguments: Any) -> None:
+        save(trainer, *arguments)
+        wait = trainer.accelerator.wait_for_everyone
+        trainer.accelerator.wait_for_everyone = lambda: (past.touch(), wait())
+
+    return saved
+
+
+def second(save: Any, past: Path) -> Any:
+    """The second process's save, which begins when the first one waits for it, or has gone on without it."""
+
     def saved(*arguments: Any) -> None:
-        time.sleep(1)
+        wait_until(past.exists)
         save(*arguments)
 
     return saved
@@ -152,62 +163,31 @@ def test_two_processes_refuse_what_cannot_be_one_run(words: Words, tmp_path: Pat
     assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= set(found[0]["saved"])
 
 
-@contextmanager
-def torchrun(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """`arguments` for torchrun, its output in the file `log`; at the end neither it nor its processes are left."""
-    command = [sys.executable, "-m", "torch.distributed.run", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        for each in [*family, process]:
-            each.kill()
-        process.wait()
-
-
-def worker(launcher: subprocess.Popen[bytes], rank: int) -> psutil.Process:
-    """The process that torchrun started with this rank."""
-    return next(each for each in psutil.Process(launcher.pid).children() if each.environ().get("RANK") == str(rank))
-
-
-def wait_for_checkpoint(run: Path, launcher: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not any(run.glob("checkpoint-*/trainer_state.json")):
-        assert launcher.poll() is None, log.read_text(encoding="utf-8")
-        assert time.monotonic() < deadline, "the run does not get on"
-        time.sleep(0.002)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, words: Words) -> Path:
-    """A run of two processes that nothing disturbs."""
-    folder = tmp_path_factory.mktemp("whole")
-    in_two(undisturbed, folder, words, folder / "run")
-    return folder / "run"
-
-
 def undisturbed(rank: int, words: Words, folder: Path) -> None:
     fit(load_recipe("simcse", words), Run(folder))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_restarts_a_killed_process_and_the_weights_are_the_same(
-    rank: int, words: Words, whole: Path, tmp_path: Path
-) -> None:
-    run, output = tmp_path / "run", tmp_path / "output"
-    options = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
-    command = ["-m", "training.fit", "simcse", *arguments(words), "--out", run]
-    with torchrun(output, *options, *command) as launcher:
-        wait_for_checkpoint(run, launcher, output)
-        worker(launcher, rank).send_signal(signal.SIGKILL)
-        assert not (run / "run.json").exists()
-        assert launcher.wait(PATIENCE) == 0, output.read_text(encoding="utf-8")
-    text = output.read_text(encoding="utf-8")
-    assert text.count(f"continuing from {run}/checkpoint-") == 1
-    assert text.count("finished: ") == 1
-    assert_same(run, whole)
+def test_torchrun_restarts_killed_processes_and_the_weights_are_the_same(words: Words, tmp_path: Path) -> None:
+    """First the second process dies, then the first one, which writes the checkpoints."""
+    (tmp_path / "whole").mkdir()
+    in_two(undisturbed, tmp_path / "whole", words, tmp_path / "whole" / "run")
+    run, dead = tmp_path / "run", tmp_path / "dead"
+    dead.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    script = Path(__file__).with_name("dying_processes.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "DEAD": str(dead), "DIES": '{"1": 7, "0": 12}'}
+    result = subprocess.run(
+        [sys.executable, *launcher, script, "simcse", *arguments(words), "--out", run],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert result.returncode == 0, result.stderr
+    assert len(list(dead.iterdir())) == 2
+    continued = re.findall(rf"continuing from {run}/checkpoint-(\d+)", result.stderr)
+    assert continued == ["5", "10"]
+    assert result.stderr.count("finished: ") == 1
+    assert_same(run, tmp_path / "whole" / "run")

@@ -291,13 +291,20 @@ def test_weights_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
         convert(tmp_path / "plain", tmp_path / "out", run)
 
 
+def test_a_bundle_with_cls_pooling_needs_no_code_of_its_own(run: Path, tmp_path: Path) -> None:
+    encoder(run / "model", template="[X]", pooling="cls").save(run / "model")
+    export.main([str(run), str(tmp_path / "bundle"), "--sentence-transformers"])
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "`SentenceTransformer(FOLDER)` gives the same vectors" in card
+    expected = units(GraphEncoder.of(Bundle.load(tmp_path / "bundle"), "fp32").embed(TEXTS))
+    found = SentenceTransformer(str(tmp_path / "bundle"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("pooling", ["mask", "cls"])
 def test_its_trainer_goes_on_and_export_takes_the_result(
-    pooling: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if pooling == "cls":
-        encoder(run / "model", template="[X]", pooling="cls").save(run / "model")
     export.main([str(run), str(tmp_path / "bundle"), "--sentence-transformers", "--max-tokens", "40"])
     model = opened(tmp_path / "bundle")
     before = model.encode(TEXTS)
@@ -323,14 +330,13 @@ def test_its_trainer_goes_on_and_export_takes_the_result(
     monkeypatch.undo()  # trace it anew: other weights
     export.main([str(tmp_path / "trained"), str(tmp_path / "back"), "--sentence-transformers"])
     bundle = Bundle.load(tmp_path / "back")
-    assert (bundle.spec.pooling, bundle.spec.max_tokens, bundle.spec.provenance.parent) == (pooling, 40, "trained")
+    assert (bundle.spec.pooling, bundle.spec.max_tokens, bundle.spec.provenance.parent) == ("mask", 40, "trained")
     np.testing.assert_allclose(units(GraphEncoder.of(bundle, "fp32").embed(TEXTS)), after, atol=1e-5, rtol=0)
     np.testing.assert_allclose(opened(tmp_path / "back").encode(TEXTS), after, atol=1e-5, rtol=0)
     card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
     assert "Trained by sentence-transformers" in card
     assert "training.fit" not in card
-    loading = "(FOLDER, trust_remote_code=True)` runs" if pooling == "mask" else "(FOLDER)` gives the same vectors"
-    assert f"`SentenceTransformer{loading}" in card
+    assert "`SentenceTransformer(FOLDER, trust_remote_code=True)` runs" in card
 
 
 def test_a_bundle_without_a_digest_of_its_weights_is_not_converted(

@@ -21,7 +21,17 @@ from transformers import PreTrainedModel
 
 from training.model.encoder import SentenceEncoder
 
-__all__ = ["BITS", "BLOCKED", "Form", "WrittenOut", "coarse", "divided_attention", "one_row", "writable"]
+__all__ = [
+    "BITS",
+    "BLOCKED",
+    "WRITABLE",
+    "Form",
+    "WrittenOut",
+    "coarse",
+    "divided_attention",
+    "one_row",
+    "writable",
+]
 
 BITS: Final = {"query": 8, "key": 8, "score": 8, "weight": 9, "value": 8}  # behind the binary point, in attention
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it

@@ -1,0 +1,29 @@
+"""training.fit in the processes of torchrun, of which each kills itself once: at the step that its rank has in DIES.
+
+DIES is JSON; a process that has died leaves a file with its rank in the folder DEAD, and goes on when it comes again.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.fit import main
+from training.loop import training_run
+from training.loop.callbacks import Journal
+
+STEP = json.loads(os.environ["DIES"])[os.environ["RANK"]]
+DEAD = Path(os.environ["DEAD"], os.environ["RANK"])
+
+
+class Dying(Journal):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == STEP and not DEAD.exists():
+            DEAD.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+training_run.Journal = Dying  # type: ignore[misc]
+sys.exit(main(sys.argv[1:]))
