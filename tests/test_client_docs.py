@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pytest
 from harness import PATIENCE, ROOT, Process
+from made_once import made_once
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.readme import MODEL
@@ -86,7 +87,11 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mine(shared: Path) -> Path:
+    return made_once(shared / "mine", make_mine) / "bundle"
+
+
+def make_mine(folder: Path) -> None:
     """A bundle of one step of training, with a template that sentence-transformers needs custom code for.
 
     Its encoder has the last two layers of the parent: tracing takes seconds for each.
@@ -94,7 +99,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = find_spec(PARENT)
     assert found is not None
     assert found.submodule_search_locations is not None
-    folder = tmp_path_factory.mktemp("mine")
+    folder.mkdir()
     corpus = folder / "texts.txt"
     corpus.write_text("Two dogs run.\nRain over the city.\nA letter.\nThe old friend.\n" * 2, encoding="utf-8")
     parent = str(Path(found.submodule_search_locations[0], "model"))
@@ -106,7 +111,6 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training += ["--corpus", str(corpus), "--batch-size", "4", "--max-steps", "1", "--out", str(folder / "run")]
     fit(["simcse", *training])
     export([str(folder / "run"), str(folder / "bundle"), "--sentence-transformers"])
-    return folder / "bundle"
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.heading)
