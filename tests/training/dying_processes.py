@@ -1,6 +1,6 @@
-"""training.fit in the processes of torchrun, of which each kills itself once: at the step that its rank has in DIES.
+"""training.fit where processes kill themselves once: each at the step that DIES, JSON, has for its rank.
 
-DIES is JSON; a process that has died leaves a file with its rank in the folder DEAD, and goes on when it comes again.
+One that has died leaves a file with its rank in the folder DEAD, and goes on when torchrun starts it again.
 """
 
 import json
@@ -14,8 +14,9 @@ from training.fit import main
 from training.loop import training_run
 from training.loop.callbacks import Journal
 
-STEP = json.loads(os.environ["DIES"])[os.environ["RANK"]]
-DEAD = Path(os.environ["DEAD"], os.environ["RANK"])
+RANK = os.environ.get("RANK", "0")
+STEP = json.loads(os.environ["DIES"])[RANK]
+DEAD = Path(os.environ["DEAD"], RANK)
 
 
 class Dying(Journal):

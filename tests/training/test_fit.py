@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import ROOT
+from killed_runs import killed_at
 from patience import PATIENCE
 from recipes import arguments
 from safetensors import SafetensorError
@@ -26,8 +28,8 @@ from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
 from training.model.encoder import SentenceEncoder
 
-COMMAND = [sys.executable, "-m", "training.fit"]
-MODEL = str(Path(__file__).parents[2] / "models" / "cloze-mini")
+MODEL = str(ROOT / "models" / "cloze-mini")
+DYING = Path(__file__).with_name("dying_processes.py")
 STEPS = 40
 
 
@@ -60,11 +62,11 @@ def words(tiny_bert: Path, text: Path, dev: Path) -> list[str]:
     return arguments(options)
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
+def start(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    """Python with these arguments."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
 def end(process: subprocess.Popen[str]) -> str:
@@ -110,11 +112,12 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(
     """Only the killed run needs a process of its own."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["promptbert", *words, "--out", str(whole)]) == 0
-    process = start("promptbert", *words, "--out", killed)
-    signal_after(process, signal.SIGKILL, lambda: len(steps(killed)) >= 12)
-    process.communicate()
+    environment = {"DIES": '{"0": 12}', "DEAD": str(tmp_path)}
+    process = start(DYING, "promptbert", *words, "--out", killed, **environment)
+    output = end(process)
+    assert process.returncode == -signal.SIGKILL, output
     assert not (killed / "model").exists()
-    assert max(steps(killed)) < STEPS
+    assert max(steps(killed)) == 11  # a step's loss is logged after its end
     # what a kill in the middle of saving leaves
     torn = killed / "checkpoint-999"
     torn.mkdir()
@@ -137,7 +140,8 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(
 
 def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> None:
     folder = tmp_path / "run"
-    process = start("simcse", *words, "--out", folder, "--eval-steps", "1000", "--max-steps", "100000")
+    command = ["-m", "training.fit", "simcse", *words, "--eval-steps", "1000", "--max-steps", "100000"]
+    process = start(*command, "--out", folder)
     signal_after(process, signal.SIGINT, lambda: len(steps(folder)) >= 3)
     output = end(process)
     assert process.returncode == 130, output
@@ -145,10 +149,9 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> No
     checkpoint = next(folder.glob("checkpoint-*"))
     last = max(steps(folder))
     assert checkpoint.name == f"checkpoint-{last}"
-    again = start("--resume", folder)
-    signal_after(again, signal.SIGINT, lambda: max(steps(folder)) > last)
-    end(again)
-    assert steps(folder) == list(range(1, max(steps(folder)) + 1))
+    with killed_at(last + 2):
+        main(["--resume", str(folder)])
+    assert steps(folder) == list(range(1, last + 3))
 
 
 @pytest.mark.parametrize(("peak", "shown"), [(2_500_000_000, "memory: 2.50 GB\n"), (None, "memory: unknown\n")])
