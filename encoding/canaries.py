@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from encoding.errors import BundleError
 from encoding.template import MASK
@@ -45,7 +45,7 @@ class Canaries(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = Field(min_length=1)
     vectors: dict[str, list[list[float]]]
 
     @classmethod

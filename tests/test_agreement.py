@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from harness import Process
+from made_once import made_once
 from numpy.typing import NDArray
 from reference.vectors import MODEL
 from reference.vectors import TEXTS as REFERENCE_TEXTS
@@ -59,18 +61,19 @@ class Case(NamedTuple):
 
 AT_MASK = {"template": QUOTED, "pooling": "mask", "final_period": "false"}
 SPACED_MASK = {"template": SPACED, "pooling": "mask", "final_period": "true"}
-CASES = {  # no two have the same parts: each takes ten seconds
+CASES = {  # no two have the same parts: each takes ten seconds; tests/training/test_adopt.py has mean pooling
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
     "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
-    "bert cls": Case("tiny_bert", {"pooling": "cls"}),
-    "bert mean": Case("tiny_bert", {"pooling": "mean"}),
     "bert promptbert": Case("tiny_bert", AT_MASK, "promptbert"),
-    "bert diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
+    "bert cls, diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
     "roberta mask": Case("tiny_roberta", SPACED_MASK),
     "roberta supervised": Case("masked_roberta", SPACED_MASK | {"kept_head": "tanh"}, "promptbert-supervised"),
     "roberta continuous denoised": Case("masked_roberta", SPACED_MASK, "optiprompt", ("--denoise",)),
 }
+
+
+WITHOUT_NEIGHBOUR = ("optiprompt",)  # recipes whose models sentence-transformers cannot load
 
 
 @dataclass
@@ -102,23 +105,29 @@ class Road:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def road(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, custom_code: None) -> Iterator[Road]:
+def road(request: pytest.FixtureRequest, shared: Path, custom_code: None) -> Iterator[Road]:
     case = CASES[request.param]
-    folder = tmp_path_factory.mktemp("road")
-    parent = str(request.getfixturevalue(case.parent))
+    parent = request.getfixturevalue(case.parent)
+    made = made_once(shared / f"road-{request.param}", partial(train_and_export, case, str(parent)))
+    bundle = Bundle.load(made / "models" / "road")
+    server = Process("--bundle", str(made / "models"), "--model", "road", "--threads", "1", "--token-ids")
+    torch = SentenceEncoder.load(str(made / "run" / "model"), denoising=bundle.spec.denoising)
+    has_neighbour = case.recipe not in WITHOUT_NEIGHBOUR
+    model = SentenceTransformer(str(bundle.path), device="cpu", trust_remote_code=True) if has_neighbour else None
+    yield Road(torch, GraphEncoder.of(bundle, "fp32"), server, model)
+    server.close()
+
+
+def train_and_export(case: Case, parent: str, folder: Path) -> None:
+    """Write a run, and the folder `models` with its bundle and another beside it."""
+    folder.mkdir()
     keys = {"encoder": parent, "corpus": str(corpus(folder, case))}
     keys |= {"batch_size": "4", "max_steps": "2", "learning_rate": "0.01"} | case.keys
     words = [word for key, value in keys.items() for word in option(key, value.replace("{parent}", parent))]
     fit([case.recipe, "--out", str(folder / "run"), *words])
-    neighbour = [] if case.recipe == "optiprompt" else ["--sentence-transformers"]
+    neighbour = [] if case.recipe in WITHOUT_NEIGHBOUR else ["--sentence-transformers"]
     export([str(folder / "run"), str(folder / "models" / "road"), *case.flags, *neighbour])
-    bundle = Bundle.load(folder / "models" / "road")
     write_bundle(folder / "models" / "beside", **OTHER)
-    server = Process("--bundle", str(folder / "models"), "--model", "road", "--threads", "1", "--token-ids")
-    torch = SentenceEncoder.load(str(folder / "run" / "model"), denoising=bundle.spec.denoising)
-    model = SentenceTransformer(str(bundle.path), device="cpu", trust_remote_code=True) if neighbour else None
-    yield Road(torch, GraphEncoder.of(bundle, "fp32"), server, model)
-    server.close()
 
 
 def option(key: str, value: str) -> list[str]:

@@ -1,17 +1,15 @@
 """The training loop in two processes, against one; early stopping; what a killed run finds again."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_resumed
-from patience import PATIENCE
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,6 +17,7 @@ from two_processes import in_two
 
 from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
+from training.fit import main
 from training.loop import training_run
 from training.loop.arguments import training_arguments
 from training.loop.run_folder import Run
@@ -51,8 +50,8 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     return {key: [str(value)] for key, value in keys.items()} | {"columns": ["a", "b", "c"]}
 
 
-def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> list[str]:
-    """Runs in the folder; what is refused."""
+def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> tuple[str, str]:
+    """Runs in the folder; what is refused, and what the command prints."""
     fit(load_recipe("simcse", words), Run(folder / "plain"))
     fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
     random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
@@ -65,15 +64,19 @@ def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> list[st
     fit(longer, Run(folder / "killed-longer"), resume=True)
     with pytest.raises(RecipeError) as refusal:
         fit(load_recipe("simcse", words | {"batch_size": ["7"]}), Run(folder / "odd"))
-    return [str(refusal.value)]
+    with redirect_stderr(StringIO()) as printed:
+        command = ["simcse", *arguments(words), "--max-steps", "2", "--seeds", "3", "4"]
+        assert main([*command, "--out", str(folder / "seeds")]) == 0  # it leaves the group of processes
+    return str(refusal.value), printed.getvalue()
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, words: Words, tiny_bert: Path) -> Path:
     """The folder of those runs."""
     folder = tmp_path_factory.mktemp("two")
-    refusals = in_two(runs_of_two, folder, words, tiny_bert, folder)
-    assert refusals == [["batch_size is 7 and is split among 2 processes; write a multiple of 2"]] * 2
+    refusals, printed = zip(*in_two(runs_of_two, folder, words, tiny_bert, folder), strict=True)
+    assert refusals == ("batch_size is 7 and is split among 2 processes; write a multiple of 2",) * 2
+    (folder / "printed.json").write_text(json.dumps(printed), encoding="utf-8")
     return folder
 
 
@@ -156,34 +159,12 @@ def test_one_process_does_not_go_on_for_two(two: Path) -> None:
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
 
 
-@pytest.mark.long
-def test_the_command_under_torchrun_speaks_once(words: Words, tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    out = tmp_path / "runs"
-    result = subprocess.run(
-        [
-            *launcher,
-            "-m",
-            "training.fit",
-            "simcse",
-            *arguments(words),
-            "--max-steps",
-            "2",
-            "--seeds",
-            "3",
-            "4",
-            "--out",
-            out,
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("finished: ") == 1
-    assert result.stderr.count("mean ± SD") == 1
-    assert json.loads((out / "seeds.json").read_text(encoding="utf-8")).keys() >= {"mean", "sd"}
+def test_the_command_speaks_once_for_all_processes(two: Path) -> None:
+    first, second = json.loads((two / "printed.json").read_text(encoding="utf-8"))
+    assert first.count("finished: ") == 1
+    assert first.count("mean ± SD") == 1
+    assert second == ""
+    assert json.loads((two / "seeds" / "seeds.json").read_text(encoding="utf-8")).keys() >= {"mean", "sd"}
 
 
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def first(save: Any, past: Path) -> Any:
 
 
 def second(save: Any, past: Path) -> Any:
-    """The second process's save, which begins when the first one waits for it, or has gone on without it."""
+    """The second process's save, which begins when the first one waits for it, or goes on without it."""
 
     def saved(*arguments: Any) -> None:
         wait_until(past.exists)

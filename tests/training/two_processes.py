@@ -32,4 +32,5 @@ def _start(rank: int, function: Callable[..., Any], folder: Path, arguments: tup
     store, patience = f"file://{folder}/store", timedelta(seconds=PATIENCE)
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=patience)
     torch.save(function(rank, *arguments), folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    if distributed.is_initialized():  # a command leaves the group itself
+        distributed.destroy_process_group()
