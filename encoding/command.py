@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
     "compare": ("training.compare", "show which differences between models are more than chance"),
+    "texts": ("training.texts", "make texts to learn search and similarity from"),
     "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
     "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),

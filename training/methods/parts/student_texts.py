@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["as_sentence", "search_text", "share_of", "windows", "words_only"]
+__all__ = ["as_sentence", "query_of", "search_text", "share_of", "windows", "words_only"]
 
 QUERY_WORDS: Final = 9  # of a query made from a sentence, at most
 QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
@@ -26,7 +26,7 @@ def search_text(run: Sequence[str], place: int, passage_share: float, query_shar
         count = chance.randint(2, max(2, len(run)))
         first = max(0, min(place, len(run) - count))
         return " ".join(run[first : first + count])
-    return _query(sentence, chance) if kind < passage_share + query_share else sentence
+    return query_of(sentence, chance) if kind < passage_share + query_share else sentence
 
 
 def windows(text: str, longest: int) -> list[str]:
@@ -52,7 +52,7 @@ def share_of(text: str) -> float:
     return zlib.crc32(text.encode()) / 2**32
 
 
-def _query(sentence: str, chance: random.Random) -> str:
+def query_of(sentence: str, chance: random.Random) -> str:
     """A few consecutive words, as someone would type them."""
     words = sentence.split()
     count = chance.randint(1, QUERY_WORDS)

@@ -1,0 +1,125 @@
+"""The texts that `training.texts` makes: each once, none that is excluded or held out, and a collection to search."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoding.command import run as run_command
+from training.data.search_collection import load_collection
+from training.methods.parts.student_texts import QUERY_WORDS, as_sentence
+from training.texts import main
+
+ARTICLES, EACH = 60, 50
+SENTENCES = [
+    f"Sentence {number} of article {article} says, in some ten words, what it says."
+    for article in range(ARTICLES)
+    for number in range(EACH)
+]
+COUNTS = ["--sentences", "300", "--passages", "60", "--queries", "100", "--held-out", "20", "--held-out-queries", "8"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "articles.txt"
+    path.write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def made(out: Path, corpus: str, *options: str) -> list[dict[str, Any]]:
+    assert run_command(lambda: main([str(out), "--corpus", corpus, *COUNTS, *options])) == 0
+    return [json.loads(line) for line in (out / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def sources(text: str) -> list[str]:
+    """The sentences of a text."""
+    return re.findall(r"Sentence \d+ of article \d+ says, in some ten words, what it says\.", text)
+
+
+def test_the_texts_are_of_three_kinds_and_each_is_there_once(corpus: str, tmp_path: Path) -> None:
+    texts = made(tmp_path / "out", corpus)
+    by_kind = {
+        kind: [each["text"] for each in texts if each["kind"] == kind] for kind in ("sentence", "passage", "query")
+    }
+    assert {kind: len(found) for kind, found in by_kind.items()} == {"sentence": 300, "passage": 60, "query": 100}
+    assert len({each["text"] for each in texts}) == len(texts)
+    assert [each["kind"] for each in texts] != sorted(each["kind"] for each in texts)
+    assert set(by_kind["sentence"]) <= set(SENTENCES)
+    used = [sentence for kind in ("sentence", "passage") for text in by_kind[kind] for sentence in sources(text)]
+    assert len(set(used)) == len(used)
+    for passage in by_kind["passage"]:
+        assert 50 <= len(passage.split()) <= 400
+        first = SENTENCES.index(sources(passage)[0])
+        assert passage == " ".join(SENTENCES[first : first + len(sources(passage))])
+    assert all(len(query.split()) <= QUERY_WORDS + 2 for query in by_kind["query"])
+    assert all(each["words"] == as_sentence(each["text"]) for each in texts)
+
+
+def test_the_same_seed_makes_the_same_files(corpus: str, tmp_path: Path) -> None:
+    one, same, other = (
+        made(tmp_path / name, corpus, "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
+    )
+    assert one == same != other
+
+
+def test_the_collection_is_not_trained_on_and_its_queries_are_not_in_their_passages(
+    corpus: str, tmp_path: Path
+) -> None:
+    texts = made(tmp_path / "out", corpus)
+    collection = load_collection(tmp_path / "out" / "inverse-cloze")
+    assert (len(collection.documents), len(collection.queries)) == (20, 8)
+    held_out = {sentence for document in collection.documents for sentence in sources(document)}
+    assert held_out.isdisjoint(sentence for each in texts for sentence in sources(each["text"]))
+    whole = [query for query in collection.queries if query in SENTENCES]
+    assert len(whole) == 4  # the others are a few words of their sentences
+    for query in whole:
+        ((document, grade),) = collection.relevance[collection.queries.index(query)].items()
+        assert grade == 1
+        places = sorted(map(SENTENCES.index, [query, *sources(collection.documents[document])]))
+        assert places == list(range(places[0], places[0] + len(places)))  # the passage and what was taken out of it
+
+
+def test_no_text_of_the_evaluation_data_occurs(corpus: str, tmp_path: Path) -> None:
+    """In whatever case and with whatever punctuation; in lines, in cells and in JSON."""
+    data = tmp_path / "data"
+    (data / "sets").mkdir(parents=True)
+    lines, cells, records = SENTENCES[0:900:3], SENTENCES[1:900:3], SENTENCES[2:900:3]
+    (data / "lines.txt").write_text("\n".join(text.upper().replace(",", " ;") for text in lines), encoding="utf-8")
+    (data / "sets" / "cells.tsv").write_text("\n".join(f"4.0\t{text}\tx" for text in cells), encoding="utf-8")
+    rows = [json.dumps({"_id": "1", "text": text}) for text in records]
+    (data / "sets" / "records.jsonl").write_text("\n".join([*rows, "{torn", "[1]"]), encoding="utf-8")
+    texts = made(tmp_path / "out", corpus, "--exclude", str(data))
+    collection = load_collection(tmp_path / "out" / "inverse-cloze")
+    used = {
+        sentence for text in [*(each["text"] for each in texts), *collection.documents] for sentence in sources(text)
+    }
+    assert used
+    assert used.isdisjoint(SENTENCES[:900])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence could not be made; add text"),
+        (["--held-out", "5000"], r"the corpus has only \d+ passages to hold out, not 5,000; lower --held-out"),
+        (["--held-out-queries", "21"], "--held-out-queries is 21 and --held-out 20; each query needs a passage"),
+        (["--exclude", "nowhere"], "--exclude nowhere does not exist; give a file or a folder"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line_and_nothing_is_written(
+    options: list[str], message: str, corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run_command(lambda: main([str(out), "--corpus", corpus, *COUNTS, *options])) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not out.exists()
+
+
+def test_a_folder_with_something_in_it_is_not_written(
+    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").touch()
+    assert run_command(lambda: main([str(tmp_path), "--corpus", corpus])) == 2
+    assert "is not an empty folder; choose another, or remove it" in capsys.readouterr().err

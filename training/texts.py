@@ -1,0 +1,214 @@
+"""python -m training.texts OUT --corpus FILES: the texts from which a student learns search as well as similarity.
+
+Consecutive sentences become sentences, passages and short queries, in OUT/texts.jsonl: each once, in a random order.
+Other passages are kept out of training, in OUT/inverse-cloze: a collection to search, of which each query is a sentence
+that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a few words.
+"""
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+from rich.console import Console
+
+from encoding.command import program, run
+from encoding.options import Command
+from training.data.corpus import read_corpus
+from training.errors import CorpusError, RunError
+from training.methods.parts.student_texts import as_sentence, query_of
+
+__all__ = ["main"]
+
+Count = Annotated[int, Field(ge=0)]
+BLOCK: Final = 40  # consecutive sentences; texts are made inside one block, which is trained on or held out
+PASSAGE_WORDS: Final = (50, 400)
+FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
+
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class TextsOptions(Command):
+    """Make the texts of `training.fit distill --teacher-vectors` from consecutive sentences."""
+
+    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and inverse-cloze/ in")
+    corpus: CliVariadicArg[list[str]] = Field(
+        min_length=1, description="files of consecutive sentences, such as articles, one per line"
+    )
+    sentences: Count = Field(165_000, description="sentences to train on")
+    passages: Count = Field(75_000, description="passages of 50 to 400 words to train on")
+    queries: Count = Field(60_000, description="queries to train on, a few words of a sentence")
+    held_out: Count = Field(10_000, description="passages of the collection that is kept out of training")
+    held_out_queries: Count = Field(2_000, description="its queries")
+    exclude: CliVariadicArg[list[Path]] = Field(
+        [], description="files and folders with evaluation data, none of whose texts is to occur"
+    )
+    seed: Count = Field(0, description="seed of the choice")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = TextsOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.texts"))
+    if options.held_out_queries > options.held_out:
+        raise CorpusError(
+            f"--held-out-queries is {options.held_out_queries:,} and --held-out {options.held_out:,}; each query needs "
+            "a passage of its own"
+        )
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
+    seen = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
+    excluded, chance = len(seen), random.Random(options.seed)
+    blocks = _blocks(options.corpus, seen, chance)
+    collection = list(_held_out(blocks, options.held_out, options.held_out_queries, chance))
+    wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
+    texts = list(_made(blocks, wanted, chance))
+    chance.shuffle(texts)
+    options.out.mkdir(parents=True, exist_ok=True)
+    _write(
+        options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": as_sentence(text)} for kind, text in texts)
+    )
+    if collection:
+        _write_collection(options.out / "inverse-cloze", collection)
+    counts = Counter(kind for kind, _ in texts)
+    made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+    console.print(
+        f"{options.out}: {made} to train on; {len(collection):,} passages held out; without {excluded:,} excluded texts"
+    )
+
+
+def _blocks(files: Sequence[str], seen: set[int], chance: random.Random) -> Iterator[list[str]]:
+    """Runs of consecutive sentences in a random order. `seen` has digests; a sentence that it has ends a run.
+
+    Each sentence is added to `seen`, so that none is read twice.
+    """
+    rows = read_corpus(files).rows
+    starts = list(range(0, len(rows), BLOCK))
+    chance.shuffle(starts)
+    for start in starts:
+        block: list[str] = []
+        for (sentence,) in rows[start : start + BLOCK]:
+            digest = _digest(sentence)
+            if digest not in seen:
+                seen.add(digest)
+                block.append(sentence)
+            elif block:
+                yield block
+                block = []
+        if block:
+            yield block
+
+
+def _made(blocks: Iterator[list[str]], wanted: dict[str, int], chance: random.Random) -> Iterator[tuple[str, str]]:
+    """Texts with their kinds, in the shares of `wanted` until all are made. Raises CorpusError if sentences run out."""
+    left, made = dict(wanted), set[int]()
+    for block in blocks:
+        while block and any(left.values()):
+            (kind,) = chance.choices(list(left), list(left.values()))
+            passage, rest = _passage(block, chance) if kind == "passage" else ("", block)
+            if not passage:  # the end of a block is too short for one
+                kind = kind if kind != "passage" else "sentence"
+                sentence, *rest = block
+                passage = query_of(sentence, chance) if kind == "query" else sentence
+            block = rest
+            digest = _digest(passage)
+            if left[kind] and digest not in made:  # two queries may be equal
+                made.add(digest)
+                left[kind] -= 1
+                yield kind, passage
+        if not any(left.values()):
+            return
+    if any(left.values()):
+        lacking = ", ".join(f"{count:,} {kind}" for kind, count in left.items() if count)
+        raise CorpusError(f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer")
+
+
+def _held_out(
+    blocks: Iterator[list[str]], count: int, queries: int, chance: random.Random
+) -> Iterator[tuple[str, str | None]]:
+    """Passages, of the first `queries` of which a sentence is taken out to be the query. Raises CorpusError."""
+    for number in range(count):
+        for block in blocks:
+            length = _length(block, chance)
+            if length >= FEWEST_SENTENCES:
+                break
+        else:
+            raise CorpusError(f"the corpus has only {number:,} passages to hold out, not {count:,}; lower --held-out")
+        passage = block[:length]
+        if number >= queries:
+            yield " ".join(passage), None
+            continue
+        query = passage.pop(chance.randrange(length))
+        yield " ".join(passage), query if number % 2 else query_of(query, chance)
+
+
+def _passage(block: list[str], chance: random.Random) -> tuple[str, list[str]]:
+    """The first sentences of a block as a passage, empty if they are too few, and the sentences after it."""
+    length = _length(block, chance)
+    return " ".join(block[:length]), block[length:]
+
+
+def _length(block: Sequence[str], chance: random.Random) -> int:
+    """How many sentences from the block's first make a passage of a random length; 0 if they are too short."""
+    least, most = PASSAGE_WORDS
+    wanted, words = chance.triangular(least, most, least), 0
+    for number, sentence in enumerate(block):
+        words += len(sentence.split())
+        if words > most:
+            return 0
+        if words >= wanted:
+            return number + 1
+    return len(block) if words >= least else 0
+
+
+def _digest(text: str) -> int:
+    """Of the words alone: a text with other punctuation or capitals is the same text."""
+    words = " ".join(re.findall(r"\w+", text.casefold()))
+    return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
+
+
+def _texts_of(path: Path) -> Iterator[str]:
+    """Lines of a file, their cells between tabs, and the strings of JSON objects; of a folder, those of all its files.
+
+    Raises CorpusError if it does not exist.
+    """
+    if not path.exists():
+        raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+            yield from (line, *line.split("\t"), *_strings(line))
+
+
+def _strings(line: str) -> list[str]:
+    """The strings of a JSON object; none of another line."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return []
+    return [each for each in record.values() if isinstance(each, str)] if isinstance(record, dict) else []
+
+
+def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:
+    """Write the collection in BEIR's layout."""
+    folder.mkdir()
+    asked = [(number, query) for number, (_, query) in enumerate(passages) if query is not None]
+    _write(folder / "corpus.jsonl", ({"_id": f"d{n}", "text": passage} for n, (passage, _) in enumerate(passages)))
+    _write(folder / "queries.jsonl", ({"_id": f"q{n}", "text": query} for n, query in asked))
+    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n, _ in asked)]
+    (folder / "qrels.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _write(file: Path, records: Iterable[dict[str, str]]) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        for record in records:
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
