@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=0)]
 BLOCK: Final = 40  # consecutive sentences; texts are made inside one block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
 FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
+FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -42,9 +43,9 @@ class TextsOptions(Command):
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of consecutive sentences, such as articles, one per line"
     )
-    sentences: Count = Field(165_000, description="sentences to train on")
-    passages: Count = Field(75_000, description="passages of 50 to 400 words to train on")
-    queries: Count = Field(60_000, description="queries to train on, a few words of a sentence")
+    sentences: Count = Field(200_000, description="sentences to train on")
+    passages: Count = Field(25_000, description="passages of 50 to 400 words to train on")
+    queries: Count = Field(80_000, description="queries to train on, a few words of a sentence")
     held_out: Count = Field(10_000, description="passages of the collection that is kept out of training")
     held_out_queries: Count = Field(2_000, description="its queries")
     exclude: CliVariadicArg[list[Path]] = Field(
@@ -133,19 +134,22 @@ def _held_out(
     blocks: Iterator[list[str]], count: int, queries: int, chance: random.Random
 ) -> Iterator[tuple[str, str | None]]:
     """Passages, of the first `queries` of which a sentence is taken out to be the query. Raises CorpusError."""
-    for number in range(count):
-        for block in blocks:
-            length = _length(block, chance)
-            if length >= FEWEST_SENTENCES:
-                break
-        else:
-            raise CorpusError(f"the corpus has only {number:,} passages to hold out, not {count:,}; lower --held-out")
-        passage = block[:length]
-        if number >= queries:
-            yield " ".join(passage), None
-            continue
-        query = passage.pop(chance.randrange(length))
-        yield " ".join(passage), query if number % 2 else query_of(query, chance)
+    number = 0
+    for block in blocks if count else ():
+        while length := _length(block, chance):
+            passage, block = block[:length], block[length:]
+            if length < FEWEST_SENTENCES:
+                continue
+            query = None
+            if number < queries:
+                sentence = passage.pop(chance.randrange(length))
+                query = sentence if number % 2 else query_of(sentence, chance, FEWEST_WORDS)
+            yield " ".join(passage), query
+            number += 1
+            if number == count:
+                return
+    if count:
+        raise CorpusError(f"the corpus has only {number:,} passages to hold out, not {count:,}; lower --held-out")
 
 
 def _passage(block: list[str], chance: random.Random) -> tuple[str, list[str]]:

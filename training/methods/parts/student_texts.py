@@ -52,10 +52,10 @@ def share_of(text: str) -> float:
     return zlib.crc32(text.encode()) / 2**32
 
 
-def query_of(sentence: str, chance: random.Random) -> str:
-    """A few consecutive words, as someone would type them."""
+def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
+    """A few consecutive words, `fewest` at least, as someone would type them."""
     words = sentence.split()
-    count = chance.randint(1, QUERY_WORDS)
+    count = chance.randint(fewest, QUERY_WORDS)
     first = chance.randrange(max(1, len(words) - count))
     query = " ".join(words[first : first + count])
     form = chance.random()
