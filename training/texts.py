@@ -64,12 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
-    seen = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
-    excluded, chance = len(seen), random.Random(options.seed)
-    blocks = _blocks(options.corpus, seen, chance)
+    excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
+    chance = random.Random(options.seed)
+    blocks = _blocks(options.corpus, set(excluded), chance)
     collection = list(_held_out(blocks, options.held_out, options.held_out_queries, chance))
     wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
-    texts = list(_made(blocks, wanted, chance))
+    texts = list(_made(blocks, wanted, set(excluded), chance))
     chance.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
     _write(
@@ -79,9 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _write_collection(options.out / "inverse-cloze", collection)
     counts = Counter(kind for kind, _ in texts)
     made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-    console.print(
-        f"{options.out}: {made} to train on; {len(collection):,} passages held out; without {excluded:,} excluded texts"
-    )
+    held_out = f"{len(collection):,} passages held out; without {len(excluded):,} excluded texts"
+    console.print(f"{options.out}: {made} to train on; {held_out}")
 
 
 def _blocks(files: Sequence[str], seen: set[int], chance: random.Random) -> Iterator[list[str]]:
@@ -106,9 +105,14 @@ def _blocks(files: Sequence[str], seen: set[int], chance: random.Random) -> Iter
             yield block
 
 
-def _made(blocks: Iterator[list[str]], wanted: dict[str, int], chance: random.Random) -> Iterator[tuple[str, str]]:
-    """Texts with their kinds, in the shares of `wanted` until all are made. Raises CorpusError if sentences run out."""
-    left, made = dict(wanted), set[int]()
+def _made(
+    blocks: Iterator[list[str]], wanted: dict[str, int], made: set[int], chance: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Texts with their kinds, in the shares of `wanted`, none of which is in `made`, where the digest of each is added.
+
+    Raises CorpusError if the sentences run out.
+    """
+    left = dict(wanted)
     for block in blocks:
         while block and any(left.values()):
             (kind,) = chance.choices(list(left), list(left.values()))
@@ -119,7 +123,7 @@ def _made(blocks: Iterator[list[str]], wanted: dict[str, int], chance: random.Ra
                 passage = query_of(sentence, chance) if kind == "query" else sentence
             block = rest
             digest = _digest(passage)
-            if left[kind] and digest not in made:  # two queries may be equal
+            if left[kind] and digest not in made:  # a query may be an earlier one, or an excluded phrase
                 made.add(digest)
                 left[kind] -= 1
                 yield kind, passage

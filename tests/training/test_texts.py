@@ -100,6 +100,14 @@ def test_no_text_of_the_evaluation_data_occurs(corpus: str, tmp_path: Path) -> N
     assert used.isdisjoint(SENTENCES[:900])
 
 
+def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path) -> None:
+    """Although the phrase is a whole sentence nowhere."""
+    before = {each["text"] for each in made(tmp_path / "before", corpus) if each["kind"] == "query"}
+    (tmp_path / "phrases.txt").write_text("\n".join(sorted(before)[::2]) + "\n", encoding="utf-8")
+    texts = made(tmp_path / "after", corpus, "--exclude", str(tmp_path / "phrases.txt"))
+    assert {each["text"] for each in texts}.isdisjoint(sorted(before)[::2])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
