@@ -22,6 +22,8 @@ from training.export.graph import fuse, halve, trace
 from training.export.layers import BITS, WRITABLE, Form, WrittenOut, coarse, one_row
 from training.export.parity import difference, probes
 from training.export.quantise import (
+    BLOCK,
+    DAMPING,
     GELU_LEAST,
     GELU_ZERO,
     TINY,
@@ -333,6 +335,26 @@ def test_fitted_codes_lose_less_than_nearest_ones() -> None:
     assert np.abs(fitted).max() <= WEIGHT_LEVELS
     lost = [np.linalg.norm(rows @ (each * scales - matrix)) for each in (fitted, nearest)]
     assert lost[0] < 0.6 * lost[1]
+
+
+def test_fitted_codes_are_those_of_one_channel_after_another() -> None:
+    """GPTQ's algorithm without blocks, on more channels than a block has."""
+    chance = np.random.default_rng(0)
+    matrix = chance.normal(size=(2 * BLOCK + 7, 5)).astype(np.float32)
+    rows = chance.normal(size=(400, 20)) @ chance.normal(size=(20, len(matrix))) + chance.normal(size=(400, 1))
+    products = rows.T @ rows
+    order = np.argsort(-products.diagonal())
+    damped = products + np.eye(len(matrix)) * DAMPING * products.diagonal().mean()
+    rest, scales = matrix.astype(np.float64), np.abs(matrix).max(0) / WEIGHT_LEVELS
+    expected = np.empty(matrix.shape)
+    for place, channel in enumerate(order):
+        left = order[place:]  # of which the first is rounded, and the others take its error
+        inverse = np.linalg.inv(damped[np.ix_(left, left)])
+        expected[channel] = np.clip(np.rint(rest[channel] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
+        error = (rest[channel] - expected[channel] * scales) / inverse[0, 0]
+        rest[left] -= np.outer(inverse[:, 0], error)
+    found, _ = fitted_codes(matrix, products)
+    np.testing.assert_array_equal(found, expected)
 
 
 def product(

@@ -35,6 +35,7 @@ GELU_LEAST: Final = 0.17  # x · Φ(x) is never below -0.17
 TINY: Final = 1e-30  # a row of zeros is divided by this
 MARGIN: Final = 1.1  # a fixed scale leaves room above the largest activation seen; beyond it, codes saturate
 DAMPING: Final = 0.3  # added to the squares of the channels, as a share of their mean
+BLOCK: Final = 128  # channels whose errors the later ones get in one product
 SHARE: Final = 0.65  # SmoothQuant's alpha: the share of a channel's size in its step; the weights take the rest
 NORM: Final = "LayerNormalization"
 CONTEXTS: Final = ("Attention", "Div")  # operators that give attention's output; Div divides by the sum of weights
@@ -74,7 +75,7 @@ def fitted_codes(
     """`codes` of weights (k, n) by column; later channels compensate for the rounding error of each channel.
 
     `products` (k, k) are those of the activations that the matrix multiplies: channels that vary together can
-    compensate for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first.
+    compensate for each other. GPTQ (arXiv:2210.17323, algorithm 1), the largest channels first, in blocks.
     """
     scales = np.abs(matrix).max(0) / WEIGHT_LEVELS
     scales[scales == 0] = 1
@@ -83,10 +84,14 @@ def fitted_codes(
     factor = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper, (k, k)
     rest = matrix[order].astype(np.float64)
     integers = np.empty(matrix.shape, np.int8)
-    for place, channel in enumerate(order):
-        integers[channel] = np.clip(np.rint(rest[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
-        error = (rest[place] - integers[channel] * scales) / factor[place, place]
-        rest[place + 1 :] -= np.outer(factor[place, place + 1 :], error)
+    for first in range(0, len(order), BLOCK):
+        end = min(first + BLOCK, len(order))
+        errors = np.empty((end - first, len(scales)))
+        for place in range(first, end):
+            code = integers[order[place]] = np.clip(np.rint(rest[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
+            errors[place - first] = (rest[place] - code * scales) / factor[place, place]
+            rest[place + 1 : end] -= np.outer(factor[place, place + 1 : end], errors[place - first])
+        rest[end:] -= factor[first:end, end:].T @ errors
     return integers, scales.astype(np.float32)
 
 
