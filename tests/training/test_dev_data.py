@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from killed_runs import whole_and_resumed
 from recipes import load_recipe
 from suite_data import embed, numbers, text
 from test_retrieval import write as write_collection
@@ -70,19 +71,51 @@ def test_the_figure_of_fit_is_that_of_evaluate(
     path = make(tmp_path)
     dev = DevData.load([str(path)])
     (task,) = load_suites(None, own={suite: [path]})
-    assert dev.chooser == metric
+    assert dev.chooser("mean") == dev.chooser("least_gain") == metric
     assert dev.score(embed) == {metric: task.run(numbers())[0].value}
 
 
 def test_several_sets_choose_by_their_mean(tmp_path: Path) -> None:
     dev = DevData.load([str(make(tmp_path)) for make, _, _ in KINDS])
     figures = dev.score(embed)
-    names = ["scored_spearman", "sts-dev_spearman", "average_precision", "accuracy", "ndcg", "mean"]
-    assert list(figures) == names
-    assert dev.chooser == "mean"
-    assert figures["mean"] == pytest.approx(sum(figures[name] for name in names[:-1]) / 5)
+    names = ["scored_spearman", "sts-dev_spearman", "average_precision", "accuracy", "ndcg"]
+    assert list(figures) == [*names, "mean", "least_gain"]
+    assert dev.chooser("mean") == "mean"
+    assert figures["mean"] == pytest.approx(sum(figures[name] for name in names) / 5)
     with pytest.raises(CorpusError, match="two sets whose figure is called scored_spearman; give one of them another"):
         DevData.load([str(tmp_path / "scored.csv")] * 2)
+
+
+def test_the_least_gain_is_over_the_figures_at_the_start(tmp_path: Path) -> None:
+    dev = DevData.load([str(make(tmp_path)) for make in (scored, duplicates, triplets)])
+    assert dev.chooser("least_gain") == "least_gain"
+    before = dev.score(embed)
+    assert before["least_gain"] == 0
+    lower = before | {"spearman": before["spearman"] - 3, "accuracy": before["accuracy"] + 2}
+    assert dev.score(embed, start=lower)["least_gain"] == pytest.approx(-2)
+    lower["accuracy"] = before["accuracy"] - 1
+    lower["average_precision"] = before["average_precision"] - 4
+    assert dev.score(embed, start=lower)["least_gain"] == pytest.approx(1)
+
+
+def test_a_resumed_run_keeps_the_figures_of_its_start(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"The dog saw {number} cats.\n" for number in range(64)))
+    pairs = "sentence1,sentence2,score\nTwo dogs run.,A dog runs.,4.5\nRain.,A city.,1.0\nRain.,The guitar.,0.5\n"
+    (tmp_path / "dev.csv").write_text(pairs)
+    (tmp_path / "other.csv").write_text(pairs.replace("4.5", "0.1"))
+    keys = {"encoder": tiny_bert, "corpus": tmp_path / "text.txt", "dev_choice": "least_gain", "batch_size": 8}
+    keys |= {"max_steps": 6, "eval_steps": 2, "log_steps": 1, "learning_rate": 1e-3}
+    words = {key: [str(value)] for key, value in keys.items()}
+    words["dev"] = [str(tmp_path / name) for name in ("dev.csv", "other.csv")]
+    _, resumed = whole_and_resumed(load_recipe("simcse", words), tmp_path, step=5)
+    log = [json.loads(line) for line in (resumed.path / "log.jsonl").read_text().splitlines()]
+    start, *others = [entry for entry in log if "eval_dev_mean" in entry]
+    names = ("eval_dev_dev_spearman", "eval_dev_other_spearman")
+    assert [entry["step"] for entry in others] == [2, 4, 6]
+    for entry in others:
+        assert entry["eval_dev_least_gain"] == pytest.approx(min(entry[name] - start[name] for name in names))
+    assert resumed.provenance()["dev_score"] == max(entry["eval_dev_least_gain"] for entry in others)
+    assert resumed.provenance()["chosen_by"] == "dev_least_gain"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ All figures are x100 and those that `training.evaluate` gives for the same file 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -64,18 +64,26 @@ class DevData:
             raise CorpusError(f"dev has two sets whose figure is called {twice[0]}; give one of them another name")
         return cls(dict(zip(names, loaded, strict=True)))
 
-    @property
-    def chooser(self) -> str:
-        """The figure of `score` that chooses a checkpoint: the only one, or the mean of several."""
-        return "mean" if len(self.sets) > 1 else next(iter(self.sets))
+    def chooser(self, choice: str) -> str:
+        """The figure of `score` that chooses a checkpoint: the only one, or of several `choice`: mean or least_gain."""
+        return choice if len(self.sets) > 1 else next(iter(self.sets))
 
-    def score(self, embed: Embed, queries: Embed | None = None, documents: Embed | None = None) -> dict[str, float]:
-        """The figure of each set, x100; and the mean, if there are several.
+    def score(
+        self,
+        embed: Embed,
+        queries: Embed | None = None,
+        documents: Embed | None = None,
+        start: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """The figure of each set, x100. Of several also `mean` and, over the figures of `start`, `least_gain`.
 
-        Search embeds its queries and its documents as given, and otherwise as any text.
+        Search embeds its queries and its documents as given, and otherwise as any text. Without `start` the gain is 0.
         """
         figures = {name: each.score(embed, queries or embed, documents or embed) for name, each in self.sets.items()}
-        return figures if len(figures) == 1 else figures | {"mean": mean(figures.values())}
+        if len(figures) == 1:
+            return figures
+        gains = [value - (start or figures)[name] for name, value in figures.items()]
+        return figures | {"mean": mean(figures.values()), "least_gain": min(gains)}
 
 
 def _load(path: Path) -> DevSet:

@@ -1,7 +1,7 @@
 """transformers' Trainer around an objective: named loss parts in the log, and evaluations that choose weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +31,11 @@ __all__ = ["Figures", "ObjectiveTrainer"]
 
 LESS_MEMORY: Final = {"mini_batch_size": "a lower mini_batch_size", "accumulation_steps": "a higher accumulation_steps"}
 
-Figures = Callable[[Objective], dict[str, float]]
-"""The figures of an evaluation by their names in the log. All processes call it, and those of the first one count."""
+Figures = Callable[[Objective, Mapping[str, float]], dict[str, float]]
+"""The figures of an evaluation by their names in the log, given those before the first step, if there are any yet.
+
+All processes call it, and those of the first one count.
+"""
 
 
 class ObjectiveTrainer(Trainer):
@@ -141,7 +144,8 @@ class ObjectiveTrainer(Trainer):
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.figures is not None, "evaluation without figures is switched off in the arguments. This is a bug."
-        found = [self.figures(self.objective)]
+        start = next((entry for entry in self.state.log_history if entry["step"] == 0), {})
+        found = [self.figures(self.objective, start)]
         broadcast_object_list(found)  # so that all processes agree which checkpoint is best
         (metrics,) = found
         self.log(dict(metrics))

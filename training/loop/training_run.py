@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -29,6 +30,7 @@ from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
+from training.methods.parts.frozen_layers import Thaw, first_layers, freeze_embeddings
 from training.methods.parts.lora import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
 from training.recipes.keys import Recipe
@@ -64,12 +66,14 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     run.check_text(corpus)
     checkpoint = _checkpoint(run, resume)
     objective.begin(chain(corpus.rows, corpus.held_out))
-    chooser = _chooser(corpus, dev)
+    chooser = _chooser(corpus, dev, recipe)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
     evaluation = partial(_figures, dev=dev, held_out=HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None)
     trainer = ObjectiveTrainer(objective, corpus, arguments, evaluation if chooser else None, run.best)
     interrupt = Interrupt()
     _add_callbacks(trainer, recipe, run, interrupt)
+    if recipe.frozen_layers and recipe.frozen_share < 1:
+        trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
     began = time.monotonic()
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
@@ -144,7 +148,7 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     _check_weighted_files(corpus, recipe)
     if getattr(recipe, "no_duplicates", False):
         DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
-    if recipe.patience is not None and _chooser(corpus, dev) is None:
+    if recipe.patience is not None and _chooser(corpus, dev, recipe) is None:
         raise RecipeError(
             f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
             "remove patience"
@@ -163,6 +167,9 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
     objective = method(encoder, recipe)
     if recipe.lora_rank:
         add_lora(objective.encoder.backbone, recipe.lora_rank, recipe.lora_alpha)
+    if recipe.frozen_layers is not None:
+        freeze_embeddings(objective.encoder.backbone)
+        first_layers(objective.encoder.backbone, recipe.frozen_layers).requires_grad_(recipe.frozen_share < 1)
     return corpus, dev, objective
 
 
@@ -195,20 +202,26 @@ def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
             )
 
 
-def _chooser(corpus: Corpus, dev: DevData | None) -> str | None:
+def _chooser(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | None:
     """The figure of the log that chooses a checkpoint; None if the last one is kept."""
     if dev:
-        return DEV + dev.chooser
+        return DEV + dev.chooser(recipe.dev_choice)
     return f"{HELD_OUT}loss" if corpus.held_out else None
 
 
-def _figures(objective: Objective, dev: DevData | None, held_out: HeldOut | None) -> dict[str, float]:
-    """Figures by their names in the log. The first process scores the dev data; the loss needs all processes."""
+def _figures(
+    objective: Objective, start: Mapping[str, float], dev: DevData | None, held_out: HeldOut | None
+) -> dict[str, float]:
+    """Figures by their names in the log, given those before the first step.
+
+    The first process scores the dev data; the loss needs all processes.
+    """
     figures: dict[str, float] = {}
     if dev and processes().is_main_process:
         encoder = objective.encoder
         queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
-        found = dev.score(encoder.embed, queries, documents)
+        before = {name.removeprefix(DEV): value for name, value in start.items()}
+        found = dev.score(encoder.embed, queries, documents, before)
         figures |= {f"{DEV}{name}": value for name, value in found.items()}
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
@@ -228,6 +241,10 @@ def _check_devices(recipe: Recipe) -> None:
         raise RecipeError(
             f"batch_size is {recipe.batch_size} and is split among {count} processes"
             f"{f', in {parts} parts each' if parts > 1 else ''}; write a multiple of {count * parts}"
+        )
+    if count > 1 and recipe.frozen_layers and recipe.frozen_share < 1:
+        raise RecipeError(
+            f"frozen_share is {recipe.frozen_share:g}, and {count} processes cannot thaw layers; write 1, or use one"
         )
     if recipe.precision == "tf32" and not is_torch_tf32_available():
         raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")

@@ -56,6 +56,11 @@ class MLMRecipe(Recipe):
             raise ValueError(
                 f"lora_rank is {self.lora_rank}, which keeps weights, and from_scratch initialises all; choose one"
             )
+        if self.from_scratch and self.frozen_layers is not None:
+            raise ValueError(
+                f"frozen_layers is {self.frozen_layers}, which keeps weights, and from_scratch initialises all; choose "
+                "one"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "

@@ -32,6 +32,10 @@ class OptiPromptRecipe(ContrastiveRecipe):
             raise ValueError(
                 f"lora_rank is {self.lora_rank}, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"
             )
+        if self.frozen_layers is not None:
+            raise ValueError(
+                f"frozen_layers is {self.frozen_layers}, and method 'optiprompt' keeps all layers frozen; remove it"
+            )
         return self
 
 

@@ -61,6 +61,14 @@ class Recipe(BaseModel):
         0, description="LoRA: train matrices of this rank beside each linear layer of the encoder; 0: all weights"
     )
     lora_alpha: Positive = Field(16, description="LoRA: scale the matrices by this / lora_rank")
+    frozen_layers: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="do not train the embeddings and this many first layers: cheaper steps; 0: the embeddings alone; "
+        "unset: all are trained",
+    )
+    frozen_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="share of the steps in which the frozen_layers are not trained; the embeddings never are"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
@@ -72,8 +80,13 @@ class Recipe(BaseModel):
     )
     dev: tuple[str, ...] = Field(
         (),
-        description="files and folders that choose the best checkpoint, by their mean: pairs with a score or a label, "
-        "triplets, collections to search",
+        description="files and folders that choose the best checkpoint: pairs with a score or a label, triplets, "
+        "collections to search",
+    )
+    dev_choice: Literal["mean", "least_gain"] = Field(
+        "mean",
+        description="of several, what chooses: their mean, or least_gain, the smallest gain of any over the encoder "
+        "before training",
     )
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
@@ -134,6 +147,11 @@ class Recipe(BaseModel):
         if self.weights and (self.group_by_length or self.neighbours > 1):
             other = "group_by_length" if self.group_by_length else "neighbours"
             raise ValueError(f"weights and {other} order the corpus in two ways; choose one")
+        if self.lora_rank and self.frozen_layers is not None:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, which freezes all layers, and frozen_layers {self.frozen_layers}; "
+                "choose one"
+            )
         if "none" in self.report_to and len(self.report_to) > 1:
             raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove it")
         if self.max_words is not None and self.max_words < self.min_words:
