@@ -18,6 +18,7 @@ from tiny_bundle import write_bundle
 from service.bulk.embed import Embed
 from service.bulk.output import Output
 from training.data.rows.teacher_vectors import TeacherVectors
+from training.data.similarity import uniformity
 from training.errors import CorpusError, RecipeError
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
@@ -113,6 +114,18 @@ def test_the_loss_is_that_of_the_teacher_in_the_loop(tiny_bert: Path, tmp_path: 
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
     for (name, weight), other in zip(ready.named_parameters(), live.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, atol=1e-2, rtol=1e-2, msg=name)
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "vectors", TEXTS, random(32))
+    weights = {"cosine_weight": ["3"], "divergence_weight": ["2"], "spread_weight": ["0.5"]}
+    objective = build("distill", tiny_bert, **READY, **weights, teacher_vectors=[folder])
+    rows = [(text,) for text in TEXTS[:8]]
+    outputs = {name: value.item() for name, value in objective(**objective.views(rows)).items()}
+    vectors = objective.encoder.vectors(objective.views(rows)["student"], objective.pooling)
+    assert outputs["uniformity"] == pytest.approx(uniformity(vectors.detach().numpy()), abs=1e-5)
+    parts = 3 * outputs["cosine_distance"] + 2 * outputs["divergence"] + 0.5 * outputs["uniformity"]
+    assert outputs["loss"] == pytest.approx(parts, rel=1e-5)
 
 
 def test_teachers_of_another_width_are_turned_to_the_students_vectors(

@@ -5,7 +5,7 @@ template and the special tokens more than from the words.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = ["Channels", "Feed", "observe", "vocabulary_feeds"]
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
 TEXTS: Final = 8  # of each length
+TOGETHER: Final = 8  # texts whose activations are multiplied in one product
 
 Feed = Mapping[str, NDArray[np.generic]]
 
@@ -26,7 +27,7 @@ Feed = Mapping[str, NDArray[np.generic]]
 class Channels(NamedTuple):
     """Of activations (..., k): the largest magnitude of each channel, (k), and the sums of all products, (k, k)."""
 
-    largest: NDArray[np.float64]
+    largest: NDArray[np.float32]
     products: NDArray[np.float64]
 
 
@@ -38,17 +39,18 @@ def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
     return [text_encoder.batch([text])._asdict() for text in texts]
 
 
-def observe(model: ModelProto, names: Sequence[str], feeds: Iterable[Feed]) -> dict[str, Channels]:
+def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Channels]:
     """The channels of the activations (..., k) called `names`."""
     shown = ModelProto()
     shown.CopyFrom(model)
     shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
     runner = session(shown.SerializeToString())
     channels: dict[str, Channels] = {}
-    for feed in feeds:
-        for name, found in zip(names, runner.run(names, dict(feed)), strict=True):
-            rows = found.reshape(-1, found.shape[-1]).astype(np.float64)
-            largest, products = np.abs(rows).max(0), rows.T @ rows
+    for first in range(0, len(feeds), TOGETHER):
+        runs = [runner.run(names, dict(feed)) for feed in feeds[first : first + TOGETHER]]
+        for name, parts in zip(names, zip(*runs, strict=True), strict=True):
+            rows = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+            largest, products = np.abs(rows).max(0), (rows.T @ rows).astype(np.float64)
             if name in channels:
                 largest, products = np.maximum(channels[name].largest, largest), channels[name].products + products
             channels[name] = Channels(largest, products)

@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from scipy.linalg import solve_triangular
 
 from training.export.calibration import Channels, Feed, observe
 from training.export.tidy import tidy
@@ -81,7 +82,8 @@ def fitted_codes(
     scales[scales == 0] = 1
     order = np.argsort(-products.diagonal())
     damped = products[np.ix_(order, order)] + np.eye(len(order)) * (DAMPING * products.diagonal().mean() or 1)
-    factor = np.linalg.cholesky(np.linalg.inv(damped)).T  # upper, (k, k)
+    root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]  # upper, (k, k): damped = root @ root.T
+    factor = solve_triangular(root, np.eye(len(order)))  # upper: the inverse of damped = factor.T @ factor
     rest = matrix[order].astype(np.float64)
     integers = np.empty(matrix.shape, np.int8)
     for first in range(0, len(order), BLOCK):
@@ -148,8 +150,7 @@ class _Quantiser:
                 name = node.input[0]
                 if f"{name}.codes" not in done:
                     done.add(f"{name}.codes")
-                    largest = channels[name].largest.astype(np.float32)
-                    nodes += self._fixed(name, largest) if name in self.fixed else self._by_row(name)
+                    nodes += self._fixed(name, channels[name].largest) if name in self.fixed else self._by_row(name)
                 nodes += self._product(node, channels[name].products)
                 done.add(nodes[-1].output[0])
             elif node.output[0] in self.norms:

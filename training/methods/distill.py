@@ -1,11 +1,11 @@
 """Distillation: match a teacher's sentence vectors, so that a good sentence encoder learns to give them at [MASK].
 
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
-divergence between the teacher's and the student's distributions of similarity over the batch. The teacher's vector of a
-text is the sum of its vectors for several views of the text. Punctuation carries little of a sentence's meaning but
-still moves a vector, so one view has only words. A teacher of sentences is inaccurate on long texts, so other views
-have windows of them. The vectors of co-teachers, such as an earlier student, are added: an ensemble teaches better than
-each of its members (arXiv:1805.04770).
+divergence between the teacher's and the student's distributions of similarity over the batch + `spread_weight` x the
+uniformity of the student's vectors. The teacher's vector of a text is the sum of its vectors for several views of the
+text. Punctuation carries little of a sentence's meaning but still moves a vector, so one view has only words. A teacher
+of sentences is inaccurate on long texts, so other views have windows of them. The vectors of co-teachers, such as an
+earlier student, are added: an ensemble teaches better than each of its members (arXiv:1805.04770).
 
 A student learns nothing about search from sentences alone. So some sentences become passages, joined with the sentences
 after them, and some become queries, a few of their words. A batch holds all three, from the same places in the corpus.
@@ -28,7 +28,7 @@ from training.data.corpus import Row
 from training.data.rows.teacher_vectors import TeacherVectors
 from training.data.similarity import units
 from training.errors import RecipeError
-from training.methods.losses import cosine_distance, similarity_divergence
+from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective
 from training.methods.parts.gather import gather, rank_and_count
 from training.methods.parts.student_texts import as_sentence, search_text, share_of, windows, words_only
@@ -79,6 +79,9 @@ class DistillRecipe(Recipe):
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
+    spread_weight: Weight = Field(
+        0.0, description="weight of the uniformity of the student's vectors in a batch, which spreads them out"
+    )
     words_only_share: Share = Field(
         0.0, description="share of the texts of which the student sees only the words, without punctuation"
     )
@@ -205,7 +208,13 @@ class Distill(Objective):
             parts["cosine_distance"] = cosine_distance(vectors, targets)
         if self.recipe.divergence_weight:
             parts["divergence"] = similarity_divergence(vectors, targets, self.recipe.temperature)
-        weights = {"cosine_distance": self.recipe.cosine_weight, "divergence": self.recipe.divergence_weight}
+        if self.recipe.spread_weight:
+            parts["uniformity"] = uniformity(vectors)
+        weights = {
+            "cosine_distance": self.recipe.cosine_weight,
+            "divergence": self.recipe.divergence_weight,
+            "uniformity": self.recipe.spread_weight,
+        }
         loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
 

@@ -4,7 +4,7 @@ n is the number of rows and d the dimension. Each docstring names the paper's eq
 """
 
 from training.methods.losses.corrected_words import corrected_words
-from training.methods.losses.distillation import cosine_distance, similarity_divergence
+from training.methods.losses.distillation import cosine_distance, similarity_divergence, uniformity
 from training.methods.losses.edit_detection import edit_detection
 from training.methods.losses.false_negatives import false_negatives
 from training.methods.losses.info_nce import cosine_matrix, info_nce
@@ -24,4 +24,5 @@ __all__ = [
     "info_nce",
     "parameter_drift",
     "similarity_divergence",
+    "uniformity",
 ]

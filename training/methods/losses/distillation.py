@@ -1,4 +1,6 @@
-"""Losses against a teacher's vectors."""
+"""Losses against a teacher's vectors, and one that spreads the student's."""
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +8,7 @@ from torch import Tensor
 
 from training.methods.losses.info_nce import cosine_matrix
 
-__all__ = ["cosine_distance", "similarity_divergence"]
+__all__ = ["cosine_distance", "similarity_divergence", "uniformity"]
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
@@ -26,3 +28,10 @@ def similarity_divergence(student: Tensor, teacher: Tensor, temperature: float) 
         return F.log_softmax(cosines / temperature, dim=-1)
 
     return F.kl_div(log_shares(student), log_shares(teacher), log_target=True, reduction="batchmean")
+
+
+def uniformity(vectors: Tensor) -> Tensor:
+    """log mean exp(-2 |x - y|^2) over every two of the rows (n, d) at unit length (arXiv:2005.10242, equation 2)."""
+    above = torch.ones(len(vectors), len(vectors), dtype=torch.bool, device=vectors.device).triu(1)
+    distances = 2 - 2 * cosine_matrix(vectors, vectors)[above]  # squared, (n (n - 1) / 2)
+    return torch.logsumexp(-2 * distances, dim=0) - math.log(len(distances))
