@@ -28,8 +28,8 @@ SOME_FAILED: Final = 3  # the exit status where some rows have no vector
 class BulkCommand(Command):
     """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
 
-    A job that was interrupted goes on when the same command is started again. The exit status is 3 where some rows have
-    no vector; the folder `errors` in OUT says which, and why.
+    An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 where some
+    rows have no vector; the folder `errors` in OUT says which, and why.
     """
 
     input: CliPositionalArg[str] = Field(

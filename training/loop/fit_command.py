@@ -79,7 +79,7 @@ def resume(methods: Methods, words: Sequence[str]) -> int:
     """Continue the run that `--resume` names; return the exit code. Raises ClozeError."""
     path = _word_after("--resume", words)
     if path is None or len(words) > (1 if words[0].startswith("--resume=") else 2):
-        raise RecipeError("--resume continues a run where it stopped, by its own recipe; leave RECIPE and keys away")
+        raise RecipeError("--resume continues a run where it stopped, by its own recipe; omit RECIPE and its keys")
     run = Run.open(Path(path))
     console.quiet = not processes().is_main_process
     recipe = load_recipe(methods, str(run.recipe_file))

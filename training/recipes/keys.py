@@ -29,7 +29,9 @@ class Recipe(BaseModel):
     method: str = Field(description="the training method")
     encoder: str = Field(description="parent encoder: a local folder or a hub name")
     corpus: tuple[str, ...] = Field(
-        min_length=1, description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl; also .gz"
+        min_length=1,
+        description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl, .parquet; all but the last also "
+        "with .gz",
     )
     weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (), description="each file's share of the sentences of an epoch, in proportion; unset: that of its sentences"
