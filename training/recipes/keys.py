@@ -87,8 +87,8 @@ class Recipe(BaseModel):
     )
     dev_choice: Literal["mean", "least_gain"] = Field(
         "mean",
-        description="of several, what chooses: their mean, or least_gain, the smallest gain of any over the encoder "
-        "before training",
+        description="how several dev sets choose the checkpoint: by their mean; or by least_gain, the smallest gain of "
+        "a set over the encoder before training",
     )
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
@@ -149,6 +149,11 @@ class Recipe(BaseModel):
         if self.weights and (self.group_by_length or self.neighbours > 1):
             other = "group_by_length" if self.group_by_length else "neighbours"
             raise ValueError(f"weights and {other} order the corpus in two ways; choose one")
+        if self.frozen_share < 1 and not self.frozen_layers:
+            raise ValueError(
+                f"frozen_share is {self.frozen_share:g} and frozen_layers {self.frozen_layers or 0}, so no layer is "
+                "thawed; write frozen_layers"
+            )
         if self.lora_rank and self.frozen_layers is not None:
             raise ValueError(
                 f"lora_rank is {self.lora_rank}, which freezes all layers, and frozen_layers {self.frozen_layers}; "
