@@ -2,7 +2,8 @@
 
 Runs from one parent with different recipes, say one for sentences and one for search, lie so close together that the
 mean of their weights is also a model, often a better one than each of them, at the same cost (model soups,
-arXiv:2203.05482). Export and evaluate OUT like any other run.
+arXiv:2203.05482). A run and its parent are as close, and their mean forgets less of what the parent knows about other
+text (WiSE-FT, arXiv:2109.01903). Export and evaluate OUT like any other run.
 """
 
 import sys
@@ -30,28 +31,34 @@ console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class AverageOptions(Command):
-    """Write a run whose weights are the mean of those of several runs from one parent."""
+    """Write a run whose weights are the mean of those of several runs from one parent, or of runs and their parent."""
 
     runs: CliPositionalArg[list[Path]] = Field(description="finished runs from one parent with one configuration")
     out: Path = Field(description="folder to write: a run")
     weights: CliVariadicArg[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]] = Field(
         [], description="each run's share of the mean (default: equal)"
     )
+    parent_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
+        0.0, description="the parent's share of the mean; the runs have the rest"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AverageOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.average"))
-    average(options.runs, options.out, options.weights)
+    average(options.runs, options.out, options.weights, options.parent_share)
 
 
-def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = None) -> None:
+def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = None, parent_share: float = 0.0) -> None:
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
 
-    `weights` has one share per run; they need not sum to 1, and are equal if none are given.
+    `weights` has one share per run; they need not sum to 1, and are equal if none are given. Their parent, the encoder
+    that the first run's recipe names, has `parent_share` of the mean.
     """
-    if len(runs) < 2:
-        raise RunError(f"a mean needs two runs or more, found {len(runs)}: {', '.join(map(str, runs))}")
+    if len(runs) < (1 if parent_share else 2):
+        raise RunError(
+            f"a mean needs two runs or more, or --parent-share; found {len(runs)}: {', '.join(map(str, runs))}"
+        )
     shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
     if len(shares) != len(runs):
         raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")
@@ -67,12 +74,24 @@ def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = N
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
+    parts = shares / shares.sum()
+    if parent_share:
+        parent = _parent(provenances[0]["recipe"]["encoder"], mean)
+        _refuse_difference(runs[0], Path(provenances[0]["recipe"]["encoder"]), "shapes", _shapes(mean), _shapes(parent))
+        states.append(parent.state_dict())
+        parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
-    mean.load_state_dict({name: _mean([state[name] for state in states], shares / shares.sum()) for name in states[0]})
+    mean.load_state_dict({name: _mean([state[name] for state in states], parts) for name in states[0]})
     made.path.mkdir(parents=True, exist_ok=True)
     mean.save(made.model)
-    made.write_provenance(_provenance(provenances, shares.tolist()))
-    console.print(f"{made.model}: the mean of {len(runs)} runs; next: python -m training.export {out} models/NAME")
+    made.write_provenance(_provenance(provenances, shares.tolist(), parent_share))
+    console.print(f"{made.model}: the mean of {len(states)} models; next: python -m training.export {out} models/NAME")
+
+
+def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
+    """The runs' parent with their embedding configuration. Raises EncoderError."""
+    config = run.config
+    return SentenceEncoder.load(source, template=config.template, pooling=config.pooling, max_tokens=config.max_tokens)
 
 
 def _mean(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
@@ -97,13 +116,14 @@ def _refuse_difference(first: Path, other: Path, what: str, one: str, another: s
         raise RunError(f"{first} and {other} have different {what}{shown}; average runs that share them")
 
 
-def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float], parent_share: float) -> dict[str, Any]:
     """The provenance of the first run with the recipes, files, rows and seeds of all runs."""
     data = {source["sha256"]: source for part in parts for source in part["data"]}
     recipe = {
         "method": "average",
         "encoder": parts[0]["recipe"]["encoder"],
         "weights": list(weights),
+        "parent_share": parent_share,
         "runs": [part["recipe"] for part in parts],
     }
     together = {

@@ -11,7 +11,7 @@ import torch
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
 from training.average import average, main
-from training.errors import RunError
+from training.errors import EncoderError, RunError
 from training.export.__main__ import main as export
 from training.model.encoder import SentenceEncoder
 
@@ -31,6 +31,13 @@ def make_run(folder: Path, tiny: Path, seed: int, template: str = '"[X]" means [
     return folder
 
 
+def name_encoder(run: Path, encoder: Path) -> None:
+    file = run / "run.json"
+    provenance = json.loads(file.read_text(encoding="utf-8"))
+    provenance["recipe"]["encoder"] = str(encoder)
+    file.write_text(json.dumps(provenance), encoding="utf-8")
+
+
 @pytest.fixture
 def runs(tiny_bert: Path, tmp_path: Path) -> list[Path]:
     return [make_run(tmp_path / f"run-{seed}", tiny_bert, seed) for seed in (1, 2)]
@@ -45,6 +52,32 @@ def test_weights_are_the_weighted_mean(runs: list[Path], tmp_path: Path) -> None
         expected = 0.75 * first.get_parameter(name) + 0.25 * second.get_parameter(name)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert mean.config.max_tokens == 34
+
+
+def test_the_parent_has_its_share(runs: list[Path], tiny_bert: Path, tmp_path: Path) -> None:
+    name_encoder(runs[0], tiny_bert)
+    average(runs, tmp_path / "mean", [3, 1], parent_share=0.2)
+    average(runs[:1], tmp_path / "half", parent_share=0.5)
+    first, second = (SentenceEncoder.load(str(run / "model")) for run in runs)
+    parent = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    mean, half = (SentenceEncoder.load(str(tmp_path / name / "model")) for name in ("mean", "half"))
+    for name, weight in parent.named_parameters():
+        expected = 0.2 * weight + 0.8 * (0.75 * first.get_parameter(name) + 0.25 * second.get_parameter(name))
+        torch.testing.assert_close(mean.get_parameter(name), expected, rtol=1e-6, atol=1e-7)
+        expected = 0.5 * (weight + first.get_parameter(name))
+        torch.testing.assert_close(half.get_parameter(name), expected, rtol=1e-6, atol=1e-7)
+    assert half.config == first.config
+    export([str(tmp_path / "half"), str(tmp_path / "bundle")])
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "python -m training.average RUN-1 --out RUN --weights 1 --parent-share 0.5\n" in card
+    assert "The weights are 0.5 of the trained ones and 0.5 of the parent's." in card
+
+
+def test_a_parent_that_is_gone_is_named(runs: list[Path], tmp_path: Path) -> None:
+    name_encoder(runs[0], tmp_path / "gone")
+    with pytest.raises(EncoderError, match="gone' cannot be loaded as an encoder: it is not a folder"):
+        average(runs, tmp_path / "mean", parent_share=0.1)
+    assert not (tmp_path / "mean").exists()
 
 
 def test_a_mean_of_equals_is_the_same(runs: list[Path], tmp_path: Path) -> None:
@@ -75,7 +108,7 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
     cases = {
         "have different embedding configurations": [runs[0], other],
         "have different parents": [runs[0], stranger],
-        "needs two runs or more, found 1": runs[:1],
+        "needs two runs or more, or --parent-share; found 1": runs[:1],
         "is not a run": [runs[0], tiny_bert],
     }
     for message, given in cases.items():

@@ -113,6 +113,8 @@ def _training(provenance: Provenance) -> str:
     )
     made = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
     shares = "" if len(recipes) == 1 else f"\n\nTheir shares: {_shares(provenance)}."
+    if kept := provenance.recipe.get("parent_share"):
+        shares += f"\n\nThe weights are {1 - kept:g} of the trained ones and {kept:g} of the parent's."
     seeds = ", ".join(map(str, provenance.seeds))
     return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}"
 
@@ -138,15 +140,16 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     paths = f"Replace the names of files and models by the paths of your copies{runs}. Then run"
     if provenance.recipe.get("method") == OUTSIDE:
         before, commands = "With the model that sentence-transformers saved in `RUN`", []
-    elif len(recipes) == 1:
-        before = f"Save the recipe above as `recipe.toml`. {paths}"
-        commands = ["python -m training.fit recipe.toml --out RUN"]
-    else:
+    elif provenance.recipe.get("method") == "average":
         before = f"Save the recipes above as `recipe-1.toml` and so on. {paths}"
         numbers = range(1, len(recipes) + 1)
         commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
         averaged = " ".join(f"RUN-{number}" for number in numbers)
-        commands.append(f"python -m training.average {averaged} --out RUN --weights {_shares(provenance)}")
+        parent = f" --parent-share {kept:g}" if (kept := provenance.recipe.get("parent_share")) else ""
+        commands.append(f"python -m training.average {averaged} --out RUN --weights {_shares(provenance)}{parent}")
+    else:
+        before = f"Save the recipe above as `recipe.toml`. {paths}"
+        commands = ["python -m training.fit recipe.toml --out RUN"]
     commands += [
         f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
         f"--max-tokens {config.max_tokens}{denoise} --data DATA",
