@@ -18,6 +18,7 @@ from service.errors import answer, respond
 from service.http import cohere, compare, embed, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware
+from service.http.request import JSONRoute
 from service.inference.admission import Admission
 from service.inference.model import Cache, Model
 from service.inference.models import Models
@@ -36,6 +37,7 @@ DESCRIPTION = (
     "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
     "/info, /health and /v1/models also exist under /models/NAME."
 )
+JSON_ROUTERS = (openai.posts, cohere.router, embed.router, compare.router, tokens.router)
 BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,9 @@ def create_app(settings: Settings) -> FastAPI:
     _include_routers(app, settings, keys=bool(authentication.keys))
     app.add_middleware(
         RequestMiddleware,
+        routes={
+            route.path: route for router in JSON_ROUTERS for route in router.routes if isinstance(route, JSONRoute)
+        },
         settings=settings,
         traffic=traffic,
         metrics=metrics,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Response
 
 from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
@@ -58,10 +58,10 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     responses=AS_BYTES,
     summary="/embed or /similarity, by the body",
 )
-async def either(body: Annotated[AnyRequest, Body()], request: Request, context: Context) -> Response:
+async def either(body: Annotated[AnyRequest, Body()], context: Context) -> Response:
     if isinstance(body, SimilarityRequest):
         return await similarity(body, context)
-    return await embed_texts(body, request, context)
+    return await embed_texts(body, context)
 
 
 @router.post(

@@ -7,7 +7,7 @@ from time import perf_counter, time_ns
 from typing import Any, Final, cast
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from encoding.chunks import Chunk, chunked
 from encoding.errors import TextError
@@ -45,8 +45,8 @@ router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embeddi
 
 
 @router.post(EMBED.path, response_model=Rows | ChunkRows, responses=AS_BYTES, summary="A vector for each text")
-async def embed_texts(body: EmbedRequest, request: Request, context: Context) -> Response:
-    in_format = to_bytes if _prefers_bytes(request.headers.get("accept", "")) else to_json
+async def embed_texts(body: EmbedRequest, context: Context) -> Response:
+    in_format = to_bytes if _prefers_bytes(context.accept) else to_json
     with lease(context, body.model) as model:
         check_dimensions(body.dimensions, model)
         inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)

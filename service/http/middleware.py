@@ -1,19 +1,21 @@
 """Request middleware: id, authentication, admission, body limits, deadline, metrics and one log line per request.
 
 Plain ASGI, around the whole application. A path under `/models/NAME` and an unversioned path of OpenAI's are rewritten
-to the one route that serves them (service/routes.py); `cloze.model` in the scope is the model that the path names.
+to the one route that serves them (service/routes.py); `cloze.model` in the scope is the model that the path names. A
+route with a JSON body is called from here: the way through FastAPI's own layers takes longer than a short text.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
+from fastapi.exceptions import RequestValidationError
 from opentelemetry.trace import get_current_span
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from encoding.errors import ClozeError
 from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
 from service.http.auth import ADMIN, Authentication
+from service.http.request import JSONRoute
 from service.inference.admission import Admission
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
@@ -29,6 +32,9 @@ from service.services import Traffic
 from service.settings import Settings
 
 DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # an error may quote what was sent
+DAY: Final = 86_400.0  # seconds
+LOOK: Final = 0.1  # seconds until a request is watched: for its limits, and for a client that disconnects
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,7 @@ class RequestMiddleware:
     """Only POSTs are admitted by count and have a deadline: a full service still answers probes and admin requests."""
 
     app: ASGIApp
+    routes: Mapping[str, JSONRoute]  # by path
     settings: Settings
     traffic: Traffic
     metrics: Metrics
@@ -71,9 +78,10 @@ class _Exchange:
     _receive: Receive
     _send: Send
     _received: int = 0  # bytes of the body
-    _body_read: asyncio.Event = field(default_factory=asyncio.Event)
     _status: int = 0  # 0 until the response has begun
-    _gone: bool = False
+    _body_read: bool = False
+    _reason: Exception | None = None  # why the request is cancelled
+    _watches: list["asyncio.TimerHandle | asyncio.Task[None]"] = field(default_factory=list)
 
     async def serve(self) -> None:
         get_current_span().set_attribute("cloze.request_id", self.request.id)  # does nothing without a span
@@ -84,7 +92,7 @@ class _Exchange:
             self._status = CLIENT_GONE
             self.middleware.metrics.failures.labels(DROPPED).inc()
         except Exception as error:
-            if not isinstance(error, ClozeError):
+            if not isinstance(error, ClozeError | RequestValidationError):
                 logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
             if not self._status:
                 await self._refuse(error)
@@ -110,59 +118,65 @@ class _Exchange:
             await middleware.app(self.scope, self.receive, self.send)
             return
         with middleware.admission.request(self.request.client):
-            await self._run_with_deadline()
+            await self._run_within_limits()
 
-    async def _run_with_deadline(self) -> None:
-        """Run the application; stop it at the request's deadline, and when the client disconnects.
+    async def _run_within_limits(self) -> None:
+        """Run the route; cancel it at its limits of time, and when its client disconnects.
 
         The time starts with the request's head, so it includes the time in which the body arrives.
         """
-        seconds = _deadline(self.scope, self.middleware.settings.request_seconds)
-        running = asyncio.current_task()
-        assert running is not None
-        watch = asyncio.create_task(self._watch(running))
+        seconds, running = _deadline(self.scope, self.middleware.settings.request_seconds), asyncio.current_task()
+        self._look(running, seconds, asyncio.get_running_loop().time() - (perf_counter() - self.request.started))
         try:
-            async with self._timeout(seconds) as timeout:
-                await self.middleware.app(self.scope, self.receive, self.send)
+            await self._run()
         except asyncio.CancelledError:
-            if not self._gone:
+            if self._reason is None or running is None:
                 raise
             running.uncancel()
-            raise ClientDisconnect from None
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(
-                f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
-            ) from None
+            raise self._reason from None
         finally:
-            watch.cancel()
+            for each in self._watches:
+                each.cancel()
 
-    async def _watch(self, running: "asyncio.Task[object]") -> None:
+    def _look(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
+        """Cancel the running task at a limit, or look again; from the second time on also watch for a disconnect."""
+        loop, read, body_seconds = asyncio.get_running_loop(), self._body_read, self.middleware.settings.body_seconds
+        limit = min(seconds, math.inf if read else body_seconds)
+        rest = began + limit - loop.time()
+        if rest <= 0:
+            late = f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
+            slow = f"the request's body did not arrive within {body_seconds:g} seconds, the limit"
+            self._stop(running, DeadlineExceeded(late) if limit == seconds else RequestTimeout(slow))
+            return
+        if read:
+            self._watches.append(asyncio.create_task(self._watch(running)))
+        self._watches.append(loop.call_later(min(rest, DAY if read else LOOK), self._look, running, seconds, began))
+
+    async def _watch(self, running: "asyncio.Task[object] | None") -> None:
         """Cancel the request when its client disconnects, so that its texts leave the queue."""
-        await self._body_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self._stop(running, ClientDisconnect())
+
+    def _stop(self, running: "asyncio.Task[object] | None", reason: Exception) -> None:
+        assert running is not None
+        self._reason = reason
         running.cancel()
 
-    async def receive(self) -> Message:
-        """Receive a part of the body within its limits of time and size."""
-        seconds = self.middleware.settings.body_seconds
-        try:
-            async with self._timeout(seconds):
-                message = await self._receive_within_limit()
-        except TimeoutError:
-            raise RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit") from None
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self._body_read.set()
-        return message
+    async def _run(self) -> None:
+        route = self.middleware.routes.get(self.scope["path"])
+        if route is None:
+            await self.middleware.app(self.scope, self.receive, self.send)
+            return
+        self.scope["route"] = route  # which names the span
+        response = await route.serve(Request(self.scope, self.receive))
+        await response(self.scope, self.receive, self.send)
 
-    def _timeout(self, seconds: float) -> asyncio.Timeout:
-        """Make a limit of so many seconds since the request's head arrived."""
-        return asyncio.timeout(
-            None if math.isinf(seconds) else max(0.0, self.request.started + seconds - perf_counter())
-        )
+    async def receive(self) -> Message:
+        """Receive a part of the body within its limit of size."""
+        message = await self._receive_within_limit()
+        self._body_read |= message["type"] == "http.request" and not message.get("more_body")
+        return message
 
     async def _receive_within_limit(self) -> Message:
         """Discard a body that is too large, up to DISCARD times the limit, and raise BodyTooLarge at the end of it."""
@@ -182,9 +196,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request.id
-            headers["x-content-type-options"] = "nosniff"  # an error may quote what was sent
+            own = ((b"x-request-id", self.request.id.encode()), NOSNIFF)
+            message = {**message, "headers": [*message["headers"], *own]}
         if message["type"] != "http.response.body" or message.get("more_body"):
             await self._send(message)
             return
@@ -200,7 +213,7 @@ class _Exchange:
         """Count the request, and log it: POSTs and refused keys at info, other requests at debug."""
         request, seconds, metrics = self.request, perf_counter() - self.request.started, self.middleware.metrics
         route = label(self.scope["method"], self.scope["path"])
-        if self._status != CLIENT_GONE or self._body_read.is_set():
+        if self._status != CLIENT_GONE or self._body_read:
             metrics.requests.labels(route, str(self._status)).inc()
         if request.error_type is not None:
             metrics.failures.labels(request.error_type).inc()

@@ -1,19 +1,20 @@
 """What every route needs of a request: its context, the model, the JSON body, its texts and token ids.
 
-FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON. A
-route of class `JSONRoute` parses the body and passes FastAPI the value. Bodies can hold millions of items and are
-checked on the event loop, so each list is checked in one pass and stops at its first error.
+FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON, so a
+route of class `JSONRoute` parses the body itself. Bodies can hold millions of items and are checked on the event loop,
+so each list is checked in one pass and stops at its first error.
 """
 
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import orjson
 from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from service.errors import EmptyInput, InvalidJSON, OtherSpace, UnsupportedMediaType, ValidationFailed, too_many
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
@@ -33,18 +34,20 @@ FOREIGN: Final = (
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The services, the request's record, the model that its path names, the vector spaces that its client accepts."""
+    """The services, the request's record, the model that its path names, and what its client accepts."""
 
     services: Services
     record: RequestRecord
     model: str | None
-    spaces: frozenset[str]  # empty: any
+    spaces: frozenset[str]  # of vectors; empty: any
+    accept: str = ""  # the header
 
 
 async def _context(request: Request) -> RequestContext:
     record = current_request.get()
     assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
-    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], _spaces(request))
+    accept = request.headers.get("accept", "")
+    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], _spaces(request), accept)
 
 
 def _spaces(request: Request) -> frozenset[str]:
@@ -98,23 +101,34 @@ def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids:
 
 
 class JSONRoute(APIRoute):
-    """A route whose body is JSON."""
+    """A route whose body is JSON, and whose endpoint takes `body` and `context`.
+
+    `serve` is all of it: FastAPI documents the route, and the middleware calls `serve` itself.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self._body = TypeAdapter[Any](get_type_hints(endpoint, include_extras=True)["body"])
+        super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        return self.serve
 
-        async def read_and_handle(request: Request) -> Response:
-            _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding", ""))
-            body = await request.body()
-            try:
-                value = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
-                raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
-            _check_lists(value, request.app.state.services.settings.max_client_batch_size)
-            request._json = value
-            return await handle(request)
-
-        return read_and_handle
+    async def serve(self, request: Request) -> Response:
+        """Answer a request. Raises ClozeError, and RequestValidationError for a body that the route does not accept."""
+        _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding", ""))
+        content = await request.body()
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
+        _check_lists(value, request.app.state.services.settings.max_client_batch_size)
+        try:
+            body = self._body.validate_python(value)
+        except ValidationError as error:
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+            raise RequestValidationError(errors) from None
+        response: Response = await self.endpoint(body, await _context(request))
+        return response
 
 
 def _check_headers(content_type: str | None, encoding: str) -> None:
