@@ -1,7 +1,8 @@
-"""python -m training.convert BUNDLE OUT --run RUN: a bundle that sentence-transformers can load as well.
+"""python -m training.convert BUNDLE OUT: a bundle that sentence-transformers can load as well.
 
-The graphs stay as they are. They have the weights in another form, joined and without what does not change a result, so
-the weights themselves come from the run that the bundle was exported from. Their digest shows that it is that run.
+The graphs stay as they are. The weights come from the run that the bundle was exported from, if it is given; their
+digest shows that it is that run. Otherwise they are read back from a graph: those of an int8 graph are rounded, so that
+the vectors differ a little from the trained model's, about as much as the graph's own.
 """
 
 import shutil
@@ -32,7 +33,9 @@ class ConvertOptions(Command):
 
     bundle: CliPositionalArg[Path] = Field(description="bundle that training.export wrote")
     out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
-    run: Path | None = Field(None, description="the run that the bundle was exported from, for its weights")
+    run: Path | None = Field(
+        None, description="the run that the bundle was exported from, for its weights (default: those of the graph)"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,23 +50,10 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
     bundle = Bundle.load(path)
     if is_sentence_transformer(path):
         raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
-    if run is None:
-        raise RunError(
-            f"{path} has graphs and no torch weights; give the run that it was exported from with --run, or export "
-            "that run again with --sentence-transformers"
-        )
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
-    encoder = SentenceEncoder.load(model_folder(str(run)), **config.model_dump())
-    if CANARY_FILE not in bundle.spec.files:
-        raise RunError(
-            f"{path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} again with "
-            "--sentence-transformers"
-        )
-    if weights_digest(encoder) != bundle.spec.weights:
-        raise RunError(
-            f"{run} is not the run that {path} was exported from: its weights have another digest. Give that run, or "
-            f"export {run} with --sentence-transformers"
-        )
+    encoder = SentenceEncoder.load(str(path) if run is None else model_folder(str(run)), **config.model_dump())
+    if run is not None:
+        _check_run(run, encoder, bundle)
     with staging(out) as folder:
         shutil.copytree(path, folder, dirs_exist_ok=True)
         usage = write(encoder, folder, probes(config.max_tokens))
@@ -74,6 +64,20 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
         card.text = f"{card.text.rstrip()}\n\n{usage}\n"
         card.save(folder / "README.md")
         seal(folder, config, bundle.spec.dimension, bundle.spec.weights, bundle.spec.provenance)
+
+
+def _check_run(run: Path, encoder: SentenceEncoder, bundle: Bundle) -> None:
+    """Raise RunError unless the bundle was exported from the run whose encoder is given."""
+    if CANARY_FILE not in bundle.spec.files:
+        raise RunError(
+            f"{bundle.path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} "
+            "again with --sentence-transformers"
+        )
+    if weights_digest(encoder) != bundle.spec.weights:
+        raise RunError(
+            f"{run} is not the run that {bundle.path} was exported from: its weights have another digest. Give that "
+            f"run, or export {run} with --sentence-transformers"
+        )
 
 
 if __name__ == "__main__":

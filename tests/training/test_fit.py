@@ -209,8 +209,8 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "gone.txt"], "error: gone.txt does not exist"),
         (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
         (
-            ["simcse", "--corpus", "{text}", "--encoder", MODEL],
-            f"encoder is {MODEL!r}, a bundle of ONNX graphs, which cannot be trained; give the run or the",
+            ["mlm", "--corpus", "{text}", "--encoder", MODEL, "--head", "kept"],
+            f"error: {MODEL!r} is a bundle, which has no masked-word head; give it one: python -m training.pretrain",
         ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),

@@ -17,7 +17,7 @@ from transformers import set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
 
-from encoding.bundle import SEARCH_NAMES, SPEC_FILE
+from encoding.bundle import SEARCH_NAMES
 from training.data.corpus import Corpus, read_corpus
 from training.data.dev_data import DevData
 from training.data.sampler import DistinctSampler
@@ -126,11 +126,6 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
         counts = list(map(str, method.columns))
         allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
         raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
-    if Path(recipe.encoder, SPEC_FILE).is_file():
-        raise RecipeError(
-            f"encoder is {recipe.encoder!r}, a bundle of ONNX graphs, which cannot be trained; give the run or "
-            "the encoder it came from"
-        )
     dev = DevData.load(recipe.dev) if recipe.dev else None
     corpus = read_corpus(
         recipe.corpus,

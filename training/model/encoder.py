@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from encoding.bundle import EmbeddingConfig, upgrade
+from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
 from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
+from training.model.graph_weights import backbone_weights
 from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling, token_batches
 from training.model.pretrained import looks_local, quiet, word_embeddings
@@ -32,6 +34,7 @@ __all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
+LEAST_COSINE = 0.98  # between the vectors of an int8 graph and those of its weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
 
@@ -54,11 +57,13 @@ class SentenceEncoder(nn.Module):
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
-        """Load a folder that `save` wrote, or any local encoder or hub name, in evaluation mode. Raises ClozeError.
+        """Load a folder that `save` wrote, a bundle, any local encoder or hub name, in evaluation mode.
 
         `changes` are fields of EmbeddingConfig; an encoder without a saved configuration needs `template` and
-        `pooling`. `max_tokens` defaults to the size of the position table.
+        `pooling`. `max_tokens` defaults to the size of the position table. Raises ClozeError.
         """
+        if (Path(source) / SPEC_FILE).is_file() and not (Path(source) / SAFE_WEIGHTS_NAME).is_file():
+            return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))
         fields: dict[str, object] = {"final_period": False, "denoising": False}
         with loading(source, "an encoder"):
@@ -66,16 +71,31 @@ class SentenceEncoder(nn.Module):
                 fields |= upgrade(json.loads(saved.read_text(encoding="utf-8")))
             tokenizer = AutoTokenizer.from_pretrained(source)
             backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
-        missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
-        if missing:
-            raise EncoderError(
-                f"{source!r} lacks the weights {', '.join(missing[:3])} ({len(missing)} in all); get it again"
-            )
+        _check_complete(found["missing_keys"], source)
         check_tokenizer(tokenizer, source)
         fields |= {key: value for key, value in changes.items() if value is not None}
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source))
         encoder._load_parts(Path(source))
         return encoder.eval()
+
+    @classmethod
+    def _of_bundle(cls, bundle: Bundle, changes: Mapping[str, object]) -> Self:
+        """Read the weights back from a graph. Raises EncoderError, also if its canary texts get other vectors."""
+        source, spec = str(bundle.path), bundle.spec
+        with loading(source, "an encoder"):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            backbone = AutoModel.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
+        precision, weights = backbone_weights(bundle, int(backbone.config.num_hidden_layers))
+        with loading(source, "an encoder"):
+            missing = backbone.load_state_dict(weights, strict=False).missing_keys
+        _check_complete(missing, source)
+        check_tokenizer(tokenizer, source)
+        fields = spec.model_dump(include=set(EmbeddingConfig.model_fields))
+        encoder = cls(backbone, tokenizer, _config(fields, backbone, source)).eval()
+        _check_canaries(encoder, bundle, precision)
+        fields |= {key: value for key, value in changes.items() if value is not None}
+        encoder.reconfigure(_config(fields, backbone, source))
+        return encoder
 
     def _load_parts(self, folder: Path) -> None:
         """Load the head and the continuous template if the folder has them."""
@@ -258,6 +278,31 @@ def loading(source: str, what: str) -> Iterator[None]:
             yield
     except Exception as error:  # transformers, safetensors, tokenizers and pickle have no error in common
         raise EncoderError(f"{source!r} cannot be loaded as {what}: {_first_line(error)}; {advice}") from error
+
+
+def _check_complete(missing: Sequence[str], source: str) -> None:
+    names = sorted(key for key in missing if not key.startswith("pooler."))
+    if names:
+        raise EncoderError(f"{source!r} lacks the weights {', '.join(names[:3])} ({len(names)} in all); get it again")
+
+
+def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precision) -> None:
+    """Check that the weights of a graph give vectors close to the graph's own, which int8 activations change a little.
+
+    Raises EncoderError.
+    """
+    canaries = bundle.canaries
+    expected = np.array(canaries.vectors.get(precision, []) if canaries else [], dtype=np.float32)
+    found = encoder.embed(canaries.texts) if canaries else expected
+    least = 0.0
+    if expected.shape == found.shape and expected.size:
+        lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+        least = float(((found * expected).sum(1) / lengths).min())
+    if not least >= LEAST_COSINE:
+        raise EncoderError(
+            f"{bundle.path}: the weights of its {precision} graph give other vectors than the graph (a cosine of "
+            f"{least:.3f}, at least {LEAST_COSINE} is expected); give the run or the encoder that it came from"
+        )
 
 
 @contextmanager

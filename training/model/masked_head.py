@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from encoding.bundle import SPEC_FILE
 from training.errors import EncoderError
 from training.model.encoder import loading
 from training.model.pretrained import quiet, word_embeddings
@@ -91,13 +92,15 @@ class MaskedHead(nn.Module):
 
 def load_masked_lm(source: str) -> PreTrainedModel:
     """transformers' masked language model in `source`, in fp32. Raises EncoderError if its head is missing."""
+    remedy = f"give it one: python -m training.pretrain --encoder {source} --corpus TEXT"
+    if Path(source, SPEC_FILE).is_file():
+        raise EncoderError(f"{source!r} is a bundle, which has no masked-word head; {remedy}")
     with loading(source, "a masked language model"):
         model: PreTrainedModel
         model, found = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(found["missing_keys"]):
         raise EncoderError(
-            f"{source!r} has no masked-word head (it lacks {missing[0]} and {len(missing) - 1} more); "
-            f"give it one: python -m training.pretrain --encoder {source} --corpus TEXT"
+            f"{source!r} has no masked-word head (it lacks {missing[0]} and {len(missing) - 1} more); {remedy}"
         )
     return model
 

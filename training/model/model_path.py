@@ -37,8 +37,5 @@ def kind_of(source: str) -> Kind:
 
 
 def model_folder(source: str) -> str:
-    """Where the weights of a run or an encoder are. Raises RunError for a bundle, which has only graphs."""
-    kind = kind_of(source)
-    if kind == "bundle":
-        raise RunError(f"{source} is a bundle and its template is fixed; give the run or encoder it came from")
-    return str(Path(source, "model")) if kind == "run" else source
+    """Where the weights of a run, a bundle or an encoder are. Raises RunError."""
+    return str(Path(source, "model")) if kind_of(source) == "run" else source

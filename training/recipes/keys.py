@@ -27,7 +27,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = Field(description="the training method")
-    encoder: str = Field(description="parent encoder: a local folder or a hub name")
+    encoder: str = Field(description="parent encoder: a folder or a hub name")
     corpus: tuple[str, ...] = Field(
         min_length=1,
         description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl, .parquet; all but the last also "
