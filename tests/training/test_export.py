@@ -30,6 +30,7 @@ from training.export import __main__ as export
 from training.export import shipped_graph, written_bundle
 from training.export.layers import Form
 from training.export.model_card import model_card, parent_metadata
+from training.export.parity import Difference
 from training.export.provenance import provenance_of
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
@@ -304,14 +305,14 @@ def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> N
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_bundle, "difference", lambda *_: 2e-4)
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(2e-4, 1.0, 1.0))
     with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
         export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert nothing_left(tmp_path / "out")
 
 
 def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_bundle, "difference", lambda *_: float("nan"))
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(float("nan"), 1.0, 1.0))
     with pytest.raises(ExportError, match="nan"):
         export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
 

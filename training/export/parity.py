@@ -1,7 +1,7 @@
 """The difference between a graph's vectors and torch's, on texts that are hard to get right."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 
-__all__ = ["difference", "probes"]
+__all__ = ["Difference", "difference", "probes"]
 
 ODD: Final = (
     "",
@@ -20,7 +20,16 @@ ODD: Final = (
     'She said "no", and left.',
     "naïve 日本語 🙂 \u200b",
 )
+SHORT: Final = 1e-3  # of the longest vector
 WORDS: Final = ("rain", "fell", "on", "the", "old", "city", "while", "two", "dogs", "ran", "across", "a", "field")
+
+
+class Difference(NamedTuple):
+    """Of a graph's vectors from torch's: the largest of any component, relative to torch's longest vector; cosines."""
+
+    largest: float
+    mean_cosine: float
+    least_cosine: float
 
 
 def probes(max_tokens: int) -> list[str]:
@@ -33,15 +42,18 @@ def probes(max_tokens: int) -> list[str]:
     return [*ODD, *texts, "word " * (max_tokens + 10)]
 
 
-def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[str]) -> float:
-    """The largest absolute difference from torch, relative to torch's longest vector.
+def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[str]) -> Difference:
+    """Torch runs each text alone. The graph runs it alone, in a batch of similar length, and with the longest.
 
-    Torch runs each text alone. The graph runs it alone, in a batch of similar length, and in a batch with the longest.
+    A text whose vector is almost 0, such as the empty one with denoising, has no cosine.
     """
-    expected = _alone(encoder.embed, texts)
-    runs = (_alone(graph.embed, texts), graph.embed(texts, 256), graph.embed(texts, 10**9))
-    largest = max(np.abs(vectors - expected).max() for vectors in runs)
-    return float(largest / np.linalg.norm(expected, axis=1).max())
+    expected = _alone(encoder.embed, texts)  # (n, d)
+    runs = np.stack([_alone(graph.embed, texts), graph.embed(texts, 256), graph.embed(texts, 10**9)])  # (3, n, d)
+    lengths = np.linalg.norm(expected, axis=-1)
+    longest = lengths.max()
+    some = lengths > SHORT * longest
+    cosines = (runs * expected).sum(-1)[:, some] / (np.linalg.norm(runs[:, some], axis=-1) * lengths[some])
+    return Difference(float(np.abs(runs - expected).max() / longest), float(cosines.mean()), float(cosines.min()))
 
 
 def _alone(embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str]) -> NDArray[np.float32]:

@@ -167,8 +167,11 @@ def _graphs(
 
 
 def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:
-    largest = difference(encoder, graph, probes(encoder.config.max_tokens))
-    console.print(f"{precision}: differs from torch by {largest:.1e}")
+    largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
+    console.print(
+        f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
+        f"{least:.4f} at least"
+    )
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
             f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
