@@ -1,5 +1,6 @@
 """Distillation's texts and targets: what a sentence is trained as, and what the teacher says of it."""
 
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,7 @@ from test_objectives import build
 
 from training.errors import RecipeError
 from training.methods.distill import DistillRecipe
-from training.methods.parts.student_texts import QUERY_WORDS, search_text, windows, words_only
+from training.methods.parts.student_texts import QUERY_WORDS, query_of, search_text, windows, words_only
 from training.model.encoder import SentenceEncoder
 from training.recipes.files import choose_preset, read_toml, validate
 
@@ -43,6 +44,12 @@ def test_a_sentence_becomes_a_passage_a_query_or_stays() -> None:
     assert kinds["passage"] / 8000 == pytest.approx(0.35, abs=0.02)
     assert kinds["query"] / 8000 == pytest.approx(0.25, abs=0.02)
     assert set(lengths) == set(range(2, 9))
+
+
+def test_a_query_has_no_blanks_around_it() -> None:
+    queries = {query_of("so ( he said ) . ( and then )", random.Random(seed)) for seed in range(400)}
+    assert len(queries) > 20
+    assert [query for query in queries if query != query.strip()] == []
 
 
 def test_without_shares_every_sentence_stays() -> None:

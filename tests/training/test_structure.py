@@ -1,8 +1,6 @@
-"""The folders of training/: imports that point one way in few steps."""
+"""The folders of training/: imports that point one way."""
 
 import ast
-from collections import Counter
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,10 +9,8 @@ FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "training").rglob("*.py")
 }
-FLOORS = 7
 
 
-@cache
 def imports(module: str) -> frozenset[str]:
     """The modules of training/ that a module imports, in functions too."""
     found = set()
@@ -27,15 +23,6 @@ def imports(module: str) -> frozenset[str]:
     return frozenset(found - {module})
 
 
-@cache
-def floor(module: str) -> int:
-    return 1 + max((floor(below) for below in imports(module)), default=0)
-
-
-def test_no_chain_of_imports_is_long() -> None:
-    assert max(map(floor, FILES)) <= FLOORS
-
-
 def test_folders_import_one_another_in_one_direction() -> None:
     """The commands and what all folders share (errors, options) are in training/ itself."""
     below: dict[str, set[str]] = {}
@@ -45,8 +32,3 @@ def test_folders_import_one_another_in_one_direction() -> None:
         below.setdefault(own, set()).update(set(others) - {own})
     order = list(TopologicalSorter(below).static_order())  # raises CycleError
     assert len(order) > 1
-
-
-def test_no_two_modules_share_a_name() -> None:
-    names = Counter(path.stem for path in FILES.values() if not path.stem.startswith("__"))
-    assert [name for name, count in names.items() if count > 1] == []

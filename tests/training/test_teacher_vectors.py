@@ -71,6 +71,13 @@ def test_products_are_the_weighted_mean_of_the_teachers_cosines(tmp_path: Path) 
     np.testing.assert_allclose(found @ found.T, cosines, atol=2e-3)
 
 
+def test_a_text_is_found_whatever_blanks_are_around_it(tmp_path: Path) -> None:
+    """A corpus strips its texts, and service.bulk embeds them as they are."""
+    vectors = random(8)
+    folder = written(tmp_path / "one", [f" {text}\u00a0" for text in TEXTS], vectors)
+    np.testing.assert_allclose(TeacherVectors.read([folder], [1], "text").of(TEXTS), units(vectors), atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_the_vectors_of_a_bundle_are_read_as_the_service_gives_them(dtype: Any, tmp_path: Path) -> None:
     """In several files, and of another column than the texts by which they are found."""

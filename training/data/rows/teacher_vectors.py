@@ -137,7 +137,8 @@ def _width(schema: Any, column: str, folder: Path) -> int:
 
 
 def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    """Of the text without the blanks around it, which a corpus leaves out."""
+    return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest(), "little")
 
 
 def _slices(count: int) -> Iterator[slice]:

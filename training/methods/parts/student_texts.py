@@ -61,4 +61,4 @@ def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
     form = chance.random()
     if form < QUESTION_SHARE:
         return f"{chance.choice(QUESTIONS)} {query}{chance.choice(('', '?', '?'))}"
-    return query.strip(".,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
+    return query.strip(" .,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
