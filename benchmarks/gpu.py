@@ -31,7 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from training.evaluate.machine import processor, threads, versions
+from encoding.machine import available_cpus, processor
+from training.evaluate.machine import versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "gpu.json"
 PACKAGES: Final = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "sentence-transformers", "tokenizers")
@@ -375,7 +376,7 @@ def main() -> None:
         part, models = options.part
         print(json.dumps(PARTS[part](options.device, Path(models))))
         return
-    results: dict[str, Any] = {"machine": f"{processor()}, {threads()} CPUs", "versions": {}}
+    results: dict[str, Any] = {"machine": f"{processor()}, {available_cpus()} CPUs", "versions": {}}
     if options.wheels or options.install:
         results["install"] = install(options.wheels)
     results["versions"] = versions(PACKAGES)

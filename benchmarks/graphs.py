@@ -18,11 +18,12 @@ from typing import Any
 import onnxruntime as ort
 
 from encoding.bundle import Bundle
+from encoding.machine import available_cpus, processor
 from encoding.text import Batch, TextEncoder
 from service.inference.threads import share_threads
 from training.data.scored_pairs import load_pairs
 from training.data.search_collection import find_collections, load_collection
-from training.evaluate.machine import processor, threads, versions
+from training.evaluate.machine import versions
 from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, trace
 from training.export.layers import one_row
@@ -102,7 +103,7 @@ def main() -> None:
     seconds = measure(graphs(encoder, options.former), work, options.rounds, options.threads)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",
-        "machine": f"{processor()}, {options.threads} of {threads()} CPUs",
+        "machine": f"{processor()}, {options.threads} of {available_cpus()} CPUs",
         "versions": versions(PACKAGES),
         "speeds": {name: count / total for name, total in seconds.items()},
     }

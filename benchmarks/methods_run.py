@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.methods_plan import Found, Plan, Row
+from encoding.machine import available_cpus, processor
 from encoding.options import flag
 from training import fit
 from training.evaluate import STS_TASKS, average, load_tasks, sts_dev
-from training.evaluate.machine import processor, threads
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Embed, token_batches
 from training.model.pretrained import fastest_device
@@ -76,7 +76,7 @@ def untrained(plan: Plan, paths: Paths, name: str) -> Found:
     """Search for templates, or score the parent's own vectors."""
     row = plan.rows[name]
     source = source_of(row, paths)
-    run: Found = {"parent": digest(source), "machine": f"{processor()}, CPUs: {threads()}"}
+    run: Found = {"parent": digest(source), "machine": f"{processor()}, CPUs: {available_cpus()}"}
     if "search" in row:
         file = paths.runs / f"{name}.json"
         search_templates([str(source), "--dev", str(paths.dev), "--json", str(file), *row["search"]])
@@ -108,7 +108,7 @@ def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Found:
         "best_step": record["best_step"],
         "sentences": record["steps"] * record["recipe"]["batch_size"],
         "seconds": record["seconds"],
-        "machine": f"{processor()}, CPUs: {threads()}",
+        "machine": f"{processor()}, CPUs: {available_cpus()}",
         "recipe": {k: v for k, v in record["recipe"].items() if k not in ("corpus", "dev", "encoder", "generator")},
         "commit": record["commit"],
         "parent": digest(source_of(plan.rows[name], paths)),

@@ -26,7 +26,8 @@ import psutil
 from benchmarks.peers import Server
 from benchmarks.ray_cluster import HANGING, ROOT, Nodes, load
 from benchmarks.serving import Workload, ask, workloads
-from training.evaluate.machine import processor, versions
+from encoding.machine import processor
+from training.evaluate.machine import versions
 
 CONNECTIONS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 ROUNDS: Final = 3
@@ -70,7 +71,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def pin(process: psutil.Process, core: int) -> None:
     """Let all threads of a process run on one core."""
-    for thread in process.threads():
+    for thread in process.available_cpus():
         os.sched_setaffinity(thread.id, {core})
 
 

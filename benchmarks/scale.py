@@ -33,9 +33,10 @@ import psutil
 import pyarrow.parquet as pq
 
 from encoding.bundle import Bundle
+from encoding.machine import available_cpus, processor
 from service.inference.session import Session
 from service.inference.threads import share_threads
-from training.evaluate.machine import processor, threads, versions
+from training.evaluate.machine import versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU
@@ -140,7 +141,7 @@ def nodes(bundle: Path, precision: str, source: Path, counts: list[int], rounds:
             print(f"round {number + 1}: {count} nodes, {took['rows'] / took['seconds']:.0f} rows/s", flush=True)
     rates = {count: median(took["rows"] / took["seconds"] for took in runs) for count, runs in found.items()}
     for count, rate in rates.items():
-        share = rate / rates["1"] / min(int(count), threads())
+        share = rate / rates["1"] / min(int(count), available_cpus())
         print(f"{count} nodes: {rate:.0f} rows/s, {share:.2f} of one node's for each CPU")
     return found
 
@@ -203,7 +204,7 @@ def main() -> None:
             found = {"runs": [bulk(options.bundle, options.precision, source, Path(folder, "one"))]}
             first_lines(options.texts, 10 * options.rows, source)
             found["runs"].append(bulk(options.bundle, options.precision, source, Path(folder, "ten")))
-    machine = {"processor": processor(), "cpus": threads(), "versions": versions(PACKAGES), "rows": len(texts)}
+    machine = {"processor": processor(), "cpus": available_cpus(), "versions": versions(PACKAGES), "rows": len(texts)}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(results | {options.part: machine | found}, indent=2) + "\n")
 

@@ -32,9 +32,10 @@ from numpy.typing import NDArray
 from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, model_with_onnx, ours
 from benchmarks.serving_report import draw, tables
 from encoding.bundle import Precision
+from encoding.machine import available_cpus, processor
 from training.data.scored_pairs import load_pairs, spearman
 from training.data.search_collection import find_collections, load_collection
-from training.evaluate.machine import processor, threads, versions
+from training.evaluate.machine import versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")
@@ -232,7 +233,7 @@ def main() -> None:
             if isinstance(peer, Server):
                 servers[name] = {"started": peer.started, "peak_mb": peer.peak_mb}
     results = {
-        "machine": f"{processor()}, {threads()} CPUs, shared with the clients",
+        "machine": f"{processor()}, {available_cpus()} CPUs, shared with the clients",
         "versions": versions(PACKAGES),
         "rounds": rounds,
         "texts": {name: len(workload.texts) for name, workload in work.items()},

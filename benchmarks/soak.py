@@ -36,7 +36,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import Books, Known, Mix, client, sentences
 from encoding.bundle import SPEC_FILE
-from training.evaluate.machine import processor, threads, versions
+from encoding.machine import available_cpus, processor
+from training.evaluate.machine import versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
@@ -253,7 +254,7 @@ def main() -> int:
         "default_model": info["default_model"],
         "reloads": info["reloads"],
         "settings": " ".join(SETTINGS),
-        "machine": f"{processor()}, {threads()} CPUs, shared by the server and its clients",
+        "machine": f"{processor()}, {available_cpus()} CPUs, shared by the server and its clients",
         "versions": versions(PACKAGES),
         "criteria": held,
         **figures(run),

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from training.evaluate.machine import processor, threads, versions
+from encoding.machine import available_cpus, processor
+from training.evaluate.machine import versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "training.json"
 PACKAGES: Final = ("torch", "transformers", "sentence-transformers")
@@ -155,7 +156,7 @@ def main() -> None:
                 print(f"round {number + 1}: {name} {speeds[name][-1]:.1f} sentences per second", flush=True)
     results = {
         "texts": f"{BATCH * options.steps} sentences of {' and '.join(CORPORA)}, {BATCH} per step",
-        "machine": f"{processor()}, {threads()} CPUs",
+        "machine": f"{processor()}, {available_cpus()} CPUs",
         "versions": versions(PACKAGES),
         "speeds": speeds,
     }

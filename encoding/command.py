@@ -18,6 +18,7 @@ __all__ = ["FULL", "end_in_one_line", "main", "program", "run"]
 
 COMMANDS: Final = {
     "serve": ("service", "serve bundles over HTTP"),
+    "doctor": ("service.doctor", "show what this machine offers"),
     "bulk": ("service.bulk", "embed the texts of files"),
     "fit": ("training.fit", "train a sentence encoder by a recipe"),
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),

@@ -1,13 +1,26 @@
-"""How many CPUs this process may use, by affinity and cgroup quotas (v1 and v2)."""
+"""The machine: its processor, and how many CPUs this process may use, by affinity and cgroup quotas (v1 and v2)."""
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-__all__ = ["available_cpus"]
+__all__ = ["available_cpus", "processor"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+PROCESSORS = Path("/proc/cpuinfo")
+VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+
+
+def processor(file: Path = PROCESSORS) -> str:
+    """Name the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = found.get("flags", found.get("Features", "")).split()  # the second on ARM
+    name = found.get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({', '.join(flag for flag in VECTOR_FLAGS if flag in flags) or 'no vector extensions known'})"
 
 
 def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

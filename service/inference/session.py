@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from encoding.canaries import TOLERANCES
-from encoding.cpus import available_cpus
+from encoding.machine import available_cpus
 from encoding.text import Batch, TextEncoder
 from service.errors import BackendFailed, SessionError
 from service.settings import PrecisionChoice, ProviderChoice

@@ -7,7 +7,7 @@ from threading import Thread
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
-from encoding.cpus import available_cpus
+from encoding.machine import available_cpus
 
 Result = TypeVar("Result")
 

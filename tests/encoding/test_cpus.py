@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from encoding.cpus import available_cpus
+from encoding.machine import available_cpus
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """What the machine offers and what a process has used, also where the system is not Linux."""
 
-import os
 import re
 import resource
 import subprocess
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE
 
-from training.evaluate.machine import peak_memory, threads
+from training.evaluate.machine import peak_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +20,8 @@ import torch, transformers.trainer  # which may ask Linux what they like
 del os.sched_getaffinity
 sys.modules["resource"] = None  # as on Windows
 import training.evaluate.__main__, training.export.__main__, training.fit
-from training.evaluate.machine import threads
-print(threads())
+from encoding.machine import available_cpus
+print(available_cpus())
 """
 
 
@@ -33,13 +32,6 @@ def test_the_commands_can_be_imported_where_the_system_is_not_linux() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) >= 1
-
-
-def test_threads_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
-    assert threads() == 1
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert 1 <= threads() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(("platform", "size"), [("darwin", 5_000_000), ("freebsd14", 5_120_000_000)])

@@ -1,31 +1,12 @@
-"""The machine and the package versions that a figure was measured with, and the memory that it took."""
+"""What a figure was measured with: a note of the machine, the package versions, and the memory that it took."""
 
-import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
 
-from encoding.cpus import available_cpus
-
-__all__ = ["machine_note", "peak_memory", "processor", "threads", "versions"]
-
-VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
-
-
-def processor() -> str:
-    """Name of the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    vectors = [flag for flag in VECTOR_FLAGS if flag in found.get("flags", "").split()]
-    return f"{found.get('model name') or platform.processor()} ({', '.join(vectors) or 'no AVX2'})"
-
-
-def threads() -> int:
-    """Number of CPUs that this process may use."""
-    return available_cpus()
+__all__ = ["machine_note", "peak_memory", "versions"]
 
 
 def peak_memory() -> int | None:

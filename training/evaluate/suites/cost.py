@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, Final
 
+from encoding.machine import available_cpus, processor
 from training.data.sts_sets import load_tasks
-from training.evaluate.machine import peak_memory, processor, threads
+from training.evaluate.machine import peak_memory
 from training.evaluate.measures import Score
 from training.evaluate.subject import Subject
 from training.evaluate.task import Task
@@ -31,7 +32,7 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     if data is None:
         return []
     sentences = load_tasks(data, ("STS-B",))["STS-B"].left[:SENTENCES]
-    return [CostTask("STS-B", sentences, f"{processor()}, CPUs: {threads()}")]
+    return [CostTask("STS-B", sentences, f"{processor()}, CPUs: {available_cpus()}")]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""What `cloze doctor` prints of a machine, of made-up machines, and of a bundle."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_bundle import write_bundle
+
+from encoding.machine import processor
+from service.doctor import _gpu, _memory, _versions, main
+
+X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
+
+
+def facts(output: str) -> dict[str, str]:
+    lines = [re.fullmatch(r"(\w+): +(\S.*)", line) for line in output.splitlines()]
+    assert all(lines), output
+    return {line[1]: line[2] for line in lines if line}
+
+
+def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    found = facts(capsys.readouterr().out)
+    assert list(found) == ["cloze", "processor", "CPUs", "memory", "packages", "training", "GPU"]
+    assert re.match(r"\d+\.\d+\.\d+, Python 3\.\d+\.\d+, ", found["cloze"])
+    assert re.match(r"\d+ of \d+ may be used: \d+ batches at a time of \d+ threads each", found["CPUs"])
+    assert re.search(r"\bonnxruntime \d", found["packages"])
+    assert "CPUExecutionProvider" in found["GPU"]
+
+
+def test_a_bundle_is_loaded_as_the_service_does_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_bundle(tmp_path / "tiny")
+    assert main(["--bundle", str(bundle), "--provider", "cpu"]) == 0
+    found = facts(capsys.readouterr().out)
+    assert found["bundle"] == "'This sentence of \"[X]\" means [MASK].', pooling mask, fp32"
+    assert re.fullmatch(r"fp32 on cpu, loaded and checked in \d+\.\d\d s", found["graph"])
+    assert re.fullmatch(r"[1-9]\d* texts of 32 tokens a second, one batch of 8 at a time", found["speed"])
+
+
+def test_a_bundle_that_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_bundle(tmp_path / "tiny")
+    (bundle / "onnx" / "model.onnx").unlink()
+    for words in (["--bundle", str(bundle)], ["--bundle", str(tmp_path / "none")], ["--bundel", "x"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (X86, r"AMD EPYC 9B14 \(avx2, avx512f, avx512_vnni\)"),
+        (ARM, r".* \(asimddp, i8mm\)"),
+        ("", r".* \(no vector extensions known\)"),
+    ],
+)
+def test_a_processor_and_its_extensions(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert re.fullmatch(expected, processor(tmp_path / "cpuinfo"))
+
+
+def test_a_processor_where_the_system_has_no_such_file(tmp_path: Path) -> None:
+    assert processor(tmp_path / "none").endswith("(no vector extensions known)")
+
+
+def test_the_memory_that_is_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 2097152 kB\n")
+    assert re.fullmatch(r"\d+\.\d GiB, 2\.0 GiB of it available", _memory(tmp_path / "meminfo"))
+    assert re.fullmatch(r"\d+\.\d GiB", _memory(tmp_path / "none"))
+
+
+def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
+    for number in "01":
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 12\n")
+    assert _gpu(tmp_path).startswith("NVIDIA H100 80GB HBM3, NVIDIA H100 80GB HBM3; ONNX Runtime offers ")
+    assert _gpu(tmp_path / "none").startswith("no NVIDIA driver; ")
+
+
+def test_packages_that_are_not_installed_are_left_out() -> None:
+    assert re.fullmatch(r"numpy \S+", _versions(["numpy", "no-such-package"]))
+    assert _versions(["no-such-package"]) == "none is installed"
