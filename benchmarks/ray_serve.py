@@ -71,7 +71,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def pin(process: psutil.Process, core: int) -> None:
     """Let all threads of a process run on one core."""
-    for thread in process.available_cpus():
+    for thread in process.threads():
         os.sched_setaffinity(thread.id, {core})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "processor"]
+__all__ = ["available_cpus", "memory_limit", "processor"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -27,6 +27,12 @@ def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """Count whole CPUs, at least one. A quota of 1.5 gives 1, since a second thread would only be throttled."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([affinity, *map(int, _quotas(root, membership))]))
+
+
+def memory_limit(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that the process's cgroups (v2) allow; None where they set no limit."""
+    texts = (_read(group / "memory.max").strip() for group in _groups(root, membership))
+    return min((int(text) for text in texts if text.isdecimal()), default=None)
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:

@@ -19,8 +19,9 @@ from pydantic import Field
 
 from encoding.bundle import Bundle
 from encoding.command import program, run
-from encoding.machine import available_cpus, processor
+from encoding.machine import available_cpus, memory_limit, processor
 from encoding.options import Command
+from service import VERSION
 from service.inference.session import Session
 from service.inference.threads import share_threads
 from service.settings import PrecisionChoice, ProviderChoice
@@ -37,7 +38,7 @@ Fact = tuple[str, str]
 class DoctorOptions(Command):
     """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle."""
 
-    bundle: Path | None = Field(None, description="bundle to load as the service does, and to time for a second")
+    bundle: Path | None = Field(None, description="bundle to load, to check and to time for a second")
     precision: PrecisionChoice = Field("auto", description="graph of the bundle to run; auto: the fastest here")
     provider: ProviderChoice = Field("auto", description="where to run it; auto: CUDA where it is available")
 
@@ -54,12 +55,12 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _facts(options: DoctorOptions) -> Iterator[Fact]:
-    yield "cloze", f"{version('cloze')}, Python {platform.python_version()}, {platform.platform()}"
+    yield "cloze", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"
     yield "processor", processor()
     threads = share_threads(0)
     batches = f"{threads.batches} batches at a time of {threads.per_batch} threads each"
     yield "CPUs", f"{available_cpus()} of {os.cpu_count()} may be used: {batches}"
-    yield "memory", _memory()
+    yield "memory", _memory(limit=memory_limit())
     yield "packages", _versions(PACKAGES)
     yield "training", _versions(TRAINING)
     yield "GPU", _gpu()
@@ -67,15 +68,16 @@ def _facts(options: DoctorOptions) -> Iterator[Fact]:
         yield from _of_bundle(options, options.bundle)
 
 
-def _memory(status: Path = Path("/proc/meminfo")) -> str:
-    """In GiB: all, and what a program may still take where the system says so."""
+def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> str:
+    """In GiB: all, what a program may still take where the system says so, and the limit of a container."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows has no sysconf
         return "not known here"
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    return f"{total / 2**30:.1f} GiB" + ("" if free is None else f", {free / 2**30:.1f} GiB of it available")
+    parts = [(total, ""), (free, " of it available"), (limit, " allowed to this container")]
+    return ", ".join(f"{size / 2**30:.1f} GiB{what}" for size, what in parts if size is not None)
 
 
 def _versions(packages: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -80,7 +81,8 @@ class _Exchange:
     _received: int = 0  # bytes of the body
     _status: int = 0  # 0 until the response has begun
     _body_read: bool = False
-    _reason: Exception | None = None  # why the request is cancelled
+    _watched: bool = False  # for a disconnect
+    _reason: Callable[[], Exception] | None = None  # makes the error for which the request is cancelled
     _watches: list["asyncio.TimerHandle | asyncio.Task[None]"] = field(default_factory=list)
 
     async def serve(self) -> None:
@@ -126,39 +128,48 @@ class _Exchange:
         The time starts with the request's head, so it includes the time in which the body arrives.
         """
         seconds, running = _deadline(self.scope, self.middleware.settings.request_seconds), asyncio.current_task()
-        self._look(running, seconds, asyncio.get_running_loop().time() - (perf_counter() - self.request.started))
+        began = asyncio.get_running_loop().time() - (perf_counter() - self.request.started)
+        self._look_later(running, seconds, began)
         try:
             await self._run()
         except asyncio.CancelledError:
             if self._reason is None or running is None:
                 raise
             running.uncancel()
-            raise self._reason from None
+            raise self._reason() from None
         finally:
             for each in self._watches:
                 each.cancel()
 
+    def _look_later(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
+        """Look in a while, at the next limit at the latest, and never from the running task itself."""
+        loop = asyncio.get_running_loop()
+        left = began + self._limit(seconds) - loop.time()
+        wait = max(0.0, min(left, DAY if self._watched else LOOK))
+        self._watches.append(loop.call_later(wait, self._look, running, seconds, began))
+
     def _look(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
-        """Cancel the running task at a limit, or look again; from the second time on also watch for a disconnect."""
-        loop, read, body_seconds = asyncio.get_running_loop(), self._body_read, self.middleware.settings.body_seconds
-        limit = min(seconds, math.inf if read else body_seconds)
-        rest = began + limit - loop.time()
-        if rest <= 0:
-            late = f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
-            slow = f"the request's body did not arrive within {body_seconds:g} seconds, the limit"
-            self._stop(running, DeadlineExceeded(late) if limit == seconds else RequestTimeout(slow))
+        """Cancel the running task at a limit, or look again; once the body has been read, watch for a disconnect."""
+        limit = self._limit(seconds)
+        if asyncio.get_running_loop().time() >= began + limit:
+            self._stop(running, partial(_too_late, limit, body=limit != seconds))
             return
-        if read:
+        if self._body_read and not self._watched:
+            self._watched = True
             self._watches.append(asyncio.create_task(self._watch(running)))
-        self._watches.append(loop.call_later(min(rest, DAY if read else LOOK), self._look, running, seconds, began))
+        self._look_later(running, seconds, began)
+
+    def _limit(self, seconds: float) -> float:
+        """Seconds from the beginning: those of the body until it has been read, and those of the request."""
+        return min(seconds, math.inf if self._body_read else self.middleware.settings.body_seconds)
 
     async def _watch(self, running: "asyncio.Task[object] | None") -> None:
         """Cancel the request when its client disconnects, so that its texts leave the queue."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._stop(running, ClientDisconnect())
+        self._stop(running, ClientDisconnect)
 
-    def _stop(self, running: "asyncio.Task[object] | None", reason: Exception) -> None:
+    def _stop(self, running: "asyncio.Task[object] | None", reason: Callable[[], Exception]) -> None:
         assert running is not None
         self._reason = reason
         running.cancel()
@@ -168,7 +179,9 @@ class _Exchange:
         if route is None:
             await self.middleware.app(self.scope, self.receive, self.send)
             return
-        self.scope["route"] = route  # which names the span
+        span = get_current_span()  # which FastAPI's router would name
+        span.update_name(f"{self.scope['method']} {route.path}")
+        span.set_attribute("http.route", route.path)
         response = await route.serve(Request(self.scope, self.receive))
         await response(self.scope, self.receive, self.send)
 
@@ -225,6 +238,14 @@ class _Exchange:
                 fields[name] = value
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
+
+
+def _too_late(seconds: float, *, body: bool) -> Exception:
+    if body:
+        return RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit")
+    return DeadlineExceeded(
+        f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
+    )
 
 
 def _deadline(scope: Scope, most: float) -> float:

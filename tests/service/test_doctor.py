@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_bundle import write_bundle
 
-from encoding.machine import processor
 from service.doctor import _gpu, _memory, _versions, main
-
-X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
-ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
 
 
 def facts(output: str) -> dict[str, str]:
@@ -46,27 +42,11 @@ def test_a_bundle_that_cannot_be_served_is_one_line(tmp_path: Path, capsys: pyte
         assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (X86, r"AMD EPYC 9B14 \(avx2, avx512f, avx512_vnni\)"),
-        (ARM, r".* \(asimddp, i8mm\)"),
-        ("", r".* \(no vector extensions known\)"),
-    ],
-)
-def test_a_processor_and_its_extensions(text: str, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(text)
-    assert re.fullmatch(expected, processor(tmp_path / "cpuinfo"))
-
-
-def test_a_processor_where_the_system_has_no_such_file(tmp_path: Path) -> None:
-    assert processor(tmp_path / "none").endswith("(no vector extensions known)")
-
-
 def test_the_memory_that_is_available(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 2097152 kB\n")
     assert re.fullmatch(r"\d+\.\d GiB, 2\.0 GiB of it available", _memory(tmp_path / "meminfo"))
     assert re.fullmatch(r"\d+\.\d GiB", _memory(tmp_path / "none"))
+    assert _memory(tmp_path / "none", 2**31).endswith(" GiB, 2.0 GiB allowed to this container")
 
 
 def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
-"""The CPUs a process may use, from made-up cgroup trees."""
+"""The CPUs a process may use, from made-up cgroup trees, and the name of the processor."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from encoding.machine import available_cpus
+from encoding.machine import available_cpus, memory_limit, processor
+
+X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
 
 
 @pytest.fixture(autouse=True)
@@ -56,5 +60,30 @@ def test_affinity_bounds_a_larger_quota(tmp_path: Path) -> None:
     assert cpus(tmp_path, "0::/\n") == 8
 
 
+def test_the_memory_limit_is_the_smallest_of_the_groups(tmp_path: Path) -> None:
+    write(tmp_path / "membership", "0::/a/b\n")
+    assert memory_limit(tmp_path, tmp_path / "membership") is None
+    write(tmp_path / "a/memory.max", "2147483648\n")
+    write(tmp_path / "a/b/memory.max", "max\n")
+    assert memory_limit(tmp_path, tmp_path / "membership") == 2**31
+
+
 def test_the_groups_of_this_process_are_read() -> None:
     assert 1 <= available_cpus() <= 8
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (X86, r"AMD EPYC 9B14 \(avx2, avx512f, avx512_vnni\)"),
+        (ARM, r".* \(asimddp, i8mm\)"),
+        ("", r".* \(no vector extensions known\)"),
+    ],
+)
+def test_a_processor_and_its_extensions(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert re.fullmatch(expected, processor(tmp_path / "cpuinfo"))
+
+
+def test_a_processor_where_the_system_has_no_such_file(tmp_path: Path) -> None:
+    assert processor(tmp_path / "none").endswith("(no vector extensions known)")
