@@ -57,6 +57,8 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
     with staging(out) as folder:
         shutil.copytree(path, folder, dirs_exist_ok=True)
         usage = write(encoder, folder, probes(config.max_tokens))
+        if run is None:
+            usage += " Its weights were read back from a graph; those of an int8 graph are rounded."
         for name in ("config.json", *TOKENIZER_FILES):
             shutil.copyfile(path / name, folder / name)
         card = ModelCard.load(folder / "README.md")

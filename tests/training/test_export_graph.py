@@ -19,7 +19,7 @@ from encoding.bundle import INPUTS, OUTPUT
 from training.errors import ExportError
 from training.export.calibration import observe, vocabulary_feeds
 from training.export.graph import fuse, halve, trace
-from training.export.layers import BITS, WRITABLE, Form, WrittenOut, coarse, one_row
+from training.export.layers import BITS, Form, WrittenOut, coarse, one_row
 from training.export.parity import difference, probes
 from training.export.quantise import (
     BLOCK,
@@ -38,6 +38,7 @@ from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head, HeadKind
+from training.model.pretrained import BERTS
 
 CASES = {
     "mask": ('This sentence of "[X]" means [MASK].', "mask", False),
@@ -71,7 +72,7 @@ def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEn
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", WRITABLE)
+@pytest.mark.parametrize("kind", BERTS)
 def test_the_layers_written_out_equal_the_encoders_own(
     kind: str, case: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -253,7 +254,7 @@ def test_int8_is_near_and_the_same_in_any_batch(family: str, request: pytest.Fix
     encoder, exact = traced(request.getfixturevalue(family), form="exact")
     model = int8(encoder, exact)
     kinds = [node.op_type for node in model.graph.node]
-    assert kinds.count("MatMulIntegerToFloat") == 6 + 2  # the last layer's keys and values
+    assert kinds.count("MatMulIntegerToFloat") == 4 + 1  # queries, keys and values are one
     assert kinds.count("QuantizeLinear") == 4 + 1  # one for queries, keys and values
     assert kinds.count("Gemm") == 4
     whole = quantise(exact, vocabulary_feeds(encoder.pooling.text_encoder))
@@ -406,8 +407,8 @@ def test_sums_of_coarse_numbers_do_not_depend_on_their_order(seed: int) -> None:
     query, key = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 64, 64)).astype(np.float32) * 1.5)
     fine = query @ key.T
     assert not torch.equal(fine, (query.double() @ key.T.double()).float())
-    query, key = coarse(query, BITS["query"]), coarse(key, BITS["key"])
-    assert torch.equal((query * 2 ** BITS["query"]).round(), query * 2 ** BITS["query"])
+    query, key = coarse(query, BITS["factor"]), coarse(key, BITS["factor"])
+    assert torch.equal((query * 2 ** BITS["factor"]).round(), query * 2 ** BITS["factor"])
     assert torch.equal((query @ key.T).double(), query.double() @ key.T.double())
 
 

@@ -22,7 +22,7 @@ from training.export.layers import one_row
 from training.export.parity import probes
 from training.export.quantise import WEIGHT_LEVELS, quantise
 from training.fit import main as fit
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SentenceEncoder, positions
 from training.model.graph_encoder import GraphEncoder
 from training.model.graph_weights import KEY, VALUE
 
@@ -78,8 +78,10 @@ def test_an_fp32_graph_has_all_weights(
     parent = request.getfixturevalue(family)
     encoder = random_encoder(parent, **config)
     bundle = write(encoder, parent, tmp_path / "bundle", {"fp32": trace(encoder, "rows")})
-    found, texts = SentenceEncoder.load(str(bundle)), probes(48)
+    found, texts = SentenceEncoder.load(str(bundle), max_tokens=48), probes(48)
     assert found.config == encoder.config
+    own = SentenceEncoder.load(str(bundle)).config.max_tokens  # not the service's limit
+    assert own == positions(encoder.backbone) > 48
     expected = encoder.embed(texts)
     np.testing.assert_allclose(found.embed(texts), expected, atol=1e-5 * np.abs(expected).max())
     state = found.state_dict()
@@ -89,7 +91,7 @@ def test_an_fp32_graph_has_all_weights(
 
 
 def test_an_int8_graph_has_the_weights_to_seven_bits(int8_bundle: Path, tiny_bert: Path) -> None:
-    encoder, found = random_encoder(tiny_bert, **MASK), SentenceEncoder.load(str(int8_bundle))
+    encoder, found = random_encoder(tiny_bert, **MASK), SentenceEncoder.load(str(int8_bundle), max_tokens=48)
     assert found.config == encoder.config
     texts = probes(48)
     graph = GraphEncoder.of(Bundle.load(int8_bundle), "int8").embed(texts)
@@ -133,7 +135,9 @@ def test_a_bundle_is_converted_without_its_run(int8_bundle: Path, tmp_path: Path
 def test_a_graph_that_cannot_be_read_is_named(tiny_bert: Path, int8_bundle: Path, tmp_path: Path) -> None:
     encoder = random_encoder(tiny_bert, **MEAN)
     fused = write(encoder, tiny_bert, tmp_path / "fused", {"fp32": fuse(trace(encoder, "fusible"), encoder)})
-    with pytest.raises(EncoderError, match=r"model\.onnx is not a BERT or a RoBERTa of 2 layers written out; give the"):
+    with pytest.raises(
+        EncoderError, match="fused has no graph from which weights can be read, which is one in fp32 or"
+    ):
         SentenceEncoder.load(str(fused))
     other = tmp_path / "other"
     shutil.copytree(int8_bundle, other)

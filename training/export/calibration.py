@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
+from onnxruntime import InferenceSession  # type: ignore[import-untyped]
 
 from encoding.text import TextEncoder
 from training.model.graph_encoder import session
 
-__all__ = ["Channels", "Feed", "observe", "vocabulary_feeds"]
+__all__ = ["Channels", "Feed", "observe", "shapes", "vocabulary_feeds"]
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens per text
 TEXTS: Final = 8  # of each length
@@ -41,10 +42,7 @@ def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
 
 def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Channels]:
     """The channels of the activations (..., k) called `names`."""
-    shown = ModelProto()
-    shown.CopyFrom(model)
-    shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
-    runner = session(shown.SerializeToString())
+    runner = _showing(model, names)
     channels: dict[str, Channels] = {}
     for first in range(0, len(feeds), TOGETHER):
         runs = [runner.run(names, dict(feed)) for feed in feeds[first : first + TOGETHER]]
@@ -55,3 +53,17 @@ def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> d
                 largest, products = np.maximum(channels[name].largest, largest), channels[name].products + products
             channels[name] = Channels(largest, products)
     return channels
+
+
+def shapes(model: ModelProto, names: Sequence[str], feed: Feed) -> dict[str, tuple[int, ...]]:
+    """The shapes of the activations called `names` for one batch."""
+    found = _showing(model, names).run(names, dict(feed)) if names else []  # no name means every output
+    return {name: array.shape for name, array in zip(names, found, strict=True)}
+
+
+def _showing(model: ModelProto, names: Sequence[str]) -> InferenceSession:
+    """A session of the model whose outputs include the activations called `names`."""
+    shown = ModelProto()
+    shown.CopyFrom(model)
+    shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names)
+    return session(shown.SerializeToString())

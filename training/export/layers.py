@@ -7,7 +7,9 @@ The last layer needs only keys and values of the other tokens. Three forms give 
   the same number to all scores of a query, which the softmax ignores, and that of the values passes through weights
   that sum to 1, so it is added to the next bias;
 - `exact`, the basis of int8: the same except for attention, which rounds on purpose and gives the same bits with every
-  vector extension of the CPU, as `training.export.quantise` needs it (docs/int8.md);
+  vector extension of the CPU, as `training.export.quantise` needs it (docs/int8.md). An operator costs a short text as
+  much as a token, so there are few: rows are (n·L, 1, d), as an instance norm takes them, and queries, keys and values
+  of the same rows are one product;
 - `fusible`, for GPUs: (n, L, d) everywhere, and attention in the parts that ONNX Runtime fuses.
 """
 
@@ -20,11 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from training.model.encoder import SentenceEncoder
+from training.model.pretrained import BERTS
 
 __all__ = [
     "BITS",
     "BLOCKED",
-    "WRITABLE",
     "Form",
     "WrittenOut",
     "coarse",
@@ -33,10 +35,8 @@ __all__ = [
     "writable",
 ]
 
-BITS: Final = {"query": 8, "key": 8, "score": 8, "weight": 9, "value": 8}  # behind the binary point, in attention
+BITS: Final = {"factor": 8, "score": 8, "weight": 9}  # behind the binary point, in attention
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
-
-WRITABLE: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
 
 Form = Literal["rows", "exact", "fusible"]
 
@@ -49,7 +49,7 @@ def layers_of(backbone: PreTrainedModel) -> Sequence[Any]:
 
 def writable(backbone: PreTrainedModel) -> bool:
     """Whether the backbone is a BERT or a RoBERTa."""
-    return backbone.config.model_type in WRITABLE
+    return backbone.config.model_type in BERTS
 
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
@@ -68,8 +68,14 @@ class WrittenOut(nn.Module):
         self.encoder = encoder
         self.form = form
         for number, layer in enumerate(layers_of(encoder.backbone) if form != "fusible" else ()):
-            dense, value = layer.attention.output.dense, layer.attention.self.value
-            self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ value.bias).detach())  # (d)
+            dense, attention = layer.attention.output.dense, layer.attention.self
+            self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ attention.value.bias).detach())  # (d)
+            if form == "exact":
+                others = [attention.key.weight, attention.value.weight]
+                bias = torch.cat([attention.query.bias, torch.zeros(2 * len(attention.query.bias))])
+                self.register_buffer(f"others_{number}", torch.cat(others).detach())  # (2d, d)
+                self.register_buffer(f"all_{number}", torch.cat([attention.query.weight, *others]).detach())  # (3d, d)
+                self.register_buffer(f"all_bias_{number}", bias.detach())  # (3d)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Token ids and their mask (n, L) -> vectors (n, d)."""
@@ -80,7 +86,7 @@ class WrittenOut(nn.Module):
         everywhere, layer = blocked, self._fusible_layer
         if self.form != "fusible":
             layer = self._rows_layer
-            states = states.flatten(0, 1)  # (n·L, d)
+            states = states.flatten(0, 1) if self.form == "rows" else states.view(n * length, 1, -1)
         if self.form == "rows":
             everywhere = blocked.expand(n, 1, length, length)
         last = len(layers_of(self.encoder.backbone)) - 1
@@ -120,49 +126,64 @@ class WrittenOut(nn.Module):
         return result
 
     def _rows_layer(self, number: int, queries: Tensor, states: Tensor, blocked: Tensor) -> Tensor:
-        """The same for queries (n·Q, d) and states (n·L, d)."""
+        """The same for queries (n·Q, d) and states (n·L, d), in the form `exact` (n·L, 1, d)."""
         layer = layers_of(self.encoder.backbone)[number]
         attention, output = layer.attention.self, layer.attention.output
         n, length = blocked.shape[0], blocked.shape[-1]
         width, heads = queries.shape[-1], int(attention.num_attention_heads)
-        query, key, value = attention.query(queries), states @ attention.key.weight.T, states @ attention.value.weight.T
         if self.form == "rows":
+            query, key = attention.query(queries), states @ attention.key.weight.T
+            value = states @ attention.value.weight.T
             parts = (query.view(n, -1, width), key.view(n, length, width), value.view(n, length, width))
             context, *_ = torch.onnx.ops.attention(*parts, blocked, q_num_heads=heads, kv_num_heads=heads)
         else:
-            context = exact_attention(query, key, value, blocked, heads)
+            context = exact_attention(*self._factors(number, queries, states, n), blocked)
         bias = self.get_buffer(f"bias_{number}")
-        dense = F.linear(context.view(queries.shape), output.dense.weight, bias)
+        dense = F.linear(context.reshape(queries.shape), output.dense.weight, bias)
         result: Tensor = layer.feed_forward_chunk(output.LayerNorm(dense + queries))
         return result
 
+    def _factors(self, number: int, queries: Tensor, states: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries (1, n, heads, Q, d / heads), keys and values (1, n, heads, L, d / heads) of the form `exact`."""
+        attention = layers_of(self.encoder.backbone)[number].attention.self
 
-def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, heads: int) -> Tensor:
-    """softmax(query keyᵀ / √d + blocked) value for each head, (n·Q, d) from queries (n·Q, d) and others (n·L, d).
+        def heads(rows: Tensor) -> Tensor:  # (n·L, 1, k·d) -> (k, n, heads, L, d / heads)
+            shape = (n, -1, rows.shape[-1] // queries.shape[-1], *attention_shape)
+            return coarse(rows, BITS["factor"]).view(shape).permute(2, 0, 3, 1, 4)
+
+        attention_shape = (int(attention.num_attention_heads), int(attention.attention_head_size))
+        if queries is states:
+            together = states @ self.get_buffer(f"all_{number}").T + self.get_buffer(f"all_bias_{number}")
+            query, key, value = heads(together).split(1)
+        else:
+            query = heads(attention.query(queries))
+            key, value = heads(states @ self.get_buffer(f"others_{number}").T).split(1)
+        return query, key, value
+
+
+def exact_attention(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor) -> Tensor:
+    """softmax(query keyᵀ / √(d / heads) + blocked) value for each head, (n·Q, d).
+
+    `query` (1, n, heads, Q, d / heads), `key` and `value` (1, n, heads, L, d / heads) are coarse.
 
     The factors of both products have so few bits that fp32 holds the sums exactly, in any order: for the scores while
     |query · key| is below 2^(24 - 16), for the context while the weighted sums are below 2^(24 - 17). The last bit of
     exp differs between CPUs, but for so few arguments it is the same after rounding. `FusedMatMul` reads the keys
     without a transposition and applies the scale.
     """
-    n, length, width = blocked.shape[0], blocked.shape[-1], key.shape[-1]
-    size = width // heads
-    query, key, value = (
-        coarse(rows, BITS[name]).view(n, -1, heads, size).transpose(1, 2)
-        for name, rows in (("query", query), ("key", key), ("value", value))
-    )
+    *batch, rows, size = query.shape
     scores = torch.onnx.ops.symbolic(
         "com.microsoft::FusedMatMul",
         (query, key),
         {"transB": 1, "alpha": size**-0.5},
         dtype=query.dtype,
-        shape=(n, heads, query.shape[2], length),
+        shape=(*batch, rows, key.shape[-2]),
         version=1,
     )
     scores = scores + (blocked + summand(BITS["score"]))  # rounds; the largest score subtracts it again
     weights = coarse(torch.exp(scores - scores.amax(-1, keepdim=True)), BITS["weight"])
     context = (weights @ value) / weights.sum(-1, keepdim=True)
-    return context.transpose(1, 2).reshape(-1, width)
+    return context.transpose(2, 3)
 
 
 def coarse(numbers: Tensor, bits: int) -> Tensor:

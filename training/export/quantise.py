@@ -14,7 +14,7 @@ norm becomes an instance norm, the only norm that is computed in the same way on
 `exact` of `training.export.layers`. docs/int8.md has the measurements.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from scipy.linalg import solve_triangular
 
-from training.export.calibration import Channels, Feed, observe
+from training.export.calibration import Channels, Feed, observe, shapes
 from training.export.tidy import tidy
 
 __all__ = ["WEIGHT_LEVELS", "channel_steps", "codes", "quantise"]
@@ -55,12 +55,18 @@ def quantise(model: ModelProto, feeds: Sequence[Feed], kept: Sequence[str] = ())
     quantised = ModelProto()
     quantised.CopyFrom(model)
     graph = quantised.graph
-    quantiser = _Quantiser(graph, kept)
+    quantiser = _Quantiser(graph, kept, _alone(model, feeds[0]))
     nodes, tensors = quantiser.run(observe(model, list(quantiser.products), feeds))
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
     del graph.node[:]
     graph.node.extend(nodes)
     return tidy(quantised)
+
+
+def _alone(model: ModelProto, feed: Feed) -> set[str]:
+    """What layer norms take whose shape is (rows, 1, d). A text has more than one token, template included."""
+    names = [node.input[0] for node in model.graph.node if node.op_type == NORM]
+    return {name for name, shape in shapes(model, names, feed).items() if shape[1:-1] == (1,)}
 
 
 def codes(matrix: NDArray[np.float32], levels: int, axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -111,8 +117,9 @@ def channel_steps(activations: NDArray[np.float32], weights: NDArray[np.float32]
 class _Quantiser:
     """Walks a graph once; activations that several products share are quantised once."""
 
-    def __init__(self, graph: GraphProto, kept: Sequence[str]) -> None:
+    def __init__(self, graph: GraphProto, kept: Sequence[str], alone: Container[str]) -> None:
         self.kept = kept
+        self.alone = alone  # activations (rows, 1, d)
         self.nodes = list(graph.node)
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         self.makers = {output: node for node in self.nodes for output in node.output}
@@ -127,6 +134,7 @@ class _Quantiser:
         self.norms = {name for name in map(self._origin, self.products) if self._operator(name) == NORM}
         self.fixed = [name for name in self.products if self._source(name) in (NORM, *CONTEXTS)]
         self.steps: dict[str, NDArray[np.float32]] = {}  # of the fixed ones, (k)
+        self.replaced: set[str] = set()  # sums that a product computes
         self.tensors: Tensors = {
             "rows.axis": np.array([-1], np.int64),
             "rows.tiny": np.array(TINY, np.float32),
@@ -142,17 +150,16 @@ class _Quantiser:
     def run(self, channels: dict[str, Channels]) -> tuple[list[NodeProto], Tensors]:
         """The nodes and new constants of the quantised graph, given the statistics of each product's activations."""
         nodes: list[NodeProto] = []
-        done: set[str] = set()  # activations that have codes, and outputs that a product replaces
+        coded: set[str] = set()  # activations
         for node in self.nodes:
-            if node.output[0] in done:
+            if node.output[0] in self.replaced:
                 continue
             if self._multiplies(node):
                 name = node.input[0]
-                if f"{name}.codes" not in done:
-                    done.add(f"{name}.codes")
+                if name not in coded:
+                    coded.add(name)
                     nodes += self._fixed(name, channels[name].largest) if name in self.fixed else self._by_row(name)
                 nodes += self._product(node, channels[name].products)
-                done.add(nodes[-1].output[0])
             elif node.output[0] in self.norms:
                 nodes += self._norm(node)
             elif node.op_type == "Gather" and node.input[0] in self.weights and node.input[1] == "input_ids":
@@ -188,17 +195,19 @@ class _Quantiser:
         return matrix.T if any(each.name == "transB" and each.i for each in node.attribute) else matrix
 
     def _norm(self, node: NodeProto) -> Iterator[NodeProto]:
-        """A layer norm of activations (..., d), each row as an instance of one channel."""
+        """A layer norm of activations (..., d), each row as an instance of one channel: (rows, 1, d)."""
         (states, gamma, *beta), [name] = node.input, node.output
         width = self.weights[gamma].dims[0]
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)
         self.tensors |= {"norm.one": np.ones(1, np.float32), "norm.zero": np.zeros(1, np.float32)}
-        self.tensors[f"norm.{width}"] = np.array([-1, 1, width], np.int64)
-        yield _node("Shape", [states], f"{name}.shape")
-        yield _node("Reshape", [states, f"norm.{width}"], f"{name}.rows")
-        instances = [f"{name}.rows", "norm.one", "norm.zero"]
-        yield _node("InstanceNormalization", instances, f"{name}.normal", epsilon=epsilon)
-        yield _node("Reshape", [f"{name}.normal", f"{name}.shape"], f"{name}.units")
+        rows, units = (states, f"{name}.units") if states in self.alone else (f"{name}.rows", f"{name}.normal")
+        if states not in self.alone:
+            self.tensors[f"norm.{width}"] = np.array([-1, 1, width], np.int64)
+            yield _node("Shape", [states], f"{name}.shape")
+            yield _node("Reshape", [states, f"norm.{width}"], rows)
+        yield _node("InstanceNormalization", [rows, "norm.one", "norm.zero"], units, epsilon=epsilon)
+        if states not in self.alone:
+            yield _node("Reshape", [units, f"{name}.shape"], f"{name}.units")
         yield _node("Mul", [f"{name}.units", gamma], f"{name}.scaled_units" if beta else name)
         if beta:
             yield _node("Add", [f"{name}.scaled_units", *beta], name)
@@ -245,7 +254,7 @@ class _Quantiser:
         scale = "one" if fixed else f"{rows}.largest"
         inputs = [f"{rows}.codes", f"{name}.codes", scale, f"{name}.scales", f"{kind}.zero", "weight.zero"]
         if fixed:
-            output, bias = self._with_summand(name, bias)
+            output, bias = self._with_summands(name, bias)
             yield _node("MatMulIntegerToFloat", [*inputs, *bias], output, domain=DOMAIN)
         elif bias:  # the row's scale would multiply the operator's own bias, so the bias is added later
             yield _node("MatMulIntegerToFloat", inputs, f"{name}.product", domain=DOMAIN)
@@ -253,15 +262,21 @@ class _Quantiser:
         else:
             yield _node("MatMulIntegerToFloat", inputs, name, domain=DOMAIN)
 
-    def _with_summand(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
-        """If only the addition of one constant reads a product: the output of that addition, and a bias for both."""
-        match self.readers.get(name):
-            case [add] if add.op_type == "Add" and add.input[1] in self.weights:
-                constants = [numpy_helper.to_array(self.weights[each]) for each in (*bias, add.input[1])]
-                summand = np.sum(np.broadcast_arrays(*constants), axis=0, dtype=np.float32)
-                self.tensors[f"{name}.bias"] = np.broadcast_to(summand, self.tensors[f"{name}.scales"].shape)
-                return add.output[0], [f"{name}.bias"]
-        return name, bias
+    def _with_summands(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
+        """If only additions of constants read a product: the output of the last of them, and a bias for all."""
+        output, constants = name, list(bias)
+        while len(readers := self.readers.get(output, [])) == 1:
+            [add] = readers
+            if add.op_type != "Add" or add.input[1] not in self.weights:
+                break
+            self.replaced.add(output := add.output[0])
+            constants.append(add.input[1])
+        if output == name:
+            return name, bias
+        arrays = np.broadcast_arrays(*(numpy_helper.to_array(self.weights[each]) for each in constants))
+        summand = np.sum(arrays, axis=0, dtype=np.float32)
+        self.tensors[f"{name}.bias"] = np.broadcast_to(summand, self.tensors[f"{name}.scales"].shape)
+        return output, [f"{name}.bias"]
 
     def _lookup(self, node: NodeProto) -> Iterator[NodeProto]:
         """table (n, d)[ids] as int8 rows times one scale per row."""

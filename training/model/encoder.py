@@ -25,7 +25,7 @@ from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
-from training.model.graph_weights import backbone_weights
+from training.model.graph_weights import ORIGIN, backbone_weights
 from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling, token_batches
 from training.model.pretrained import looks_local, quiet, word_embeddings
@@ -34,7 +34,7 @@ __all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
-LEAST_COSINE = 0.98  # between the vectors of an int8 graph and those of its weights
+LEAST_COSINES = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
 
@@ -80,12 +80,15 @@ class SentenceEncoder(nn.Module):
 
     @classmethod
     def _of_bundle(cls, bundle: Bundle, changes: Mapping[str, object]) -> Self:
-        """Read the weights back from a graph. Raises EncoderError, also if its canary texts get other vectors."""
+        """Read the weights back from a graph. Raises EncoderError, also if its canary texts get other vectors.
+
+        The bundle's `max_tokens` is the service's limit, not the encoder's.
+        """
         source, spec = str(bundle.path), bundle.spec
         with loading(source, "an encoder"):
             tokenizer = AutoTokenizer.from_pretrained(source)
             backbone = AutoModel.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
-        precision, weights = backbone_weights(bundle, int(backbone.config.num_hidden_layers))
+        precision, weights = backbone_weights(bundle, backbone.config)
         with loading(source, "an encoder"):
             missing = backbone.load_state_dict(weights, strict=False).missing_keys
         _check_complete(missing, source)
@@ -93,6 +96,7 @@ class SentenceEncoder(nn.Module):
         fields = spec.model_dump(include=set(EmbeddingConfig.model_fields))
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source)).eval()
         _check_canaries(encoder, bundle, precision)
+        del fields["max_tokens"]
         fields |= {key: value for key, value in changes.items() if value is not None}
         encoder.reconfigure(_config(fields, backbone, source))
         return encoder
@@ -291,17 +295,16 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
 
     Raises EncoderError.
     """
-    canaries = bundle.canaries
-    expected = np.array(canaries.vectors.get(precision, []) if canaries else [], dtype=np.float32)
-    found = encoder.embed(canaries.texts) if canaries else expected
-    least = 0.0
-    if expected.shape == found.shape and expected.size:
-        lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-        least = float(((found * expected).sum(1) / lengths).min())
-    if not least >= LEAST_COSINE:
+    if bundle.canaries is None:
+        raise EncoderError(f"{bundle.path} is of an older format without canary texts; {ORIGIN}")
+    expected = np.array(bundle.canaries.vectors[precision], dtype=np.float32)
+    found = encoder.embed(bundle.canaries.texts)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    least = float(((found * expected).sum(1) / lengths).min())
+    if not least >= LEAST_COSINES[precision]:
         raise EncoderError(
             f"{bundle.path}: the weights of its {precision} graph give other vectors than the graph (a cosine of "
-            f"{least:.3f}, at least {LEAST_COSINE} is expected); give the run or the encoder that it came from"
+            f"{least:.4f}, at least {LEAST_COSINES[precision]} is expected); {ORIGIN}"
         )
 
 

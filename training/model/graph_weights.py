@@ -6,7 +6,7 @@ the bias behind them (training/export/layers.py). Codes of int8 times their scal
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -14,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from onnx import NodeProto, numpy_helper
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from encoding.bundle import GRAPHS, Bundle, Precision
 from training.errors import EncoderError
+from training.model.pretrained import BERTS
 
-__all__ = ["backbone_weights"]
+__all__ = ["ORIGIN", "backbone_weights"]
 
+ORIGIN: Final = "give the run or the encoder that it came from"
 READABLE: Final[tuple[Precision, ...]] = ("fp32", "int8")  # in order of preference
 PREFIX: Final = "read.encoder.backbone."
 WORDS: Final = "embeddings.word_embeddings.weight"
@@ -33,24 +36,29 @@ QUERY, KEY, VALUE, DENSE, *_ = PARTS = (  # of a layer, in the order of their pr
     "output.dense",
 )
 
+ATTENTION: Final = (QUERY, KEY, VALUE)
+
 Arrays = dict[str, NDArray[Any]]
+_Product: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]  # a matrix (k, n) and a bias (n)
 
 
-def backbone_weights(bundle: Bundle, layers: int) -> tuple[Precision, dict[str, Tensor]]:
-    """The precision of a graph, and the state of its backbone of so many layers.
+def backbone_weights(bundle: Bundle, config: PretrainedConfig) -> tuple[Precision, dict[str, Tensor]]:
+    """The precision of a graph, and the state of its backbone, which has `config`.
 
     Raises EncoderError if the bundle has no graph that has all of it.
     """
-    advice = "give the run or the encoder that it came from"
-    precision = next((each for each in READABLE if each in bundle.precisions), None)
-    if precision is None:
-        raise EncoderError(f"{bundle.path} has no graph in fp32 or int8 to read weights from; {advice}")
-    try:
-        found = _Graph(bundle, precision).weights(layers)
-    except (KeyError, StopIteration) as error:
-        graph = bundle.path / GRAPHS[precision]
-        raise EncoderError(f"{graph} is not a BERT or a RoBERTa of {layers} layers written out; {advice}") from error
-    return precision, {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+    layers, failed = int(config.num_hidden_layers), None
+    for precision in (each for each in READABLE if each in bundle.precisions and config.model_type in BERTS):
+        try:
+            found = _Graph(bundle, precision).weights(layers)
+        except (KeyError, StopIteration, ValueError) as error:  # a fused or plain graph has other products
+            failed = error
+        else:
+            return precision, {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+    raise EncoderError(
+        f"{bundle.path} has no graph from which weights can be read, which is one in fp32 or int8 of a BERT or a "
+        f"RoBERTa as training.export writes it for the CPU; {ORIGIN}"
+    ) from failed
 
 
 class _Graph:
@@ -71,15 +79,18 @@ class _Graph:
             found[WORDS] = self._words()
         products = self._products()
         for number in range(layers):
+            together: list[_Product] = []  # what is left of a product for several parts of attention
             for part in PARTS:
                 name = f"encoder.layer.{number}.{part}"
                 if f"{name}.weight" not in found:
-                    matrix, bias = next(products)
+                    together = together or (_split(next(products)) if part in ATTENTION else [next(products)])
+                    matrix, bias = together.pop(0)
                     found = {f"{name}.bias": bias} | found | {f"{name}.weight": matrix.T}
             for part in (KEY, VALUE):
                 name = f"encoder.layer.{number}.{part}"
-                found[f"{name}.bias"] = np.zeros(len(found[f"{name}.weight"]))
-            found[f"encoder.layer.{number}.{DENSE}.bias"] = self.arrays[f"read.bias_{number}"]
+                found.setdefault(f"{name}.bias", np.zeros(len(found[f"{name}.weight"])))
+            if (joined := f"read.bias_{number}") in self.arrays:
+                found[f"encoder.layer.{number}.{DENSE}.bias"] = self.arrays[joined]
         return found
 
     def _words(self) -> NDArray[np.float32]:
@@ -87,7 +98,7 @@ class _Graph:
         codes, scales = (self.arrays[node.input[0]] for node in self.nodes if node.input[1:] == ["input_ids"])
         return codes * scales
 
-    def _products(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    def _products(self) -> Iterator[_Product]:
         """The matrix (k, n) and the bias (n) of each product with a constant that has no name of the backbone."""
         for node in self.nodes:
             matrix = node.input[1] if len(node.input) > 1 else ""
@@ -97,7 +108,7 @@ class _Graph:
                 elif node.op_type in ("MatMul", "Gemm"):
                     yield self.arrays[matrix], np.zeros(self.arrays[matrix].shape[1], np.float32)
 
-    def _decoded(self, node: NodeProto) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _decoded(self, node: NodeProto) -> _Product:
         """codes · scales, for activations that are codes times a step: one for each channel, or one for all."""
         rows, codes, _, scales, _, _, *bias = node.input
         quantise = self.makers[rows]
@@ -114,3 +125,12 @@ class _Graph:
         found: NDArray[np.float32] = self.arrays[bias[0]] if bias else np.zeros_like(self.arrays[node.input[3]])
         reader = self.readers[node.output[0]]
         return found - self.arrays[reader.input[1]] if reader.op_type == "Sub" else found
+
+
+def _split(product: _Product) -> list[_Product]:
+    """The parts of attention in one product (d, parts·d). Raises ValueError for a product of another shape."""
+    matrix, bias = product
+    parts, rest = divmod(matrix.shape[1], matrix.shape[0])
+    if rest or not parts:
+        raise ValueError(f"{matrix.shape} is not a product of attention")
+    return list(zip(np.split(matrix, parts, axis=1), np.split(bias, parts), strict=True))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import torch
 import transformers
@@ -10,7 +11,9 @@ from huggingface_hub.utils import logging as hub_logging
 from torch import nn
 from transformers import PreTrainedModel
 
-__all__ = ["fastest_device", "looks_local", "quiet", "word_embeddings"]
+__all__ = ["BERTS", "fastest_device", "looks_local", "quiet", "word_embeddings"]
+
+BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
 
 
 def fastest_device() -> torch.device:
