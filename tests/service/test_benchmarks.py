@@ -96,9 +96,7 @@ def test_the_client_gets_each_answer_whole_and_in_order(serve: Serve, bundle: Pa
     assert rows[0] != rows[1]
 
 
-def test_the_machine_is_reported() -> None:
-    assert machine.threads() >= 1
-    assert "(" in machine.processor()
+def test_the_versions_are_those_of_what_is_installed() -> None:
     assert machine.versions(["numpy", "no-such-package"]).keys() == {"numpy"}
 
 
