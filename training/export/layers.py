@@ -7,9 +7,9 @@ The last layer needs only keys and values of the other tokens. Three forms give 
   the same number to all scores of a query, which the softmax ignores, and that of the values passes through weights
   that sum to 1, so it is added to the next bias;
 - `exact`, the basis of int8: the same except for attention, which rounds on purpose and gives the same bits with every
-  vector extension of the CPU, as `training.export.quantise` needs it (docs/int8.md). An operator costs a short text as
-  much as a token, so there are few: rows are (n·L, 1, d), as an instance norm takes them, and queries, keys and values
-  of the same rows are one product;
+  vector extension of the CPU, as `training.export.quantise` needs it (docs/int8.md). A short text
+  costs as much for its operators as for its tokens, so there are few operators: rows are (n·L, 1, d), as an instance
+  norm takes them, and queries, keys and values of the same rows are one product;
 - `fusible`, for GPUs: (n, L, d) everywhere, and attention in the parts that ONNX Runtime fuses.
 """
 
