@@ -31,8 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from encoding.machine import available_cpus, processor
-from training.evaluate.machine import versions
+from encoding.machine import available_cpus, processor, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "gpu.json"
 PACKAGES: Final = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "sentence-transformers", "tokenizers")

@@ -18,12 +18,11 @@ from typing import Any
 import onnxruntime as ort
 
 from encoding.bundle import Bundle
-from encoding.machine import available_cpus, processor
+from encoding.machine import available_cpus, processor, versions
 from encoding.text import Batch, TextEncoder
 from service.inference.threads import share_threads
 from training.data.scored_pairs import load_pairs
 from training.data.search_collection import find_collections, load_collection
-from training.evaluate.machine import versions
 from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, trace
 from training.export.layers import one_row

@@ -26,8 +26,7 @@ import psutil
 from benchmarks.peers import Server
 from benchmarks.ray_cluster import HANGING, ROOT, Nodes, load
 from benchmarks.serving import Workload, ask, workloads
-from encoding.machine import processor
-from training.evaluate.machine import versions
+from encoding.machine import processor, versions
 
 CONNECTIONS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 ROUNDS: Final = 3

@@ -33,10 +33,9 @@ import psutil
 import pyarrow.parquet as pq
 
 from encoding.bundle import Bundle
-from encoding.machine import available_cpus, processor
+from encoding.machine import available_cpus, processor, versions
 from service.inference.session import Session
 from service.inference.threads import share_threads
-from training.evaluate.machine import versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU

@@ -36,8 +36,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import Books, Known, Mix, client, sentences
 from encoding.bundle import SPEC_FILE
-from encoding.machine import available_cpus, processor
-from training.evaluate.machine import versions
+from encoding.machine import available_cpus, processor, versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")

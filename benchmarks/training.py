@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from encoding.machine import available_cpus, processor
-from training.evaluate.machine import versions
+from encoding.machine import available_cpus, processor, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "training.json"
 PACKAGES: Final = ("torch", "transformers", "sentence-transformers")

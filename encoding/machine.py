@@ -1,12 +1,13 @@
-"""The machine: its processor, and how many CPUs this process may use, by affinity and cgroup quotas (v1 and v2)."""
+"""The machine: processor, packages, and the CPUs and memory of this process, by affinity and cgroup limits."""
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "memory_limit", "processor"]
+__all__ = ["available_cpus", "memory_limit", "processor", "versions"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -33,6 +34,17 @@ def memory_limit(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | N
     """Return the bytes that the process's cgroups (v2) allow; None where they set no limit."""
     texts = (_read(group / "memory.max").strip() for group in _groups(root, membership))
     return min((int(text) for text in texts if text.isdecimal()), default=None)
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:

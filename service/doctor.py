@@ -9,7 +9,6 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from encoding.bundle import Bundle
 from encoding.command import program, run
-from encoding.machine import available_cpus, memory_limit, processor
+from encoding.machine import available_cpus, memory_limit, processor, versions
 from encoding.options import Command
 from service import VERSION
 from service.inference.session import Session
@@ -81,13 +80,7 @@ def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> s
 
 
 def _versions(packages: Sequence[str]) -> str:
-    found = []
-    for name in packages:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found) or "none is installed"
+    return ", ".join(f"{name} {number}" for name, number in versions(packages).items()) or "none is installed"
 
 
 def _gpu(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> str:

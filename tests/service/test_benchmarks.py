@@ -16,7 +16,7 @@ from harness import Serve
 from benchmarks import gpu, serving, serving_report, training
 from benchmarks.peers import Server
 from benchmarks.serving import Workload
-from training.evaluate import machine
+from encoding.machine import versions
 
 WORK = ("short, 1 per request", "mixed, 32 per request", "long, 8 per request")
 SPEEDS = {"Cloze, int8": 300.0, "Cloze, fp32": 200.0, "infinity, torch": 100.0, "infinity, ONNX": 50.0}
@@ -97,7 +97,7 @@ def test_the_client_gets_each_answer_whole_and_in_order(serve: Serve, bundle: Pa
 
 
 def test_the_versions_are_those_of_what_is_installed() -> None:
-    assert machine.versions(["numpy", "no-such-package"]).keys() == {"numpy"}
+    assert versions(["numpy", "no-such-package"]).keys() == {"numpy"}
 
 
 def test_the_training_table() -> None:

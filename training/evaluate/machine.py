@@ -1,12 +1,11 @@
-"""What a figure was measured with: a note of the machine, the package versions, and the memory that it took."""
+"""What a figure was measured with: a note of the machine, and the memory that it took."""
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["machine_note", "peak_memory", "versions"]
+__all__ = ["machine_note", "peak_memory"]
 
 
 def peak_memory() -> int | None:
@@ -31,14 +30,3 @@ def machine_note(models: Iterable[str], machines: Mapping[str, str]) -> str:
         return f"Machine: {next(iter(found))}."
     each = (f"{' and '.join(names)} on {machine}" for machine, names in found.items())
     return f"Machines: {'; '.join(each)}."
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of the packages that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
