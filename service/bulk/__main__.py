@@ -47,6 +47,9 @@ class BulkCommand(Command):
     dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
     normalize: bool = Field(True, description="Give each vector length 1")
     auto_truncate: bool = Field(True, description="Truncate texts that are too long; else they have no vector")
+    chunk_tokens: int | None = Field(
+        None, ge=1, description="Give a longer text the mean of the vectors of chunks of at most so many tokens"
+    )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
     address: str | None = Field(None, description="Ray cluster, as ray://HOST:10001 or auto; else this machine alone")
@@ -100,13 +103,13 @@ def _embed(options: BulkCommand) -> int:
 
 def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":
     """Check all that can be checked before anything is written and Ray starts."""
-    from service.bulk.embed import check_dimensions, text_encoder
+    from service.bulk.embed import check_chunks, check_dimensions, text_encoder
     from service.bulk.output import Output
     from service.bulk.source import Source
 
     bundle = Bundle.load(options.bundle)
     check_dimensions(options.dimensions, bundle)
-    text_encoder(options.prompt_name, bundle)
+    check_chunks(options.chunk_tokens, text_encoder(options.prompt_name, bundle))
     if options.precision != "auto":
         bundle.graph(options.precision)
     source = Source.find(
@@ -127,6 +130,7 @@ def _vectors(options: BulkCommand) -> dict[str, Any]:
         "dimensions": options.dimensions,
         "normalize": options.normalize,
         "truncate": options.auto_truncate,
+        "chunk_tokens": options.chunk_tokens,
     }
 
 

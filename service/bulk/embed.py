@@ -11,13 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from encoding.bundle import Bundle
+from encoding.chunks import chunked
 from encoding.errors import OptionError, TextError
 from encoding.text import TextEncoder, Tokens
 from service.errors import BackendFailed
 from service.inference.model import MAX_TEXT_CHARACTERS
 from service.inference.session import Session
 from service.inference.threads import share_threads
-from service.inference.vectors import Array, Format, finish, pack
+from service.inference.vectors import Array, Format, chunk_means, finish, pack
 from service.settings import PrecisionChoice, ProviderChoice
 
 Dtype = Literal["float32", "float16", "int8", "binary"]
@@ -62,19 +63,22 @@ class Embed:
         dimensions: int | None = None,
         normalize: bool = True,
         truncate: bool = True,
+        chunk_tokens: int | None = None,
         precision: PrecisionChoice = "auto",
         provider: ProviderChoice = "auto",
         threads: int = 0,
     ) -> None:
         """Load the bundle. `threads` run the graph on the CPU; 0 takes the available CPUs.
 
-        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. Raises BundleError,
-        SessionError, and OptionError where the bundle has fewer dimensions or no such template.
+        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. With `chunk_tokens`, a
+        text of more tokens has the mean of the vectors of chunks of at most as many. Raises BundleError,
+        SessionError, and OptionError where the bundle has fewer dimensions, no such template or no room for a chunk.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
         self.bundle = Bundle.load(bundle)
         check_dimensions(dimensions, self.bundle)
         self._text_encoder = text_encoder(prompt_name, self.bundle)
+        check_chunks(chunk_tokens, self._text_encoder)
         shared = share_threads(threads)
         self.session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
         self.text_column = text_column
@@ -82,6 +86,7 @@ class Embed:
         self.dimensions = dimensions
         self.normalize = normalize
         self.truncate = truncate
+        self.chunk_tokens = chunk_tokens
         on_cpu = self.session.provider == "cpu"
         self._graphs: Executor = ThreadPoolExecutor(shared.batches if on_cpu else 1)
         self._tokenizers = self._graphs if on_cpu else ThreadPoolExecutor(shared.batches * shared.per_batch)
@@ -107,18 +112,37 @@ class Embed:
         """Embed every text; bytes are UTF-8. Equal texts are embedded once."""
         rows, errors = _distinct(texts)
         distinct = list(rows)
-        tokens, refused = self._tokenize(distinct)
+        parts, owners = self._parts(distinct)
+        tokens, refused = self._tokenize(parts)
         vectors, failed = self._run(tokens)
-        places = np.zeros(len(texts), dtype=np.int64)  # of each text's vector; the last one is zeros
-        places[list(errors)] = len(distinct)
+        for part, reason in (failed | refused).items():
+            errors |= dict.fromkeys(rows[distinct[owners[part]]], reason)
+        lengths = np.zeros(len(distinct) + 1, dtype=np.int32)
+        np.add.at(lengths, owners, [len(each.ids) for each in tokens])
+        cut = np.zeros(len(distinct) + 1, dtype=np.bool_)
+        np.logical_or.at(cut, owners, [each.cut > 0 for each in tokens])
+        places = np.full(len(texts), len(distinct))  # of each text's vector; the last one is zeros
         for place, text in enumerate(distinct):
-            reason = refused.get(place) or failed.get(place)
-            if reason is not None:
-                errors |= dict.fromkeys(rows[text], reason)
             places[rows[text]] = place
-        lengths = np.array([*(len(each.ids) for each in tokens), 0], dtype=np.int32)
-        cut = np.array([*(each.cut > 0 for each in tokens), False])
-        return Embedded(self._finish(vectors)[places], lengths[places], cut[places], errors)
+        if self.chunk_tokens is not None:
+            vectors = chunk_means(vectors, [*owners, len(distinct)], [*map(len, parts), 1])
+        finished = self._finish(vectors)[places]
+        finished[list(errors)] = 0
+        return Embedded(finished, lengths[places], cut[places], errors)
+
+    def _parts(self, texts: list[str]) -> tuple[list[str], list[int]]:
+        """Return the chunks of all texts, or the texts where none are asked for, and the index of each one's text."""
+        if self.chunk_tokens is None:
+            return texts, list(range(len(texts)))
+        found = list(self._tokenizers.map(self._chunks, texts))
+        return [part for parts in found for part in parts], [text for text, parts in enumerate(found) for _ in parts]
+
+    def _chunks(self, text: str) -> list[str]:
+        assert self.chunk_tokens is not None
+        try:
+            return [text[chunk.start : chunk.stop] for chunk in chunked(self._text_encoder, text, self.chunk_tokens)]
+        except TextError:
+            return [text]  # which is refused, with the reason, when it is encoded
 
     def _tokenize(self, texts: list[str]) -> tuple[list[Tokens], dict[int, str]]:
         """Return the tokens of each text, none for a text that was refused, and the reasons by index."""
@@ -169,6 +193,12 @@ def check_dimensions(dimensions: int | None, bundle: Bundle) -> None:
     most = bundle.spec.dimension
     if dimensions is not None and not 1 <= dimensions <= most:
         raise OptionError(f"dimensions is {dimensions}; {bundle.name} has {most}: ask for 1 to {most}")
+
+
+def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
+    """Raise OptionError where chunks of so many tokens do not fit into the template."""
+    if tokens is not None and not 1 <= tokens <= encoder.text_tokens:
+        raise OptionError(f"chunk_tokens is {tokens}; 1 to {encoder.text_tokens} tokens fit into the template")
 
 
 def text_encoder(prompt_name: str | None, bundle: Bundle) -> TextEncoder:

@@ -25,7 +25,7 @@ from service.http.request import (
 )
 from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
 from service.inference.model import Embeddings, Inputs, Model, Part
-from service.inference.vectors import Raw, finish, rows, to_bytes, to_json
+from service.inference.vectors import Raw, chunk_means, finish, rows, to_bytes, to_json
 from service.routes import EMBED
 
 BYTES: Final = "application/octet-stream"
@@ -84,9 +84,7 @@ async def embed_chunks(
         vectors = np.stack(found.rows)
         kind = body.encoding_format or "float"
         if chunking.mean:
-            units = finish(vectors, normalize=True)
-            ends = np.cumsum([len(each) for each in chunks])
-            vectors = np.stack([part.mean(axis=0) for part in np.split(units, ends[:-1])])
+            vectors = chunk_means(vectors, owners, list(map(len, parts)))
         vectors = finish(vectors, normalize=body.normalize, dimensions=body.dimensions)
         return to_json(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
 

@@ -41,7 +41,9 @@ class Chunking(_Body):
     overlap: int = Field(
         0, ge=0, description="Tokens that a chunk shares with the one before, at most half of `tokens`"
     )
-    mean: bool = Field(False, description="One vector for each text: the mean of its chunks' vectors of length 1")
+    mean: bool = Field(
+        False, description="One vector for each text: the mean of its chunks' unit vectors, weighted by characters"
+    )
 
 
 class ChunkRow(BaseModel):

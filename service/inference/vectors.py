@@ -10,7 +10,7 @@ As bytes the rows follow each other in the same numbers, little-endian; float an
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -42,6 +42,17 @@ def finish(vectors: Vectors, *, normalize: bool, dimensions: int | None = None) 
     """Cut to the first `dimensions`, then give each row length 1; a row of zeros stays as it is."""
     cut = vectors[:, :dimensions]
     return _units(cut).astype(np.float32) if normalize else np.ascontiguousarray(cut)
+
+
+def chunk_means(vectors: Vectors, owners: Sequence[int], lengths: Sequence[int]) -> Vectors:
+    """For each text the mean of its chunks' unit vectors, weighted by their lengths, (texts, d).
+
+    `owners` has the text of each row, in ascending order, and `lengths` the characters of its chunk.
+    """
+    weights = np.maximum(lengths, 1).astype(np.float32)[:, None]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    sums = np.add.reduceat(finish(vectors, normalize=True) * weights, starts, axis=0)
+    return (sums / np.add.reduceat(weights, starts, axis=0)).astype(np.float32)
 
 
 def cosines(vectors: Vectors) -> NDArray[np.float64]:

@@ -66,6 +66,30 @@ async def test_vectors_are_those_of_the_service(bundle: Path, dtype: Any, asked:
     np.testing.assert_array_equal(np.asarray(column.flatten()).astype(kind).reshape(rows, width), served)
 
 
+async def test_means_of_chunks_are_those_of_the_service(bundle: Path) -> None:
+    found = Embed(bundle, threads=2, chunk_tokens=5).embed(TEXTS)
+    async with open_client(create_app(Settings(bundle=bundle, provider="cpu", threads=1))) as http:
+        response = await http.post("/embed", json={"inputs": TEXTS, "chunk": {"tokens": 5, "mean": True}})
+    np.testing.assert_allclose(found.vectors, response.json(), atol=1e-6)
+    whole = Embed(bundle, threads=2).embed(TEXTS)
+    assert not np.allclose(found.vectors[5], whole.vectors[5], atol=1e-3)  # the long text, which is not truncated
+    assert whole.truncated.tolist() == [place == 5 for place in range(len(TEXTS))]
+    assert not found.truncated.any()
+
+
+def test_a_chunk_that_fails_costs_its_text_alone(bundle: Path) -> None:
+    found = Embed(bundle, threads=2, chunk_tokens=5).embed(["dogs " * 20 + "poison", "a man " * 9])
+    assert list(found.errors) == [0]
+    assert not found.vectors[0].any()
+    assert found.vectors[1].any()
+
+
+@pytest.mark.parametrize("tokens", [0, 23])
+def test_chunks_that_do_not_fit(bundle: Path, tokens: int) -> None:
+    with pytest.raises(OptionError, match=f"chunk_tokens is {tokens}; 1 to 22 tokens fit into the template"):
+        Embed(bundle, chunk_tokens=tokens)
+
+
 def test_the_metadata_tells_the_space(bundle: Path, tmp_path: Path) -> None:
     found = Embed(bundle, threads=1)(table(["a man"]).replace_schema_metadata({"kept": "yes"}))
     space = Bundle.load(bundle).spec.space.encode()

@@ -33,11 +33,12 @@ async def test_each_chunk_has_its_place_and_the_vector_of_its_text(both: httpx.A
         np.testing.assert_allclose([chunk["embedding"] for chunk in chunks], alone, atol=1e-6)
 
 
-async def test_the_mean_is_of_vectors_of_length_1(both: httpx.AsyncClient) -> None:
+async def test_the_mean_is_of_vectors_of_length_1_weighted_by_characters(both: httpx.AsyncClient) -> None:
     chunks = await ask(both, inputs=TEXTS, chunk={"tokens": 10, "overlap": 3})
     means = await ask(both, inputs=TEXTS, chunk={"tokens": 10, "overlap": 3, "mean": True})
     for row, each in zip(means, chunks, strict=True):
-        mean = np.mean([chunk["embedding"] for chunk in each], axis=0)
+        lengths = [chunk["stop"] - chunk["start"] for chunk in each]
+        mean = np.average([chunk["embedding"] for chunk in each], axis=0, weights=lengths if any(lengths) else None)
         np.testing.assert_allclose(row, mean / np.linalg.norm(mean), atol=1e-6)
     short = await ask(both, inputs="two dogs", chunk={"mean": True}, dimensions=4, normalize=False)
     expected = vector(sequence("two dogs"))
