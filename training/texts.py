@@ -23,15 +23,18 @@ from encoding.command import program, run
 from encoding.options import Command
 from training.data.corpus import read_corpus
 from training.errors import CorpusError, RunError
-from training.methods.parts.student_texts import as_sentence, query_of
 
-__all__ = ["main"]
+__all__ = ["main", "query_of", "words_of"]
 
 Count = Annotated[int, Field(ge=0)]
 BLOCK: Final = 40  # consecutive sentences; texts are made inside one block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
 FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
 FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
+QUERY_WORDS: Final = 9  # of a query, at most
+QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
+BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
+QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -43,9 +46,9 @@ class TextsOptions(Command):
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of consecutive sentences, such as articles, one per line"
     )
-    sentences: Count = Field(200_000, description="sentences to train on")
-    passages: Count = Field(25_000, description="passages of 50 to 400 words to train on")
-    queries: Count = Field(80_000, description="queries to train on, a few words of a sentence")
+    sentences: Count = Field(160_000, description="sentences to train on")
+    passages: Count = Field(20_000, description="passages of 50 to 400 words to train on")
+    queries: Count = Field(120_000, description="queries to train on, a few words of a sentence")
     held_out: Count = Field(10_000, description="passages of the collection that is kept out of training")
     held_out_queries: Count = Field(2_000, description="its queries")
     exclude: CliVariadicArg[list[Path]] = Field(
@@ -72,11 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     texts = list(_made(blocks, wanted, set(excluded), chance))
     chance.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
-    _write(
-        options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": as_sentence(text)} for kind, text in texts)
-    )
     if collection:
         _write_collection(options.out / "inverse-cloze", collection)
+    _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": words_of(text)} for kind, text in texts))
     counts = Counter(kind for kind, _ in texts)
     made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
     held_out = f"{len(collection):,} passages held out; without {len(excluded):,} excluded texts"
@@ -173,6 +174,24 @@ def _length(block: Sequence[str], chance: random.Random) -> int:
         if words >= wanted:
             return number + 1
     return len(block) if words >= least else 0
+
+
+def words_of(text: str) -> str:
+    """The words without punctuation, which carries little of the meaning but moves a vector, and a period."""
+    words = " ".join(re.findall(r"\w+", text)) or text
+    return f"{words}."
+
+
+def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
+    """A few consecutive words, `fewest` at least, as someone would type them."""
+    words = sentence.split()
+    count = chance.randint(fewest, QUERY_WORDS)
+    first = chance.randrange(max(1, len(words) - count))
+    query = " ".join(words[first : first + count])
+    form = chance.random()
+    if form < QUESTION_SHARE:
+        return f"{chance.choice(QUESTIONS)} {query}{chance.choice(('', '?', '?'))}"
+    return query.strip(" .,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
 
 
 def _digest(text: str) -> int:

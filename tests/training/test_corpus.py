@@ -131,7 +131,7 @@ def test_samples_and_held_out_rows_are_those_of_a_list(tmp_path: Path) -> None:
     assert list(corpus.rows) == listed
     in_memory = Corpus(rows=listed)
     for each in (corpus, in_memory):
-        each.hold_out(40, 4, seed=1)
+        each.hold_out(40, seed=1)
     assert list(corpus.rows) == list(in_memory.rows)
     assert corpus.held_out == in_memory.held_out
 
@@ -141,7 +141,7 @@ def test_each_row_knows_its_file(tmp_path: Path) -> None:
     corpus = read_corpus(paths[:1] + paths[2:])
     assert corpus.files().tolist() == [0] * 5 + [1] * 7
     corpus = read_corpus(paths, sample=6, seed=3)
-    corpus.hold_out(2, 1, seed=0)
+    corpus.hold_out(2, seed=0)
     assert [{"a": 0, "c": 2}[text] for (text,) in corpus.rows] == corpus.files().tolist()
 
 

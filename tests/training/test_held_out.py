@@ -57,7 +57,7 @@ def any_objective(name: str, masked: Path) -> Objective:
     keys = {"encoder": [str(masked)], "corpus": ["unused.txt"], "batch_size": ["5"]}
     keys |= {
         "diffcse": {"generator": [str(masked)]},
-        "distill": {"teacher": [str(masked)], "neighbours": ["5"], "max_tokens": ["40"]},
+        "distill": {"teacher": [str(masked)], "pooling": ["cls"], "max_tokens": ["40"]},
         "mlm": {"max_tokens": ["40"]},
     }[name]
     recipe = load_recipe(name, keys)
@@ -101,22 +101,17 @@ def test_a_single_text_is_aligned_with_itself_under_dropout(masked: Path) -> Non
     assert HeldOut(ROWS, 0).figures(build("simcse", masked))["alignment"] > 0
 
 
-def test_rows_are_drawn_by_the_seed_in_whole_runs() -> None:
-    def drawn(run: int, seed: int) -> Corpus:
+def test_rows_are_drawn_by_the_seed() -> None:
+    def drawn(seed: int) -> Corpus:
         corpus = Corpus([(str(number),) for number in range(1003)])
-        corpus.hold_out(100, run, seed)
+        corpus.hold_out(100, seed)
         return corpus
 
-    one, same, other = drawn(1, 5), drawn(1, 5), drawn(1, 6)
+    one, same, other = drawn(5), drawn(5), drawn(6)
     assert one.held_out == same.held_out != other.held_out
     assert len(one.held_out) == 100
     assert sorted([*one.rows, *one.held_out]) == sorted((str(number),) for number in range(1003))
-    runs = drawn(4, 5)
-    places = [int(text) for (text,) in runs.held_out]
-    assert places == [start + step for start in places[::4] for step in range(4)]
-    left = [int(text) for (text,) in runs.rows]
-    assert all(left[at + 3] == left[at] + 3 for at in range(0, 900, 4))
-    assert str(runs).endswith("; held out: 100")
+    assert str(one).endswith("; held out: 100")
 
 
 def test_without_dev_data_a_share_of_the_corpus_chooses(
@@ -194,7 +189,6 @@ def test_two_processes_find_the_losses_of_one(steady: dict[str, list[str]], tmp_
         ("--held-out 100", "604 rows from 1 files; left out: 0 empty, 0 by length; held out: 100\n"),
         ("--sentences 600", "600 rows from 1 files; left out: 0 empty, 0 by length\n"),
         ("--batch-size 704", "704 rows from 1 files; left out: 0 empty, 0 by length\n"),
-        ("--neighbours 8", "672 rows from 1 files; left out: 0 empty, 0 by length; held out: 32\n"),
     ],
 )
 def test_how_many_rows_are_held_out(
@@ -212,7 +206,6 @@ def test_how_many_rows_are_held_out(
             "held_out is 5,000 and the corpus has 704 rows, of which a batch of 16 has to stay; write 688",
         ),
         ("--held-out 1", "held_out is 1 and a loss needs 2 rows or more; raise it, or write 0"),
-        ("--held-out 6 --neighbours 8", "held_out is 6 and a loss needs 8 rows or more"),
         ("--held-out -1", "--held-out is '-1': input should be greater than or equal to 0"),
         ("--held-out 0 --patience 2", "patience is 2 and counts evaluations, of which there are none"),
     ],

@@ -56,7 +56,6 @@ def test_the_method_sees_no_text_twice_and_a_resumed_run_is_the_same(
     ("words", "message"),
     [
         ({"group_by_length": True}, "no_duplicates and group_by_length order the corpus in two ways; choose one"),
-        ({"neighbours": 4}, "no_duplicates and neighbours order the corpus in two ways; choose one"),
         ({"weights": [1]}, "no_duplicates and weights order the corpus in two ways; choose one"),
         (
             {"batch_size": 12, "encoder": "./nowhere"},

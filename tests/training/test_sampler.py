@@ -12,7 +12,6 @@ from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from training.data.sampler import (
     DistinctSampler,
     LengthGroupedSampler,
-    NeighbourSampler,
     RandomSampler,
     WeightedSampler,
 )
@@ -57,7 +56,6 @@ def test_the_orders_of_this_version_stay() -> None:
     "sampler",
     [
         lambda seed: LengthGroupedSampler(LENGTHS, 4, seed),
-        lambda seed: NeighbourSampler(203, 8, seed),
         lambda seed: DistinctSampler(pairs(203, 100), 4, seed),
         lambda seed: WeightedSampler(FILES, (1, 1, 2), seed),
     ],
@@ -93,20 +91,6 @@ def test_the_order_is_that_of_seed_and_epoch(epoch: int) -> None:
 
 def batches(order: list[int]) -> list[list[int]]:
     return [[LENGTHS[index] for index in order[start : start + 4]] for start in range(0, 200, 4)]
-
-
-def test_neighbours_stay_together_in_runs_of_random_order() -> None:
-    order = list(NeighbourSampler(203, 8, seed=0))
-    assert sorted(order) == list(range(203))
-    starts = [index for index in order if index % 8 == 0]
-    assert starts != sorted(starts)
-    for start in starts:
-        place = order.index(start)
-        run = order[place : place + 8]
-        assert run[: min(8, 203 - start)] == list(range(start, min(203, start + 8)))
-    other = NeighbourSampler(203, 8, seed=0)
-    other.set_epoch(1)
-    assert list(other) != order == list(NeighbourSampler(203, 8, seed=0))
 
 
 def pairs(count: int, texts: int) -> list[tuple[str, str]]:

@@ -27,7 +27,6 @@ from training.model.encoder import SentenceEncoder
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar"]
 TEXTS = [f"The {a} and the {b} run over the field." for a in THINGS for b in THINGS]
-READY = {"teacher_views": ["text"], "passage_share": ["0"], "query_share": ["0"], "neighbours": ["1"]}
 
 
 def written(
@@ -108,10 +107,10 @@ def vectors_of(encoder: SentenceEncoder) -> NDArray[np.float32]:
 
 
 def test_the_loss_is_that_of_the_teacher_in_the_loop(tiny_bert: Path, tmp_path: Path) -> None:
-    live = build("distill", tiny_bert, **READY, words_only_share=["0.5"])
+    live = build("distill", tiny_bert)
     assert isinstance(live, Distill)
     folder = written(tmp_path / "vectors", TEXTS, vectors_of(live._teacher[0]))
-    ready = build("distill", tiny_bert, **READY, words_only_share=["0.5"], teacher_vectors=[folder], teacher=["none"])
+    ready = build("distill", tiny_bert, teacher_vectors=[folder])
     rows = [(text,) for text in TEXTS[:8]]
     losses = []
     for objective in (live, ready):
@@ -126,7 +125,7 @@ def test_the_loss_is_that_of_the_teacher_in_the_loop(tiny_bert: Path, tmp_path: 
 def test_the_loss_is_the_weighted_sum_of_its_parts(tiny_bert: Path, tmp_path: Path) -> None:
     folder = written(tmp_path / "vectors", TEXTS, random(32))
     weights = {"cosine_weight": ["3"], "divergence_weight": ["2"], "spread_weight": ["0.5"]}
-    objective = build("distill", tiny_bert, **READY, **weights, teacher_vectors=[folder])
+    objective = build("distill", tiny_bert, **weights, teacher_vectors=[folder])
     rows = [(text,) for text in TEXTS[:8]]
     outputs = {name: value.item() for name, value in objective(**objective.views(rows)).items()}
     vectors = objective.encoder.vectors(objective.views(rows)["student"], objective.pooling)
@@ -140,7 +139,7 @@ def test_teachers_of_another_width_are_turned_to_the_students_vectors(
 ) -> None:
     one, other = random(40, 1), random(24, 2)
     folders = [written(tmp_path / "one", TEXTS, one), written(tmp_path / "other", TEXTS, other, "other")]
-    objective = build("distill", tiny_bert, **READY, teacher_vectors=folders, teacher_weights=["2", "1"])
+    objective = build("distill", tiny_bert, teacher_vectors=folders, teacher_weights=["2", "1"])
     found = objective.views([(text,) for text in TEXTS])["student"]["target"].numpy()
     side = np.hstack([np.sqrt(2 / 3) * units(one), np.sqrt(1 / 3) * units(other)]).astype(np.float64)
     _, values, right = np.linalg.svd(side, full_matrices=False)
@@ -156,7 +155,7 @@ def test_teachers_of_another_width_are_turned_to_the_students_vectors(
 def test_a_narrower_teacher_fits_into_the_students_width(tiny_bert: Path, tmp_path: Path) -> None:
     narrow = random(8)
     folder = written(tmp_path / "narrow", TEXTS, narrow)
-    objective = build("distill", tiny_bert, **READY, teacher_vectors=[folder])
+    objective = build("distill", tiny_bert, teacher_vectors=[folder])
     found = objective.views([(text,) for text in TEXTS])["student"]["target"].numpy()
     assert found.shape == (len(TEXTS), 32)
     np.testing.assert_allclose(found @ found.T, units(narrow) @ units(narrow).T, atol=5e-3)
@@ -167,7 +166,7 @@ def test_a_run_trains_checks_its_texts_and_resumes(tiny_bert: Path, tmp_path: Pa
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     words = {"encoder": [str(tiny_bert)], "corpus": [str(tmp_path / "texts.txt")], "teacher_vectors": [folder]}
     words |= {"batch_size": ["8"], "max_steps": ["4"], "eval_steps": ["2"], "log_steps": ["1"], "max_tokens": ["64"]}
-    recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"]}, "vectors")
+    recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"], "frozen_layers": ["1"]})
     whole_and_resumed(recipe, tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
     corpus, _, objective = prepare(OBJECTIVES["distill"], recipe)
@@ -218,9 +217,10 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "teacher_vectors belong to the corpus's own texts, which passage_share would change"),
-        (READY | {"teacher_views": ["words"]}, "which teacher_views would change; write --preset vectors"),
-        (READY | {"teacher_weights": ["1"]}, "teacher_weights has 1 numbers and teacher_vectors 2 folders"),
+        ({"teacher": ["t"]}, "there are both, teacher = 't'; write one of them"),
+        ({"teacher_vectors": []}, "there is neither; write one of them"),
+        ({"teacher_weights": ["1"]}, "teacher_weights has 1 numbers and teacher_vectors 2 folders"),
+        ({"cosine_weight": ["0"], "divergence_weight": ["0"]}, "are both 0; write one above 0"),
     ],
 )
 def test_keys_that_contradict_teacher_vectors_are_refused(keys: dict[str, list[str]], message: str) -> None:

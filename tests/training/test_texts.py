@@ -1,6 +1,7 @@
 """The texts that `training.texts` makes: each once, none that is excluded or held out, and a collection to search."""
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ import pytest
 
 from encoding.command import run as run_command
 from training.data.search_collection import load_collection
-from training.methods.parts.student_texts import QUERY_WORDS, as_sentence
-from training.texts import main
+from training.texts import QUERY_WORDS, main, query_of, words_of
 
 ARTICLES, EACH = 60, 50
 SENTENCES = [
@@ -54,7 +54,7 @@ def test_the_texts_are_of_three_kinds_and_each_is_there_once(corpus: str, tmp_pa
         first = SENTENCES.index(sources(passage)[0])
         assert passage == " ".join(SENTENCES[first : first + len(sources(passage))])
     assert all(len(query.split()) <= QUERY_WORDS + 2 for query in by_kind["query"])
-    assert all(each["words"] == as_sentence(each["text"]) for each in texts)
+    assert all(each["words"] == words_of(each["text"]) for each in texts)
 
 
 def test_the_same_seed_makes_the_same_files(corpus: str, tmp_path: Path) -> None:
@@ -132,3 +132,9 @@ def test_a_folder_with_something_in_it_is_not_written(
     (tmp_path / "mine").touch()
     assert run_command(lambda: main([str(tmp_path), "--corpus", corpus])) == 2
     assert "is not an empty folder; choose another, or remove it" in capsys.readouterr().err
+
+
+def test_a_query_has_no_blanks_around_it() -> None:
+    queries = {query_of("so ( he said ) . ( and then )", random.Random(seed)) for seed in range(400)}
+    assert len(queries) > 20
+    assert [query for query in queries if query != query.strip()] == []

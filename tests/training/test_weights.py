@@ -64,7 +64,7 @@ def test_a_killed_run_with_weights_ends_as_an_unbroken_one(words: Words, tmp_pat
     assert log(killed.path) == log(whole.path)
 
 
-@pytest.mark.parametrize("order", [{}, {"weights": ["2", "1"]}, {"group_by_length": ["true"]}, {"neighbours": ["4"]}])
+@pytest.mark.parametrize("order", [{}, {"weights": ["2", "1"]}, {"group_by_length": ["true"]}])
 def test_rows_on_disk_train_as_rows_in_memory_do(
     order: Words, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,6 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
         ({"weights": ["1", "-1"]}, "weights is .*greater than or equal to 0"),
         ({"weights": ["0", "0"]}, "weights are all 0, which draws from no file; write one above 0"),
         ({"weights": ["1", "nan"]}, "weights is .*greater than or equal to 0"),
-        ({"weights": ["1", "2"], "neighbours": ["2"]}, "weights and neighbours order the corpus in two ways"),
         ({"weights": ["1", "2"], "group_by_length": ["true"]}, "weights and group_by_length order the corpus in two"),
     ],
 )

@@ -57,13 +57,12 @@ class Corpus:
         held_out = f"; held out: {len(self.held_out):,}" if self.held_out else ""
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
 
-    def hold_out(self, count: int, run: int, seed: int) -> None:
-        """Move `count` rows, drawn by the seed in runs of consecutive ones, from `rows` to `held_out`."""
-        chosen = random.Random(seed).sample(range(len(self.rows) // run), count // run)
-        self.held_out = [row for place in chosen for row in self.rows[place * run : (place + 1) * run]]
+    def hold_out(self, count: int, seed: int) -> None:
+        """Move `count` rows, drawn by the seed, from `rows` to `held_out`."""
+        chosen = random.Random(seed).sample(range(len(self.rows)), count)
+        self.held_out = [self.rows[place] for place in chosen]
         kept = np.ones(len(self.rows), dtype=bool)
-        for place in chosen:
-            kept[place * run : (place + 1) * run] = False
+        kept[chosen] = False
         self.rows = ChosenRows(self.rows, np.flatnonzero(kept))
 
     def files(self) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from training.errors import CorpusError
 
-__all__ = ["DistinctSampler", "LengthGroupedSampler", "NeighbourSampler", "RandomSampler", "WeightedSampler"]
+__all__ = ["DistinctSampler", "LengthGroupedSampler", "RandomSampler", "WeightedSampler"]
 
 
 class _EpochSampler(Sampler[int]):
@@ -69,18 +69,6 @@ class LengthGroupedSampler(_EpochSampler):
         for batch in torch.randperm(whole, generator=generator).tolist():
             yield from indices[batch * self.batch_size : (batch + 1) * self.batch_size]
         yield from indices[whole * self.batch_size :]
-
-
-class NeighbourSampler(_EpochSampler):
-    """Runs of consecutive texts: a batch then holds several texts of each of its articles."""
-
-    def __init__(self, size: int, run: int, seed: int) -> None:
-        super().__init__(size, seed)
-        self.run = run
-
-    def order(self, generator: torch.Generator) -> Iterator[int]:
-        for start in torch.randperm(-(-self.size // self.run), generator=generator).tolist():
-            yield from range(start * self.run, min(self.size, (start + 1) * self.run))
 
 
 class DistinctSampler(_EpochSampler):

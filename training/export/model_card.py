@@ -131,18 +131,12 @@ def _shares(provenance: Provenance) -> str:
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
     denoise = " --denoise" if config.denoising else ""
-    recipes = _recipes(provenance)
-    runs = (
-        ", and the names in `co_teachers` by the folders of those runs"
-        if any(recipe.get("co_teachers") for recipe in recipes)
-        else ""
-    )
-    paths = f"Replace the names of files and models by the paths of your copies{runs}. Then run"
+    paths = "Replace the names of files and models by the paths of your copies. Then run"
     if provenance.recipe.get("method") == OUTSIDE:
         before, commands = "With the model that sentence-transformers saved in `RUN`", []
     elif provenance.recipe.get("method") == "average":
         before = f"Save the recipes above as `recipe-1.toml` and so on. {paths}"
-        numbers = range(1, len(recipes) + 1)
+        numbers = range(1, len(_recipes(provenance)) + 1)
         commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
         averaged = " ".join(f"RUN-{number}" for number in numbers)
         parent = f" --parent-share {kept:g}" if (kept := provenance.recipe.get("parent_share")) else ""

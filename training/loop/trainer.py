@@ -17,7 +17,6 @@ from training.data.corpus import Corpus
 from training.data.sampler import (
     DistinctSampler,
     LengthGroupedSampler,
-    NeighbourSampler,
     RandomSampler,
     WeightedSampler,
 )
@@ -83,8 +82,6 @@ class ObjectiveTrainer(Trainer):
             return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)
         if recipe.weights:
             return WeightedSampler(self.corpus.files(), recipe.weights, recipe.seed)
-        if recipe.neighbours > 1:
-            return NeighbourSampler(len(self.corpus), recipe.neighbours, recipe.seed)
         if not recipe.group_by_length:
             return RandomSampler(len(self.corpus), recipe.seed)
         lengths = [sum(map(len, row)) for row in self.corpus.rows]  # characters are precise enough

@@ -169,8 +169,8 @@ def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | 
 
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
-    """Take the rows that are not trained on out of the corpus; whole runs of neighbours. Raises RecipeError."""
-    most, run = len(corpus) - recipe.batch_size, recipe.neighbours
+    """Take the rows that are not trained on out of the corpus. Raises RecipeError."""
+    most = len(corpus) - recipe.batch_size
     count = recipe.held_out
     if count is None:
         count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
@@ -181,9 +181,9 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
             f"has to stay; write {max(0, most):,} at most"
         )
     least = 2 * processes().num_processes
-    if count // run * run < least and count:
-        raise RecipeError(f"held_out is {count} and a loss needs {max(least, run)} rows or more; raise it, or write 0")
-    corpus.hold_out(count // run * run, run, recipe.seed)
+    if 0 < count < least:
+        raise RecipeError(f"held_out is {count} and a loss needs {least} rows or more; raise it, or write 0")
+    corpus.hold_out(count, recipe.seed)
 
 
 def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:

@@ -57,7 +57,7 @@ class ContrastiveRecipe(BatchRecipe):
 
     @model_validator(mode="after")
     def _one_order(self) -> Self:
-        orders = {"group_by_length": self.group_by_length, "neighbours": self.neighbours > 1, "weights": self.weights}
+        orders = {"group_by_length": self.group_by_length, "weights": self.weights}
         other = next((name for name, asked in orders.items() if asked), None)
         if self.no_duplicates and other:
             raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")

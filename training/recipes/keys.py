@@ -51,7 +51,6 @@ class Recipe(BaseModel):
     max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
     group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
-    neighbours: Positive = Field(1, description="draw this many consecutive texts of the corpus together")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
     max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, then decayed linearly")
@@ -137,8 +136,6 @@ class Recipe(BaseModel):
             Template.parse(self.template, self.pooling)
         except TemplateError as error:
             raise ValueError(str(error)) from error
-        if self.group_by_length and self.neighbours > 1:
-            raise ValueError("group_by_length and neighbours order the corpus in two ways; choose one")
         if self.weights and len(self.weights) != len(self.corpus):
             raise ValueError(
                 f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "
@@ -146,9 +143,8 @@ class Recipe(BaseModel):
             )
         if self.weights and not sum(self.weights):
             raise ValueError("weights are all 0, which draws from no file; write one above 0")
-        if self.weights and (self.group_by_length or self.neighbours > 1):
-            other = "group_by_length" if self.group_by_length else "neighbours"
-            raise ValueError(f"weights and {other} order the corpus in two ways; choose one")
+        if self.weights and self.group_by_length:
+            raise ValueError("weights and group_by_length order the corpus in two ways; choose one")
         if self.frozen_share < 1 and not self.frozen_layers:
             raise ValueError(
                 f"frozen_share is {self.frozen_share:g} and frozen_layers {self.frozen_layers or 0}, so no layer is "
