@@ -31,7 +31,7 @@ ON_CARD := transfer space cost
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 DISTILL = distill --encoder $(PARENT) --corpus $(RUN)/texts/texts.jsonl --columns text --out $(RUN)/student \
-	--teacher-vectors $(RUN)/vectors/mpnet $(RUN)/vectors/minilm \
+	--teacher-vectors $(RUN)/vectors/mpnet $(RUN)/vectors/minilm --frozen-layers 3 --frozen-share 0.5 \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(addprefix $(DATA)/retrieval/,med cisi cacm)
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
 

@@ -48,7 +48,7 @@ class BulkCommand(Command):
     normalize: bool = Field(True, description="Give each vector length 1")
     auto_truncate: bool = Field(True, description="Truncate texts that are too long; else they have no vector")
     chunk_tokens: int | None = Field(
-        None, ge=1, description="Give a longer text the mean of the vectors of chunks of at most so many tokens"
+        None, ge=1, description="Embed a text of more tokens as the mean of its chunks, of so many tokens at most"
     )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")

@@ -166,7 +166,7 @@ def test_a_run_trains_checks_its_texts_and_resumes(tiny_bert: Path, tmp_path: Pa
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     words = {"encoder": [str(tiny_bert)], "corpus": [str(tmp_path / "texts.txt")], "teacher_vectors": [folder]}
     words |= {"batch_size": ["8"], "max_steps": ["4"], "eval_steps": ["2"], "log_steps": ["1"], "max_tokens": ["64"]}
-    recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"], "frozen_layers": ["1"]})
+    recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"]})
     whole_and_resumed(recipe, tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
     corpus, _, objective = prepare(OBJECTIVES["distill"], recipe)
