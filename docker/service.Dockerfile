@@ -12,14 +12,14 @@ WORKDIR /app
 # the layer is made again when one of these two files changes, and not when the code does.
 COPY pyproject.toml constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    touch README.md LICENSE \
+    touch README.md LICENSE && mkdir -p models/cloze-mini \
  && python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install -c constraints.txt ".[$RUNTIME]"
 COPY LICENSE ./
 COPY encoding encoding
 COPY service service
 # Compiled here, for the container cannot write.
-RUN rm -rf README.md pyproject.toml constraints.txt build *.egg-info \
+RUN rm -rf README.md pyproject.toml constraints.txt models \
  && /opt/venv/bin/python -m compileall -q .
 
 FROM python:3.11-slim

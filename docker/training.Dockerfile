@@ -15,7 +15,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=wheels,target=/wheels \
-    touch README.md LICENSE \
+    touch README.md LICENSE && mkdir -p models/cloze-mini \
  && python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[train]"
 

@@ -29,6 +29,7 @@ from encoding.template import MASK, PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
 
 __all__ = [
+    "DEFAULT",
     "GRAPHS",
     "INPUTS",
     "OUTPUT",
@@ -41,6 +42,8 @@ __all__ = [
     "Provenance",
     "Source",
     "Spec",
+    "default_bundle",
+    "located",
     "seal",
     "sha256",
     "staging",
@@ -48,6 +51,7 @@ __all__ = [
     "upgrade",
 ]
 
+DEFAULT: Final = "cloze-mini"  # the model that comes with Cloze
 FORMAT_VERSION: Final = 3
 SPEC_FILE: Final = "embedding.json"
 INPUTS: Final = ("input_ids", "attention_mask")
@@ -188,7 +192,7 @@ class Bundle:
 
         Raises BundleError, which names the missing, altered or unreadable file and the next step.
         """
-        folder = Path(path)
+        folder = located(path)
         try:
             spec = _read_spec(folder)
             created = int((folder / SPEC_FILE).stat().st_mtime)
@@ -294,6 +298,24 @@ def upgrade(content: Any) -> Any:
         weights = hashlib.sha256(json.dumps(graphs).encode()).hexdigest()
         content |= {"format_version": FORMAT_VERSION, "weights": weights}
     return content
+
+
+def default_bundle() -> Path | None:
+    """Return the model that comes with Cloze: beside this module in a wheel, in `models/` in a clone, else nowhere."""
+    here = Path(__file__).parent
+    return next((path for path in (here / DEFAULT, here.parent / "models" / DEFAULT) if path.is_dir()), None)
+
+
+def located(name: str | os.PathLike[str]) -> Path:
+    """Return the folder that is meant: `cloze-mini` is the default bundle, unless the working directory has a folder so
+    called. Raises BundleError if this installation has none.
+    """
+    path = Path(name)
+    if str(path) != DEFAULT or path.exists():
+        return path
+    if found := default_bundle():
+        return found
+    raise BundleError(f"{DEFAULT} is not part of this installation; name the folder of a bundle instead")
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:

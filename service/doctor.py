@@ -1,7 +1,7 @@
 """`python -m service.doctor`: what this machine offers, for an operator and for the report of a problem.
 
-It prints facts, no texts, no paths of the user and no environment. With `--bundle` it loads the bundle as the service
-does, with the same checks, and times it for a second.
+It prints facts, no texts, no paths of the user and no environment. It loads a bundle as the service does, with the same
+checks, and times it for a second.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Final
 import onnxruntime as ort  # type: ignore[import-untyped]
 from pydantic import Field
 
-from encoding.bundle import Bundle
+from encoding.bundle import Bundle, default_bundle
 from encoding.command import program, run
 from encoding.machine import available_cpus, memory_limit, processor, versions
 from encoding.options import Command
@@ -37,7 +37,9 @@ Fact = tuple[str, str]
 class DoctorOptions(Command):
     """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle."""
 
-    bundle: Path | None = Field(None, description="bundle to load, to check and to time for a second")
+    bundle: Path | None = Field(
+        None, description="bundle to load, to check and to time for a second; unset: the model that comes with Cloze"
+    )
     precision: PrecisionChoice = Field("auto", description="graph of the bundle to run; auto: the fastest here")
     provider: ProviderChoice = Field("auto", description="where to run it; auto: CUDA where it is available")
 
@@ -63,8 +65,8 @@ def _facts(options: DoctorOptions) -> Iterator[Fact]:
     yield "packages", _versions(PACKAGES)
     yield "training", _versions(TRAINING)
     yield "GPU", _gpu()
-    if options.bundle is not None:
-        yield from _of_bundle(options, options.bundle)
+    if path := options.bundle or default_bundle():
+        yield from _of_bundle(options, path)
 
 
 def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> str:

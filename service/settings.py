@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import SettingsConfigDict
 
+from encoding.bundle import DEFAULT
 from encoding.command import program
 from encoding.errors import OptionError
 from encoding.options import Options, flag
@@ -33,7 +34,11 @@ class Settings(Options):
         hide_input_in_errors=True,  # the input may be a key
     )
 
-    bundle: Path = Field(description="Folder of one bundle, or of several, each served under its folder's name.")
+    bundle: Path = Field(
+        Path(DEFAULT),
+        description="Folder of one bundle, or of several, each served under its folder's name. cloze-mini: the model "
+        "that comes with Cloze.",
+    )
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
     alias: str = Field("", description="Other names of models, as NAME=MODEL, separated by commas.")
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")

@@ -48,19 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def convert(path: Path, out: Path, run: Path | None) -> None:
     """Raises ClozeError and leaves nothing behind then."""
     bundle = Bundle.load(path)
-    if is_sentence_transformer(path):
+    if is_sentence_transformer(bundle.path):
         raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
-    encoder = SentenceEncoder.load(str(path) if run is None else model_folder(str(run)), **config.model_dump())
+    encoder = SentenceEncoder.load(str(bundle.path) if run is None else model_folder(str(run)), **config.model_dump())
     if run is not None:
         _check_run(run, encoder, bundle)
     with staging(out) as folder:
-        shutil.copytree(path, folder, dirs_exist_ok=True)
+        shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
         usage = write(encoder, folder, probes(config.max_tokens))
         if run is None:
             usage += " Its weights were read back from a graph; those of an int8 graph are rounded."
         for name in ("config.json", *TOKENIZER_FILES):
-            shutil.copyfile(path / name, folder / name)
+            shutil.copyfile(bundle.path / name, folder / name)
         card = ModelCard.load(folder / "README.md")
         card.data.library_name = "sentence-transformers"
         card.text = f"{card.text.rstrip()}\n\n{usage}\n"

@@ -41,7 +41,7 @@ def push(path: Path, name: str, private: bool | None, message: str) -> str:
 
     Raises BundleError, HubError.
     """
-    Bundle.load(path)
+    path = Bundle.load(path).path
     if name.count("/") != 1:
         raise HubError(f"{name!r} is not a repository; write NAMESPACE/NAME, such as your user name and the model's")
     api = HfApi()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from encoding.bundle import GRAPHS, Bundle, Precision
+from encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
 from encoding.command import program, run
 from encoding.errors import OptionError
 from encoding.options import Command
@@ -36,7 +36,10 @@ class BulkCommand(Command):
         description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz or .zst"
     )
     out: CliPositionalArg[str] = Field(description="The folder to write, or its URL")
-    bundle: Path = Field(description="Folder of the bundle, at the same path on every node")
+    bundle: Path = Field(
+        Path(DEFAULT),
+        description="Folder of the bundle, at the same path on every node. cloze-mini: the model that comes with Cloze",
+    )
     text_column: str = Field("text", description="Column of the texts")
     id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
     columns: tuple[str, ...] = Field((), description="Columns to keep beside these two; else all")
@@ -94,7 +97,7 @@ def _embed(options: BulkCommand) -> int:
         with job.connection(options.address):
             given = resources(options.worker_cpus, options.worker_gpus, options.workers, wait=bool(options.address))
             vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
-            make = partial(Embed, options.bundle.absolute(), **vectors)
+            make = partial(Embed, bundle.path.absolute(), **vectors)
             parts = lock.guard(job.run(make, source, output, given, complete))
             counts, seconds = show(parts, sum(file.size for file in source.files), before)
             engine = perf_counter() - started - seconds

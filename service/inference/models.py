@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from encoding.bundle import SPEC_FILE, Bundle, unreadable
+from encoding.bundle import SPEC_FILE, Bundle, located, unreadable
 from encoding.errors import BundleError, ClozeError, OptionError
 from service.errors import ModelNotFound, SessionError, ValidationFailed
 from service.inference.model import Model
@@ -181,6 +181,7 @@ class Models:
 
 def _folders(path: Path) -> list[Path]:
     """Return the bundle itself, or the bundles in the folder, by name."""
+    path = located(path)
     try:
         if (path / SPEC_FILE).exists() or not path.is_dir():
             return [path]

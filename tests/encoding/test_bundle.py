@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from encoding.bundle import GRAPHS, SPEC_FILE, Bundle, EmbeddingConfig, Provenance, seal, sha256, staging
+from encoding.bundle import (
+    GRAPHS,
+    SPEC_FILE,
+    Bundle,
+    EmbeddingConfig,
+    Provenance,
+    default_bundle,
+    located,
+    seal,
+    sha256,
+    staging,
+)
 from encoding.errors import BundleError
 from encoding.text import TOKENIZER_FILES
 
@@ -349,3 +360,20 @@ def test_the_contract_is_written_last(tmp_path: Path, tiny_bert: Path, monkeypat
         fill(tmp_path, tiny_bert)
     with pytest.raises(BundleError, match="not a finished bundle"):
         Bundle.load(tmp_path)
+
+
+def test_the_default_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert located("cloze-mini") == default_bundle() == Path(__file__).parents[2] / "models" / "cloze-mini"
+    assert located("other") == Path("other")
+    assert Bundle.load("cloze-mini").name == "cloze-mini"
+    Path("cloze-mini").mkdir()
+    assert located("cloze-mini") == Path("cloze-mini")  # the user's own
+
+
+def test_an_installation_without_the_default_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("encoding.bundle.default_bundle", lambda: None)
+    with pytest.raises(BundleError, match="cloze-mini is not part of this installation; name the folder of a bundle"):
+        Bundle.load("cloze-mini")
+    assert located("other") == Path("other")

@@ -15,7 +15,8 @@ def facts(output: str) -> dict[str, str]:
     return {line[1]: line[2] for line in lines if line}
 
 
-def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.doctor.default_bundle", lambda: None)
     assert main([]) == 0
     found = facts(capsys.readouterr().out)
     assert list(found) == ["cloze", "processor", "CPUs", "memory", "packages", "training", "GPU"]

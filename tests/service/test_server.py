@@ -315,7 +315,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[s
 no_cuda = pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 
 BAD_STARTS = [
-    ([], "--bundle (CLOZE_BUNDLE) is missing"),
     (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
     (["--bundle", "absent"], "absent is not a folder"),
     (["--bundle", "TMP/empty"], "is not a bundle and contains none"),
@@ -370,7 +369,7 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--bundle (CLOZE_BUNDLE) is missing"),
+        (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
         (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     ],
 )

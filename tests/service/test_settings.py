@@ -18,8 +18,8 @@ def read(arguments: str = "--bundle b", **environ: str) -> Settings:
 
 
 def test_defaults() -> None:
-    settings = read()
-    assert settings.bundle == Path("b")
+    settings = read("")
+    assert settings.bundle == Path("cloze-mini")
     assert (settings.hostname, settings.port) == ("127.0.0.1", 8080)
     assert (settings.precision, settings.provider, settings.threads) == ("auto", "auto", 0)
     assert settings.auto_truncate
@@ -52,9 +52,7 @@ def test_the_values_are_those_of_the_given_environment(monkeypatch: pytest.Monke
 def test_settings_that_a_program_makes_are_not_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOZE_BUNDLE", "here")
     monkeypatch.setenv("CLOZE_PORT", "9")
-    assert Settings(bundle=Path("b")).port == 8080
-    with pytest.raises(ValidationError, match="bundle"):
-        Settings()
+    assert Settings() == Settings(bundle=Path("cloze-mini"), port=8080)
 
 
 def test_settings_are_frozen() -> None:
@@ -69,7 +67,6 @@ def test_precisions_are_those_of_a_bundle() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "message"),
     [
-        ("", {}, "--bundle (CLOZE_BUNDLE) is missing: Folder of one bundle"),
         ("--bundle b --port 70000", {}, "--port (CLOZE_PORT) is '70000': input should be less than or equal to 65535"),
         ("--bundle b --port x", {}, "--port (CLOZE_PORT) is 'x': input should be a valid integer"),
         ("--bundle b", {"CLOZE_PORT": ""}, "--port (CLOZE_PORT) is '': input should be a valid integer"),
@@ -125,7 +122,7 @@ def test_keys_are_taken_and_never_shown() -> None:
     for shown in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
         assert SECRET not in shown
     with pytest.raises(ValidationError) as caught:
-        Settings(api_keys=SECRET)
+        Settings(api_keys=SECRET, port=SECRET)
     assert SECRET not in str(caught.value)
 
 
@@ -141,7 +138,7 @@ def test_keys_are_taken_and_never_shown() -> None:
         (f"--bundle b --API_KEYS={SECRET}", {}),
         (f"--bundle b --api-keys {SECRET} {SECRET}", {}),
         (f"--bundle b --api-key-file {SECRET} --keys {SECRET} --port 1", {}),
-        (f"--api-keys {SECRET}", {}),
+        (f"--bundle= --api-keys {SECRET}", {}),
         ("--bundle b", {"CLOZE_API_KEY": SECRET}),
         ("--bundle b --port x", {"CLOZE_API_KEYS": SECRET}),
     ],
@@ -163,6 +160,6 @@ def test_the_table_has_every_setting() -> None:
         row.count(" | ") == 4 and "PydanticUndefined" not in row and "Secret" not in row for row in rows.values()
     )
     assert rows["| `CLOZE_API_KEYS`"].split(" | ")[1:4] == ["`--api-keys`", "text", "none"]
-    assert rows["| `CLOZE_BUNDLE`"].split(" | ")[1:4] == ["`--bundle`", "path", "required"]
+    assert rows["| `CLOZE_BUNDLE`"].split(" | ")[1:4] == ["`--bundle`", "path", "`cloze-mini`"]
     assert rows["| `CLOZE_QUEUE_SECONDS`"].split(" | ")[2:4] == ["number > 0", "`30`"]
     assert rows["| `CLOZE_AUTO_TRUNCATE`"].split(" | ")[2:4] == ["true, false", "`true`"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from encoding.bundle import Provenance
+from encoding.bundle import Provenance, located
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
 
@@ -29,7 +29,7 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        parent = Path(content["recipe"]["encoder"])
+        parent = located(content["recipe"]["encoder"])
         known = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
         return Provenance.model_validate_json(json.dumps(known | {name: {} for name in MEASURED_LATER})), parent
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
+from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, located, upgrade
 from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder
 from training.errors import EncoderError
@@ -57,11 +57,12 @@ class SentenceEncoder(nn.Module):
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
-        """Load a folder that `save` wrote, a bundle, any local encoder or hub name, in evaluation mode.
+        """Load a folder that `save` wrote, a bundle, `cloze-mini`, any local encoder or hub name, in evaluation mode.
 
         `changes` are fields of EmbeddingConfig; an encoder without a saved configuration needs `template` and
         `pooling`. `max_tokens` defaults to the size of the position table. Raises ClozeError.
         """
+        source = str(located(source))
         if (Path(source) / SPEC_FILE).is_file() and not (Path(source) / SAFE_WEIGHTS_NAME).is_file():
             return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))

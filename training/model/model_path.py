@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from encoding.bundle import SPEC_FILE
+from encoding.bundle import SPEC_FILE, located
 from training.errors import RunError
 from training.model.pretrained import looks_local
 
@@ -15,9 +15,10 @@ Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 def kind_of(source: str) -> Kind:
     """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
 
+    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
     Raises RunError for a run that is not finished, and for a folder or file that is none of these.
     """
-    path = Path(source)
+    path = located(source)
     if (path / SPEC_FILE).is_file():
         return "bundle"
     if (path / "run.json").is_file() and (path / "model").is_dir():

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from encoding.bundle import DEFAULT
 from encoding.errors import TemplateError
 from encoding.template import PoolingMode, Template
 
@@ -27,7 +28,9 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = Field(description="the training method")
-    encoder: str = Field(description="parent encoder: a folder or a hub name")
+    encoder: str = Field(
+        DEFAULT, description="parent encoder: a folder, a hub name, or cloze-mini, the model that comes with Cloze"
+    )
     corpus: tuple[str, ...] = Field(
         min_length=1,
         description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl, .parquet; all but the last also "

@@ -41,7 +41,8 @@ def write_figures(
 
     Former scores of other sets stay, but those of speed do not: they may be another machine's. Raises ClozeError.
     """
-    spec = Bundle.load(path).spec
+    bundle = Bundle.load(path)
+    path, spec = bundle.path, bundle.spec
     former = {
         precision: {name: score for name, score in row.items() if not name.startswith("cost ")}
         for precision, row in spec.provenance.scores.items()
