@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Reports how many requests were in flight when it was asked to stop, and what became of them."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, delay: float) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(configure(app, settings))
         self.services: Services = app.state.services
-        self._delay = delay
+        self._settings = settings
+        self._delay = settings.stop_delay_seconds
         self._stop_at: float | None = None
         self._signal = 0
 
@@ -38,7 +39,15 @@ class Server(uvicorn.Server):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         for listener in sockets or []:
             host, port, *_ = listener.getsockname()
-            logger.info("serving http://%s:%d", f"[{host}]" if listener.family == socket.AF_INET6 else host, port)
+            self._greet(f"http://{f'[{host}]' if listener.family == socket.AF_INET6 else host}:{port}")
+
+    def _greet(self, url: str) -> None:
+        """Log where the service is, and a command that tries it."""
+        key = " -H 'authorization: Bearer KEY'" if self._settings.api_keys.get_secret_value() else ""
+        logger.info("serving %s%s", url, "; playground at /, API reference at /docs" if self._settings.ui else "")
+        logger.info(
+            "try: curl %s/embed -H 'content-type: application/json'%s -d '%s'", url, key, '{"inputs": "A first text."}'
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop being ready now, and shut down after the delay or at a second signal."""
@@ -83,7 +92,7 @@ class Server(uvicorn.Server):
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, and drain. uvicorn then raises the signal again."""
-    Server(configure(app, settings), app, settings.stop_delay_seconds).run(sockets=[listener])
+    Server(app, settings).run(sockets=[listener])
 
 
 def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -55,6 +56,19 @@ from service.settings import Settings
 @pytest.fixture(scope="module")
 def server(serve: Serve, bundle: Path) -> Process:
     return serve("--bundle", str(bundle), "--threads", "1", "--payload-limit", "10000")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_first_lines_of_the_log_have_a_command_that_works(serve: Serve, bundle: Path) -> None:
+    for options, key in ((), ""), (("--api-keys", "0123456789abcdef", "--no-ui"), "0123456789abcdef"):
+        process = serve("--bundle", str(bundle), "--threads", "1", *options)
+        wait_until(lambda process=process: "try: " in process.log)
+        (command,) = re.findall(r"try: (curl .*)", process.log)
+        found = subprocess.run(shlex.split(command.replace("KEY", key)), capture_output=True, text=True, check=True)
+        (vector,) = json.loads(found.stdout)
+        assert len(vector) == DIMENSION
+        assert ("playground at /" in process.log) == (key == "")
+        assert key not in process.log or not key
 
 
 def test_a_body_in_slow_pieces(server: Process) -> None:
