@@ -15,7 +15,7 @@
 # make lock            resolve all pinned versions again
 
 PYTHON ?= python3
-DATA   ?= ../shared/data
+DATA   ?= data
 MODEL  ?= models/cloze-mini
 RUN    ?= runs/cloze-mini
 

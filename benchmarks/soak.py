@@ -235,7 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundles", type=Path, required=True, help="folder of one bundle or of several")
     parser.add_argument("--model", default="", help="the default of several models; it receives most requests")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder that contains corpus/")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder that contains corpus/")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=24, help="number of connections; four share one API key")
     parser.add_argument("--reload-seconds", type=float, default=0, help="replace the default model so often; 0: never")

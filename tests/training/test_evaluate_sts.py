@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_folder import DATA
 from numpy.typing import NDArray
 
 from training.data.downstream import find_downstream
@@ -26,8 +27,7 @@ from training.data.sts_sets import (
 )
 from training.errors import CorpusError
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-needs_data = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is not beside the project")
+needs_data = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is missing")
 
 
 def test_ties_share_their_average_rank() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_folder import DATA
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 from suite_data import numbers, text
@@ -24,8 +25,6 @@ from training.evaluate.senteval_classifier import (
     split_protocol,
 )
 from training.evaluate.suites.transfer import FastTransferTask, TransferTask, features
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def rows(count: int, seed: int = 0, classes: int = 2) -> Rows:
@@ -215,7 +214,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_transfer(tmp_path)
 
 
-@pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is not beside the project")
+@pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is missing")
 def test_the_published_sets_have_their_counts() -> None:
     sets = load_transfer(DATA)
     sizes = [len(each.train) for each in sets.values()]
