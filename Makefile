@@ -1,5 +1,5 @@
 # make serve           serve the shipped model on 127.0.0.1:8080
-# make check           lint and types
+# make check           lint, types, and the workflows of continuous integration
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
@@ -44,6 +44,7 @@ check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 test: .venv/dev
 	$(PYTEST)
