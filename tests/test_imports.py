@@ -117,6 +117,7 @@ def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
     assert done.returncode == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
+
 ELSEWHERE = """
 import importlib, os, pkgutil, resource, signal, sys
 import onnxruntime, prometheus_client, starlette, torch, transformers, sentence_transformers, uvicorn  # with all names
