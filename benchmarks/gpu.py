@@ -223,9 +223,9 @@ def training(device: str, models: Path) -> dict[str, float]:
     """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
-    from training.fit import load_recipe
     from training.methods import OBJECTIVES
     from training.model.encoder import SentenceEncoder
+    from training.recipes.command import load_recipe
 
     name = list(SHAPES)[-1]
     size, length = (8, 16) if device == "cpu" else (256, 32)

@@ -45,12 +45,12 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     """Seconds of the steps after the first WARM ones, with Cloze's trainer."""
     from transformers import TrainerCallback
 
-    from training.fit import load_recipe
     from training.loop.allocator import keep_memory
     from training.loop.arguments import training_arguments
     from training.loop.trainer import ObjectiveTrainer
     from training.loop.training_run import prepare
     from training.methods import OBJECTIVES
+    from training.recipes.command import load_recipe
 
     keys = {
         "encoder": parent, "corpus": [str(corpus)], "pooling": "mean", "template": "[X]", "batch_size": BATCH,

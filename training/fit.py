@@ -4,24 +4,17 @@ Without arguments it lists the recipes. Under torchrun each process runs it, and
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import create_model
 
 from encoding.command import program, run
 from training.errors import RecipeError
-from training.loop import fit_command
-from training.loop.fit_command import FitOptions
-from training.methods import OBJECTIVES
+from training.recipes.command import FitOptions, recipe_of, resumed
 from training.recipes.files import shipped_recipes
-from training.recipes.keys import Recipe
 
-__all__ = ["load_recipe", "main"]
-
-
-def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
-    """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both. Raises RecipeError."""
-    return fit_command.load_recipe(OBJECTIVES, source, overrides, preset)
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,15 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         print(overview(name))
         return 0
-    if any(word == "--resume" or word.startswith("--resume=") for word in words):
-        return fit_command.resume(OBJECTIVES, words)
     if words[0] in ("-h", "--help"):
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
+    if path := resumed(words):
+        from training.loop.fit_command import resume
+
+        return resume(path)
     if words[0].startswith("-"):
         reason = "comes before its keys" if set(words) & shipped_recipes().keys() else "is missing"
         raise RecipeError(f"RECIPE {reason}: {name} RECIPE {words[0]} ...")
-    return fit_command.train(OBJECTIVES, words[0], words[1:], f"{name} {words[0]}")
+    recipe, options = recipe_of(words[0], words[1:], f"{name} {words[0]}")
+
+    from training.loop.fit_command import train  # torch takes seconds, for which help and a wrong key need not wait
+
+    return train(recipe, options, Path(words[0]).stem)
 
 
 def overview(name: str) -> str:

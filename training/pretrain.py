@@ -8,20 +8,23 @@ import sys
 from collections.abc import Sequence
 
 from encoding.command import program, run
-from training.loop import fit_command
-from training.methods.mlm import MLM
+from training.recipes.command import recipe_of, resumed
 
 __all__ = ["main"]
-
-METHODS = {"mlm": MLM}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if any(word == "--resume" or word.startswith("--resume=") for word in words):
-        return fit_command.resume(METHODS, words)
-    return fit_command.train(METHODS, "mlm", words, program("training.pretrain"))
+    if path := resumed(words):
+        from training.loop.fit_command import resume
+
+        return resume(path)
+    recipe, options = recipe_of("mlm", words, program("training.pretrain"))
+
+    from training.loop.fit_command import train  # torch takes seconds, for which help and a wrong key need not wait
+
+    return train(recipe, options, "mlm")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from training.loop.fit_command import recipe_of
-from training.methods import OBJECTIVES
+from training.recipes.command import recipe_of
 from training.recipes.keys import Recipe
 
 __all__ = ["arguments", "load_recipe"]
@@ -26,4 +25,4 @@ def arguments(keys: Mapping[str, object]) -> list[str]:
 def load_recipe(source: str, words: Mapping[str, Sequence[str]] | None = None, preset: str | None = None) -> Recipe:
     """The recipe `source` with the words of each key."""
     given = [*(["--preset", preset] if preset else []), *arguments(words or {})]
-    return recipe_of(OBJECTIVES, source, given, "python -m training.fit")[0]
+    return recipe_of(source, given, "python -m training.fit")[0]

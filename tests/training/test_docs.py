@@ -6,8 +6,8 @@ To write the table again: python tests/training/test_docs.py
 import json
 from pathlib import Path
 
-from training.methods import OBJECTIVES
 from training.recipes.keys import Recipe
+from training.recipes.methods import RECIPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 BEGIN, END = "<!-- keys: made from the code; tests/training/test_docs.py compares -->\n", "<!-- end of keys -->"
@@ -29,9 +29,9 @@ def shown(value: object) -> str:
 
 def keys() -> str:
     parts = ["### Every method\n\n" + table(Recipe, list(Recipe.model_fields))]
-    for method, objective in OBJECTIVES.items():
-        own = [name for name in objective.Recipe.model_fields if name not in Recipe.model_fields]
-        parts.append(f"### `{method}`\n\n" + table(objective.Recipe, own))
+    for method, recipe in RECIPES.items():
+        own = [name for name in recipe.model_fields if name not in Recipe.model_fields]
+        parts.append(f"### `{method}`\n\n" + table(recipe, own))
     return "\n" + "\n".join(parts) + "\n"
 
 

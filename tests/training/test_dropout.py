@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel
 
 from training.errors import EncoderError
-from training.methods.parts.sampled_dropout import Distribution, Dropouts, SampledDropout, draw_rates, well_formed
+from training.methods.parts.sampled_dropout import Dropouts, SampledDropout, draw_rates
 from training.model.encoder import SentenceEncoder
+from training.recipes.methods import Distribution, well_formed
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "Rain.", "She wrote a letter to the city."]
 

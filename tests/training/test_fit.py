@@ -477,3 +477,16 @@ def test_more_tokens_than_the_encoder_has_places_for_are_refused(
     assert run_command(lambda: main(["simcse", *keys])) == 2
     assert "max_tokens is 65; the encoder has positions for 64" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["simcse", "--help"], ["simcse", "--bach-size", "8"], []])
+def test_help_and_wrong_keys_do_not_wait_for_torch(words: list[str]) -> None:
+    script = f"""
+import contextlib, sys
+from training.fit import main
+with contextlib.suppress(SystemExit, Exception):
+    main({words!r})
+print(sorted({{"torch", "transformers", "scipy"}} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert found.stdout.splitlines()[-1] == "[]", found.stderr

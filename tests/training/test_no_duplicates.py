@@ -11,11 +11,10 @@ from recipes import arguments, load_recipe
 from encoding.command import run as run_command
 from training.data.corpus import Row
 from training.fit import main
-from training.loop.fit_command import recipe_of
 from training.loop.run_folder import Run
-from training.methods import OBJECTIVES
 from training.methods.simcse import SimCSE
 from training.model.views import View
+from training.recipes.command import recipe_of
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar", "field", "text"]
 
@@ -79,5 +78,5 @@ def test_what_cannot_be_is_refused(
     ("words", "expected"), [([], False), (["--no-duplicates"], True), (["--no-no-duplicates"], False)]
 )
 def test_a_switch_whose_name_begins_with_no(words: list[str], expected: bool) -> None:
-    recipe, _ = recipe_of(OBJECTIVES, "simcse", ["--corpus", "unused.txt", *words], "training.fit simcse")
+    recipe, _ = recipe_of("simcse", ["--corpus", "unused.txt", *words], "training.fit simcse")
     assert recipe.no_duplicates is expected

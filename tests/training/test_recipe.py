@@ -5,8 +5,7 @@ from recipes import load_recipe
 
 from encoding.errors import ClozeError, OptionError
 from training.errors import RecipeError
-from training.loop.fit_command import recipe_of
-from training.methods import OBJECTIVES
+from training.recipes.command import recipe_of
 from training.recipes.files import PRESETS, read_toml, shipped_recipes, to_toml
 
 CORPUS = {"corpus": ["text.txt"]}
@@ -141,4 +140,4 @@ def test_a_bad_recipe_says_what_is_wrong(tmp_path: Path) -> None:
 def test_a_key_in_its_former_spelling_says_the_new_one() -> None:
     for word in ("--batch_size", "--batch_size=4"):
         with pytest.raises(OptionError, match=r"^--batch_size is now written --batch-size$"):
-            recipe_of(OBJECTIVES, "simcse", [word, "4"], "cloze fit")
+            recipe_of("simcse", [word, "4"], "cloze fit")

@@ -7,10 +7,9 @@ activations are thrown away (GradCache). `loss` sees the vectors of all rows, an
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from training.data.corpus import Row
@@ -20,86 +19,11 @@ from training.methods.objective import Objective
 from training.methods.parts.gather import gather
 from training.methods.parts.guide import Guide
 from training.model.encoder import SentenceEncoder
-from training.model.heads import HeadKind
 from training.model.views import Pass, View, encode_trimmed
-from training.recipes.keys import Positive, Recipe
 
-__all__ = ["VIEWS", "BatchRecipe", "Contrastive", "ContrastiveRecipe", "FromPairs", "PairsRecipe"]
+__all__ = ["VIEWS", "Contrastive", "FromPairs"]
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
-
-
-class BatchRecipe(Recipe):
-    """The keys of every method whose loss compares the vectors of a batch."""
-
-    dimensions: tuple[Positive, ...] = Field(
-        (),
-        description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
-    )
-    mini_batch_size: Positive | None = Field(
-        None, description="GradCache: encode this many rows at a time, twice, which saves memory; unset: all at once"
-    )
-
-    @model_validator(mode="after")
-    def _distinct_dimensions(self) -> Self:
-        if len(set(self.dimensions)) < len(self.dimensions):
-            raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
-        return self
-
-
-class ContrastiveRecipe(BatchRecipe):
-    """The keys of every contrastive method."""
-
-    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
-    no_duplicates: bool = Field(
-        False, description="put no text into a batch twice, because it would be a negative of itself"
-    )
-
-    @model_validator(mode="after")
-    def _one_order(self) -> Self:
-        orders = {"group_by_length": self.group_by_length, "weights": self.weights}
-        other = next((name for name, asked in orders.items() if asked), None)
-        if self.no_duplicates and other:
-            raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")
-        return self
-
-
-class PairsRecipe(ContrastiveRecipe):
-    """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
-
-    negative_weight: float = Field(
-        0.0, description="added to the logits of a row's own hard negatives: their logarithmic weight"
-    )
-    kept_head: HeadKind | None = Field(
-        None,
-        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
-        "head; unset: a tanh in training only",
-    )
-    guide: str | None = Field(
-        None,
-        description="run, bundle, encoder's folder or hub name that finds false negatives in a batch, which are left "
-        "out of the loss; unset: none",
-    )
-    guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="a negative's cosine, by the guide, is lower than the positive's less this"
-    )
-
-    @model_validator(mode="after")
-    def _guided(self) -> Self:
-        if self.guide_margin and self.guide is None:
-            raise ValueError(
-                f"guide_margin is {self.guide_margin} and there is no guide; write one, or guide_margin = 0.0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weighed(self) -> Self:
-        if self.negative_weight and len(self.columns) < 3:
-            raise ValueError(
-                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
-                "further columns: name three or more, or write negative_weight = 0.0"
-            )
-        return self
 
 
 class Contrastive(Objective):

@@ -9,101 +9,32 @@ instead of edits to find, and a projector without BatchNorm.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal, Self
+from typing import Final
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from training.data.corpus import Row
 from training.errors import EncoderError, RecipeError
-from training.methods.contrastive import Contrastive, ContrastiveRecipe
+from training.methods.contrastive import Contrastive
 from training.methods.losses import info_nce
 from training.methods.parts.discriminator import ConditionalTask, Discriminator, WordGuesser
-from training.methods.parts.edits import Edited, EditKind, Editor, Guessing
+from training.methods.parts.edits import Edited, Editor
 from training.methods.parts.gather import gather, own
 from training.methods.parts.loss_head import projection
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead
 from training.model.views import View, view
+from training.recipes.methods import DiffCSERecipe
 
-__all__ = ["DiffCSE", "DiffCSERecipe"]
+__all__ = ["DiffCSE"]
 
 VIEWS: Final = ("first", "second")
 EDITED: Final = {"same": ("same", "same"), "next": ("next", "next"), "both": ("same", "next")}  # for the two views
 
 
-class DiffCSERecipe(ContrastiveRecipe):
-    """The keys of `method = "diffcse"`."""
-
-    method: Literal["diffcse"]
-    generator: str | None = Field(
-        None,
-        description="masked language model that edits: a folder or a hub name, with the encoder's vocabulary; "
-        "unset: the encoder's own checkpoint, which then needs a masked-word head; deleting and task mlm need none",
-    )
-    edits: tuple[EditKind, ...] = Field(
-        ("replace",),
-        min_length=1,
-        description="replace, insert, delete: a view's edit is drawn from these at each step",
-    )
-    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.3, description="share of the tokens to mask for the generator, to insert or to delete"
-    )
-    guessing: Guessing = Field(
-        "best", description="the generator's best word at every position, or one sampled where a word is masked"
-    )
-    contrast: bool = Field(True, description="train with the contrastive loss too; otherwise the task alone")
-    task: Literal["detection", "mlm", "correction"] = Field(
-        "detection",
-        description="what the discriminator does: detection, find the edits; mlm, guess masked words; or correction, "
-        "restore the original words of the edited sentence. The last two begin with the encoder's masked-word head",
-    )
-    edited: Literal["same", "next", "both"] = Field(
-        "same",
-        description="what is edited or masked for the discriminator: the same sentence, the next one in the corpus, or "
-        "both: the same for one view, the next for the other",
-    )
-    detection_weight: Annotated[float, Field(ge=0)] = Field(
-        0.005, description="weight of the task's loss; 0: no discriminator, SimCSE with this projector"
-    )
-    projector: Literal["batchnorm", "tanh"] = Field(
-        "batchnorm", description="between vectors and losses: two layers with BatchNorm, or SimCSE's one with tanh"
-    )
-    condition: Literal["projected", "cls"] = Field(
-        "projected", description="what the discriminator sees: the projector's output, or the encoder's raw vector"
-    )
-
-    @property
-    def next_sentences(self) -> bool:
-        return self.edited != "same"
-
-    @model_validator(mode="after")
-    def _variant(self) -> Self:
-        if self.mini_batch_size and self.projector == "batchnorm":
-            raise ValueError(
-                f"mini_batch_size is {self.mini_batch_size}, and method 'diffcse' has BatchNorm, which sees all rows "
-                "at once; remove mini_batch_size, or write projector = 'tanh'"
-            )
-        if self.task != "detection" and self.edits != ("replace",):
-            raise ValueError(
-                f"task is {self.task!r} and edits names {', '.join(self.edits)}; only replaced words can be guessed: "
-                "write edits = ['replace']"
-            )
-        if not self.detection_weight and (not self.contrast or self.task != "detection" or self.edited != "same"):
-            raise ValueError(
-                "detection_weight is 0, which leaves only the contrastive loss: raise it, or write contrast = true, "
-                "task = 'detection' and edited = 'same'"
-            )
-        if not self.contrast and self.dimensions:
-            raise ValueError("dimensions average the contrastive loss, and contrast is false; remove dimensions")
-        return self
-
-
 class DiffCSE(Contrastive):
     """Contrast plus lambda times detection, section 3. The projector with BatchNorm is from appendix A."""
-
-    Recipe = DiffCSERecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
         super().__init__(encoder, recipe)

@@ -7,16 +7,13 @@ uniformity of the student's vectors. An ensemble teaches better than each of its
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Annotated, Final, Literal, Self
+from typing import Final
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from rich.console import Console
 from torch import Tensor
 
-from encoding.errors import TemplateError
-from encoding.template import PoolingMode, Template
 from training.data.corpus import Row
 from training.data.rows.teacher_vectors import TeacherVectors
 from training.data.similarity import units
@@ -27,60 +24,15 @@ from training.methods.parts.gather import gather, rank_and_count
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
 from training.model.views import View, encode_trimmed, view
-from training.recipes.keys import Recipe
+from training.recipes.methods import DistillRecipe
 
-__all__ = ["Distill", "DistillRecipe"]
+__all__ = ["Distill"]
 
 TEXTS: Final = 8192  # looked up at once
-
-Weight = Annotated[float, Field(ge=0)]
-
-
-class DistillRecipe(Recipe):
-    """The keys of `method = "distill"`."""
-
-    method: Literal["distill"]
-    teacher: str | None = Field(None, description="encoder to match: a local folder or a hub name")
-    teacher_vectors: tuple[str, ...] = Field(
-        (),
-        description="folders that python -m service.bulk wrote with the corpus's texts: the vectors of one teacher or "
-        "of several, in place of teacher",
-    )
-    teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"
-    )
-    teacher_template: str = Field("[X]", description="words around the teacher's text")
-    teacher_pooling: PoolingMode = Field("mean", description="pooling of the teacher")
-    cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
-    divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
-    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
-    spread_weight: Weight = Field(
-        0.0, description="weight of the uniformity of the student's vectors in a batch, which spreads them out"
-    )
-
-    @model_validator(mode="after")
-    def _weights(self) -> Self:
-        if bool(self.teacher) == bool(self.teacher_vectors):
-            found = f"there are both, teacher = {self.teacher!r}" if self.teacher else "there is neither"
-            raise ValueError(f"teacher or teacher_vectors says what to learn, and {found}; write one of them")
-        if self.cosine_weight == self.divergence_weight == 0:
-            raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
-        if self.teacher_weights and len(self.teacher_weights) != len(self.teacher_vectors):
-            raise ValueError(
-                f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
-                f"{len(self.teacher_vectors)} folders; write one number for each folder"
-            )
-        try:
-            Template.parse(self.teacher_template, self.teacher_pooling)
-        except TemplateError as error:
-            raise ValueError(f"teacher_template: {error}") from error
-        return self
 
 
 class Distill(Objective):
     """Teachers are frozen, in evaluation mode, and not part of a checkpoint. The student has no dropout."""
-
-    Recipe = DistillRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
         super().__init__(encoder, recipe)

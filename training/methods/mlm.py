@@ -7,11 +7,9 @@ from scratch. PromptBERT A.2 compares a tied head with an untied one.
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
@@ -23,58 +21,14 @@ from training.methods.parts.gather import total
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead, save_masked_lm
 from training.model.views import View, trimmed, view
-from training.recipes.keys import Positive, Recipe
+from training.recipes.methods import MLMRecipe
 
-__all__ = ["MLM", "MLMRecipe"]
-
-
-class MLMRecipe(Recipe):
-    """The keys of `method = "mlm"`."""
-
-    method: Literal["mlm"]
-    from_scratch: bool = Field(
-        False, description="initialise all weights; encoder gives only configuration and tokenizer"
-    )
-    layers: Positive | None = Field(
-        None, description="keep only the encoder's first layers, this many, for a smaller model; unset: all"
-    )
-    head: Literal["fresh", "kept"] = Field(
-        "fresh", description="initialise a new masked-word head, or continue with the encoder's"
-    )
-    tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
-    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
-    whole_words: bool = Field(False, description="mask all tokens of a word, or none")
-    accumulation_steps: Positive = Field(
-        1, description="process each batch in this many parts, one after the other: less memory, more time"
-    )
-
-    @model_validator(mode="after")
-    def _consistent_keys(self) -> Self:
-        if self.from_scratch and self.head == "kept":
-            raise ValueError("from_scratch initialises all weights and head = 'kept' keeps old ones; choose one")
-        if self.from_scratch and self.lora_rank:
-            raise ValueError(
-                f"lora_rank is {self.lora_rank}, which keeps weights, and from_scratch initialises all; choose one"
-            )
-        if self.from_scratch and self.frozen_layers is not None:
-            raise ValueError(
-                f"frozen_layers is {self.frozen_layers}, which keeps weights, and from_scratch initialises all; choose "
-                "one"
-            )
-        if self.batch_size % self.accumulation_steps:
-            raise ValueError(
-                f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "
-                "that is a multiple of it"
-            )
-        if self.head == "kept" and not self.tied:
-            raise ValueError("tied = false needs head = 'fresh'; a kept head is tied or not already")
-        return self
+__all__ = ["MLM"]
 
 
 class MLM(Objective):
     """Cross entropy of the chosen tokens; only they pass through the head."""
 
-    Recipe = MLMRecipe
     continuing: Tensor | None  # (vocabulary)
 
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:

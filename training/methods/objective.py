@@ -15,15 +15,13 @@ from training.data.corpus import Row
 from training.errors import RecipeError
 from training.model.encoder import SentenceEncoder
 from training.model.views import View
-from training.recipes.keys import Recipe
 
 __all__ = ["Objective"]
 
 
 class Objective(nn.Module, ABC):
-    """Base class of the methods. A subclass sets `Recipe` and writes `views` and `forward`."""
+    """Base class of the methods. A subclass writes `views` and `forward`."""
 
-    Recipe: ClassVar[type[Recipe]]
     columns: ClassVar[tuple[int, ...]] = (1,)  # how many columns a row may have
     contrastive: ClassVar[bool] = False  # whether its loss draws vectors together and apart
 

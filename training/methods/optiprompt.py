@@ -5,38 +5,18 @@ dropout mask are positives, as in SimCSE. The vectors are served; the head is us
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
 
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from training.data.corpus import Row
-from training.methods.contrastive import Contrastive, ContrastiveRecipe
+from training.methods.contrastive import Contrastive
 from training.methods.parts.loss_head import transform
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
+from training.recipes.methods import OptiPromptRecipe
 
-__all__ = ["OptiPrompt", "OptiPromptRecipe"]
-
-
-class OptiPromptRecipe(ContrastiveRecipe):
-    """The keys of `method = "optiprompt"`."""
-
-    method: Literal["optiprompt"]
-    pooling: Literal["mask"] = Field("mask", description="how the vector is read: OptiPrompt reads it at the mask")
-
-    @model_validator(mode="after")
-    def _frozen(self) -> Self:
-        if self.lora_rank:
-            raise ValueError(
-                f"lora_rank is {self.lora_rank}, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"
-            )
-        if self.frozen_layers is not None:
-            raise ValueError(
-                f"frozen_layers is {self.frozen_layers}, and method 'optiprompt' keeps all layers frozen; remove it"
-            )
-        return self
+__all__ = ["OptiPrompt"]
 
 
 class OptiPrompt(Contrastive):
@@ -45,8 +25,6 @@ class OptiPrompt(Contrastive):
     The paper's code finds the words by token id, which overwrites such words in the text and misses the opening
     quote. Here they are found by position.
     """
-
-    Recipe = OptiPromptRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: OptiPromptRecipe) -> None:
         super().__init__(encoder, recipe)

@@ -6,66 +6,17 @@ template alone. `supervised` takes pairs, with or without a hard negative, in on
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
 
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from encoding.errors import TemplateError
-from encoding.template import Template
 from training.data.corpus import Row
-from training.methods.contrastive import VIEWS, FromPairs, PairsRecipe
+from training.methods.contrastive import VIEWS, FromPairs
 from training.methods.parts.loss_head import loss_head
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
+from training.recipes.methods import PromptBERTRecipe
 
-__all__ = ["PromptBERT", "PromptBERTRecipe"]
-
-TWO_TEMPLATES = ("different", "denoised")
-
-
-class PromptBERTRecipe(PairsRecipe):
-    """The keys of `method = "promptbert"`."""
-
-    method: Literal["promptbert"]
-    pooling: Literal["mask"] = Field("mask", description="how the vector is read: PromptBERT reads it at the mask")
-    mode: Literal["same", "different", "denoised", "supervised"] = Field(
-        "denoised", description="the views: same, different or denoised of one column; supervised of two or more"
-    )
-    second_template: str | None = Field(
-        None, description="the second view's template, in the modes different and denoised"
-    )
-
-    @model_validator(mode="after")
-    def _templates(self) -> Self:
-        if self.mode not in TWO_TEMPLATES:
-            if self.second_template is not None:
-                raise ValueError(
-                    f"mode {self.mode!r} has one template; remove second_template or write mode = 'different'"
-                )
-            return self
-        if self.second_template in (None, self.template):
-            raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
-        try:
-            Template.parse(str(self.second_template), "mask")
-        except TemplateError as error:
-            raise ValueError(f"second_template: {error}") from error
-        return self
-
-    @model_validator(mode="after")
-    def _supervision(self) -> Self:
-        columns = len(self.columns) or 1
-        if self.mode == "supervised":
-            if columns == 1:
-                raise ValueError("mode 'supervised' needs pairs; name two columns, and one for each hard negative")
-        elif columns > 1:
-            raise ValueError(
-                f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
-                "mode = 'supervised'"
-            )
-        elif self.kept_head is not None:
-            raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
-        return self
+__all__ = ["PromptBERT"]
 
 
 class PromptBERT(FromPairs):
@@ -73,8 +24,6 @@ class PromptBERT(FromPairs):
 
     Without supervision, denoising and the projection head are used in training only. With supervision both are served.
     """
-
-    Recipe = PromptBERTRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
         super().__init__(encoder, recipe)

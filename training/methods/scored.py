@@ -4,49 +4,24 @@ The columns are two texts and their score, on any scale that grows with similari
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from training.data.corpus import Row
-from training.methods.contrastive import VIEWS, BatchRecipe, Contrastive
+from training.methods.contrastive import VIEWS, Contrastive
 from training.methods.losses import PAIR_SIMILARITIES, cosent
 from training.methods.parts.gather import gather
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
+from training.recipes.methods import ScoredRecipe
 
-__all__ = ["Scored", "ScoredRecipe"]
-
-
-class ScoredRecipe(BatchRecipe):
-    """The keys of `method = "scored"`."""
-
-    method: Literal["scored"]
-    loss: Literal["cosent", "angle"] = Field(
-        "cosent", description="what is ranked: cosent, the cosines of the pairs; angle, AnglE's similarity"
-    )
-    scale: Annotated[float, Field(gt=0)] = Field(20.0, description="multiplies the similarities in the loss")
-
-    @property
-    def scored(self) -> bool:
-        return True
-
-    @model_validator(mode="after")
-    def _whole_angles(self) -> Self:
-        if self.loss == "angle" and self.dimensions:
-            raise ValueError(
-                "loss 'angle' pairs the first half of a vector with the second, which shorter vectors do not have; "
-                "write loss = 'cosent', or remove dimensions"
-            )
-        return self
+__all__ = ["Scored"]
 
 
 class Scored(Contrastive):
     """The served vectors are compared: there is no head."""
 
-    Recipe = ScoredRecipe
     columns = (3,)
     contrastive = False  # a pair with a low score is not a positive
 

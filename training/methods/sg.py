@@ -6,63 +6,19 @@ One column is the paper's method. A second column is a back-translation of the f
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from training.data.corpus import Row
 from training.errors import RecipeError
-from training.methods.contrastive import Contrastive, ContrastiveRecipe
+from training.methods.contrastive import Contrastive
 from training.methods.losses import SELF_GUIDED, parameter_drift
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
+from training.recipes.methods import SGRecipe
 
-__all__ = ["SG", "SGRecipe"]
-
-Layer = Annotated[int, Field(ge=0)]
-
-
-class SGRecipe(ContrastiveRecipe):
-    """The keys of `method = "sg"`."""
-
-    method: Literal["sg"]
-    variant: Literal["base", "opt1", "opt2", "opt3"] = Field(
-        "opt3", description="the paper's loss: base (SG), opt1, opt2 or opt3 (SG-OPT)"
-    )
-    positives: Literal["layers", "translation"] = Field(
-        "layers",
-        description="the positive of a sentence's vector: layers of the frozen copy, or translation, the vector of the "
-        "second column",
-    )
-    guide_pooling: Literal["max", "mean"] = Field(
-        "max", description="how a layer of the frozen copy becomes one vector"
-    )
-    first_layer: Layer = Field(0, description="lowest layer of the frozen copy that guides; 0: the embeddings")
-    last_layer: Layer | None = Field(None, description="highest layer of the frozen copy that guides; unset: the last")
-    head_width: Annotated[int, Field(ge=0)] = Field(
-        4096, description="width of both layers of the head that only training uses; 0: no head"
-    )
-    drift_weight: Annotated[float, Field(ge=0)] = Field(
-        0.1, description="weight of the squared distance between the parameters and those of the frozen copy"
-    )
-
-    @model_validator(mode="after")
-    def _guides(self) -> Self:
-        if self.lora_rank:
-            raise ValueError(
-                f"lora_rank is {self.lora_rank}, and method 'sg' compares every weight with the frozen copy's; write "
-                "lora_rank = 0"
-            )
-        if self.last_layer is not None and self.last_layer < self.first_layer:
-            raise ValueError(f"first_layer is {self.first_layer} and last_layer {self.last_layer}; raise last_layer")
-        if self.positives == "translation" and len(self.columns) != 2:
-            raise ValueError(
-                f"positives = 'translation' reads two columns, a sentence and its translation; columns names "
-                f"{len(self.columns)}"
-            )
-        return self
+__all__ = ["SG"]
 
 
 class SG(Contrastive):
@@ -72,7 +28,6 @@ class SG(Contrastive):
     tuned encoder do not change. opt3 takes all layers; the others draw one per sentence and step.
     """
 
-    Recipe = SGRecipe
     columns = (1, 2)
 
     def __init__(self, encoder: SentenceEncoder, recipe: SGRecipe) -> None:

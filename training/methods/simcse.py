@@ -9,100 +9,27 @@ probabilities count, and a row is scaled by its own 1 / (1 - rate).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from encoding.bundle import SEARCH_NAMES
 from encoding.errors import TemplateError
-from encoding.template import Template
 from training.data.corpus import Row
 from training.errors import RecipeError
-from training.methods.contrastive import VIEWS, FromPairs, PairsRecipe
+from training.methods.contrastive import VIEWS, FromPairs
 from training.methods.parts.loss_head import loss_head
 from training.methods.parts.masked_word_loss import MaskedWordLoss
-from training.methods.parts.sampled_dropout import FORMS, Distribution, Dropouts, draw_rates, well_formed
+from training.methods.parts.sampled_dropout import Dropouts, draw_rates
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
 from training.model.views import Pass, View, view
-from training.recipes.keys import Recipe
+from training.recipes.methods import SimCSERecipe, SSimCSERecipe
 
-__all__ = ["SSimCSE", "SSimCSERecipe", "SimCSE", "SimCSERecipe"]
-
-
-class _MaskedWordsRecipe(PairsRecipe):
-    """The keys that SimCSE and S-SimCSE share."""
-
-    query_template: str | None = Field(
-        None, description="words around the first column's texts, kept as the template `query`; unset: template"
-    )
-    document_template: str | None = Field(
-        None,
-        description="words around the other columns' texts, kept as the template `document`; unset: template",
-    )
-    mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a second, masked-word loss; 0: none")
-    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.15, description="share of the tokens that the masked-word loss guesses"
-    )
-
-    @property
-    def templates(self) -> dict[str, str]:
-        """The named templates that the encoder keeps."""
-        found = zip(SEARCH_NAMES, (self.query_template, self.document_template), strict=True)
-        return {name: template for name, template in found if template is not None}
-
-    @model_validator(mode="after")
-    def _templates(self) -> Self:
-        if self.templates and len(self.columns) < 2:
-            raise ValueError(
-                f"{next(iter(self.templates))}_template is set and columns names {len(self.columns)}; queries and "
-                "documents are two columns of the corpus: name both, or remove it"
-            )
-        for name, template in self.templates.items():
-            try:
-                Template.parse(template, self.pooling)
-            except TemplateError as error:
-                raise ValueError(f"{name}_template: {error}") from error
-        return self
-
-
-class SimCSERecipe(_MaskedWordsRecipe):
-    """The keys of `method = "simcse"`."""
-
-    method: Literal["simcse"]
-
-
-class SSimCSERecipe(_MaskedWordsRecipe):
-    """The keys of `method = "ssimcse"`."""
-
-    method: Literal["ssimcse"]
-    scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
-        "pass", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
-    )
-    distribution: Distribution = Field(
-        "uniform", description="what rates are drawn from: fixed, uniform, beta, truncnormal or choice"
-    )
-    rates: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
-        (0.0, 0.2), description="the distribution's numbers; uniform: lowest and highest rate"
-    )
-    attention_dropout: bool = Field(
-        True, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
-    )
-
-    @model_validator(mode="after")
-    def _rates(self) -> Self:
-        if not well_formed(self.distribution, self.rates):
-            raise ValueError(
-                f"rates is {list(self.rates)}; distribution {self.distribution!r} takes {FORMS[self.distribution]}"
-            )
-        return self
+__all__ = ["SSimCSE", "SimCSE"]
 
 
 class SimCSE(FromPairs):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
-
-    Recipe: ClassVar[type[Recipe]] = SimCSERecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
@@ -153,8 +80,6 @@ class SimCSE(FromPairs):
 
 class SSimCSE(SimCSE):
     """Section 3: `pass` and `op` are the paper's "w/o sd", `sentence` (section 3.2) and `sentence-op` its "w/ sd"."""
-
-    Recipe = SSimCSERecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)

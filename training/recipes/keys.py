@@ -28,9 +28,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = Field(description="the training method")
-    encoder: str = Field(
-        DEFAULT, description="parent encoder: a folder, a hub name, or cloze-mini, the model that comes with Cloze"
-    )
+    encoder: str = Field(DEFAULT, description="parent encoder: a folder, a hub name, or cloze-mini")
     corpus: tuple[str, ...] = Field(
         min_length=1,
         description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl, .parquet; all but the last also "

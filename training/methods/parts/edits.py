@@ -4,7 +4,7 @@ The edits of DiffCSE section 5 (arXiv:2204.10298). [CLS] is never edited and pad
 can also be masked, for a discriminator that guesses them.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from training.model.encoder import loading
 from training.model.masked_head import load_masked_lm
 from training.model.pretrained import word_embeddings
 from training.model.views import trimmed
+from training.recipes.methods import EditKind, Guessing
 
-__all__ = ["EditKind", "Edited", "Editor", "Guessing"]
-
-EditKind = Literal["replace", "insert", "delete"]
-Guessing = Literal["best", "sampled"]
+__all__ = ["Edited", "Editor"]
 
 
 class Edited(NamedTuple):

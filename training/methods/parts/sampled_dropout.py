@@ -6,7 +6,7 @@ in evaluation they do nothing.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +18,12 @@ from transformers.masking_utils import sdpa_mask
 
 from training.errors import EncoderError
 from training.model.pretrained import quiet
+from training.recipes.methods import Distribution
 
-__all__ = ["FORMS", "Distribution", "Dropouts", "SampledDropout", "draw_rates", "well_formed"]
+__all__ = ["Dropouts", "SampledDropout", "draw_rates"]
 
-Distribution = Literal["fixed", "uniform", "beta", "truncnormal", "choice"]
-
-FORMS: Final[dict[Distribution, str]] = {
-    "fixed": "one rate below 1, such as [0.1]",
-    "uniform": "the lowest and the highest rate, below 1, such as [0.0, 0.2]",
-    "beta": "its two parameters, above 0, such as [2.0, 18.0]",
-    "truncnormal": "mean, standard deviation, lowest and highest rate, such as [0.1, 0.05, 0.0, 0.2]",
-    "choice": "the rates to choose from, below 1, such as [0.05, 0.1, 0.15]",
-}
 _HIGHEST: Final = 0.99  # beta reaches 1, which would leave nothing of a row
 _ATTENTION: Final = "sampled_dropout"
-
-
-def well_formed(distribution: Distribution, numbers: Sequence[float]) -> bool:
-    """Whether the numbers, none below 0, fit the description in FORMS."""
-    match distribution, numbers:
-        case "fixed", (rate,):
-            return rate < 1
-        case "uniform", (low, high):
-            return low <= high < 1
-        case "beta", (a, b):
-            return min(a, b) > 0
-        case "truncnormal", (mean, spread, low, high):
-            return low <= mean <= high < 1 and low < high and spread > 0
-        case "choice", (_, *_):
-            return max(numbers) < 1
-    return False
 
 
 def draw_rates(distribution: Distribution, numbers: Sequence[float], shape: Sequence[int]) -> Tensor:

@@ -1,0 +1,95 @@
+"""The command line of fit and pretrain as a recipe: its keys are options, and their defaults the recipe's values."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, create_model
+from pydantic_settings import CliVariadicArg
+
+from encoding.options import Command, flag
+from training.errors import RecipeError
+from training.recipes.files import FORMER, PRESETS, choose_preset, read_toml, validate
+from training.recipes.keys import Recipe
+from training.recipes.methods import RECIPES
+
+__all__ = ["FitOptions", "load_recipe", "recipe_of", "resumed"]
+
+
+class FitOptions(Command):
+    """The options that are the same for every recipe."""
+
+    preset: str | None = Field(None, description="use a preset of the recipe, such as that of another backbone")
+    out: Path | None = Field(None, description="the run folder to write (default: runs/RECIPE)")
+    resume: Path | None = Field(None, description="continue this run, which was stopped, by its own recipe")
+    seeds: CliVariadicArg[list[str]] = Field(
+        [],
+        description="one run per seed (0 1 2, or 0-4), each in OUT/seed-N, and their mean; the same command again "
+        "continues",
+    )
+    dry_run: bool = Field(False, description="only show two steps, an example of each view, memory and speed")
+
+
+def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
+    """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both. Raises RecipeError."""
+    keys = choose_preset(read_toml(source), preset, source) | dict(overrides or {})
+    return validate(_keys(keys, source), keys, source)
+
+
+def recipe_of(source: str, words: Sequence[str], program: str) -> tuple[Recipe, FitOptions]:
+    """The recipe `source` with the keys that the command line sets, and the other options. Raises ClozeError."""
+    for former, name in FORMER.items():
+        if any(word.partition("=")[0] == flag(former) for word in words):
+            raise RecipeError(f"{flag(former)} is now part of {flag(name)}; write its values there")
+    options = _options(source, _word_after("--preset", words)).read(words, program)
+    overrides = options.model_dump(include=options.model_fields_set - FitOptions.model_fields.keys())
+    return load_recipe(source, overrides, options.preset), options
+
+
+def resumed(words: Sequence[str]) -> Path | None:
+    """The run folder that `--resume` names; None without that option. Raises RecipeError beside other words."""
+    if not any(word == "--resume" or word.startswith("--resume=") for word in words):
+        return None
+    path = _word_after("--resume", words)
+    if path is None or len(words) > (1 if words[0].startswith("--resume=") else 2):
+        raise RecipeError("--resume continues a run where it stopped, by its own recipe; omit RECIPE and its keys")
+    return Path(path)
+
+
+def _keys(keys: Mapping[str, object], source: str) -> type[Recipe]:
+    name = keys.get("method")
+    if not isinstance(name, str) or name not in RECIPES:
+        raise RecipeError(f"recipe {source}: method is {name!r}; write one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def _options(source: str, preset: str | None) -> type[FitOptions]:
+    """FitOptions and every key of the recipe; the defaults are the recipe's values."""
+    whole = read_toml(source)
+    keys = choose_preset(whole, preset, source)
+    fields: dict[str, Any] = {}
+    variadic: Any = CliVariadicArg  # applied to types that only the running recipe knows
+    for name, field in _keys(keys, source).model_fields.items():
+        if name == "method":  # another method is another recipe
+            continue
+        several = "tuple" in str(field.annotation)
+        unset = None if field.is_required() else field.default
+        needed = " (required)" if field.is_required() and name not in keys else ""
+        default = Field(keys.get(name, unset), description=f"{field.description}{needed}")
+        kind: Any = field.annotation
+        fields[name] = (variadic[kind] if several else kind, default)
+    lines = [f"Train a sentence encoder by the recipe {source}."]
+    for name, own in whole.get(PRESETS, {}).items():
+        values = (f"{flag(key)} {value}" for key, value in own.items())
+        lines.append(f"  --preset {name:22} {', '.join(values)}")
+    return create_model("RecipeOptions", __base__=FitOptions, __doc__="\n".join(lines), **fields)
+
+
+def _word_after(option: str, words: Sequence[str]) -> str | None:
+    """The value of an option that is needed before the others can be read."""
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
