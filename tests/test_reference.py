@@ -1,4 +1,4 @@
-"""The shipped model gives the reference vectors on this CPU and on an old one that qemu-user emulates."""
+"""The shipped model gives the reference vectors here and on two CPUs that qemu-user emulates: an old one and arm64."""
 
 import base64
 import json
@@ -7,20 +7,32 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+from harness import free_port
 from numpy.typing import NDArray
-from patience import PATIENCE
+from patience import PATIENCE, wait_until
+from reference import arm64
 from reference.vectors import FILE, ROOT, TEXTS, embed
 
 from training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
+LEAST_ON_ARM64 = 0.999  # of long texts: there, Exp and InstanceNormalization differ in the last bit
 QEMU = shutil.which("qemu-x86_64")
 # SSE4.2 and no AVX, the third kind of x86. The machines of CI have the other two: AVX2 with and without AVX-512.
 OLD = "Nehalem"
+
+
+def on_arm64(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Mark a test that runs in the Python of tests/reference/arm64.py."""
+    missing = shutil.which("qemu-aarch64") is None or not arm64.FOLDER.is_dir()
+    skip = pytest.mark.skipif(missing, reason="qemu-user is missing, or tests/reference/arm64.py has not been run")
+    return pytest.mark.long(pytest.mark.qemu(skip(test)))
 
 
 def test_this_machine_gives_the_reference_vectors() -> None:
@@ -45,12 +57,49 @@ def test_an_old_cpu_gives_the_reference_vectors(tmp_path: Path) -> None:
     hold(np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1))
 
 
-def hold(vectors: NDArray[np.float32]) -> None:
+@on_arm64
+def test_arm64_gives_the_reference_vectors_of_short_texts_and_nearly_those_of_long_ones(tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "reference" / "vectors.py")
+    command, environment = arm64.command(script, "--json"), arm64.environment(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    vectors = np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1)
+    hold(vectors, [LEAST_ON_ARM64 if len(text) > 300 else LEAST_COSINE for text in TEXTS])
+
+
+@on_arm64
+def test_arm64_serves_the_readmes_similarities(tmp_path: Path) -> None:
+    port = free_port()
+    environment = arm64.environment(tmp_path) | {"CLOZE_STALL_SECONDS": str(PATIENCE)}
+    command = arm64.command("-m", "service", "--port", str(port), "--threads", "1")
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as server:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until(lambda: server.poll() is not None or healthy(url))
+            guitar, *others = README_TEXTS
+            body = {"inputs": {"source_sentence": guitar, "sentences": others}}
+            answer = httpx.post(f"{url}/similarity", json=body, timeout=PATIENCE)
+        finally:
+            server.terminate()
+    assert answer.status_code == 200
+    reference = np.load(FILE)
+    first, *rest = (reference[TEXTS.index(text)] for text in README_TEXTS)
+    np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=5e-4)
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def hold(vectors: NDArray[np.float32], least: Sequence[float] = [LEAST_COSINE] * len(TEXTS)) -> None:
     """Check that every vector equals its reference, and that README's similarities agree to three decimals."""
     reference = np.load(FILE)
     assert vectors.shape == reference.shape
     cosines = (vectors * reference).sum(1)
-    assert cosines.min() >= LEAST_COSINE, dict(zip(TEXTS, cosines, strict=True))
+    assert (cosines >= least).all(), dict(zip(TEXTS, cosines, strict=True))
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
     np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
 
