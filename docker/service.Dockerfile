@@ -9,7 +9,8 @@ FROM python:3.11-slim AS build
 ARG RUNTIME=cpu
 WORKDIR /app
 # No source is here yet, so this installs what the package depends on and its name and version, which /info reports;
-# the layer is made again when one of these two files changes, and not when the code does.
+# the layer is made again when one of these two files changes, and not when the code does. The package's files have to
+# exist, that of the default model too, which the image leaves out.
 COPY pyproject.toml constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     touch README.md LICENSE && mkdir -p models/cloze-mini \

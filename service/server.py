@@ -29,7 +29,6 @@ class Server(uvicorn.Server):
         super().__init__(configure(app, settings))
         self.services: Services = app.state.services
         self._settings = settings
-        self._delay = settings.stop_delay_seconds
         self._stop_at: float | None = None
         self._signal = 0
 
@@ -52,11 +51,13 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop being ready now, and shut down after the delay or at a second signal."""
         self.services.health.stopping = True
-        if self._stop_at is not None or not self._delay:
+        if self._stop_at is not None or not self._settings.stop_delay_seconds:
             super().handle_exit(sig, frame)
             return
-        self._stop_at, self._signal = monotonic() + self._delay, sig
-        logger.info("no longer ready; stopping in %g s, or at once after another signal", self._delay)
+        self._stop_at, self._signal = monotonic() + self._settings.stop_delay_seconds, sig
+        logger.info(
+            "no longer ready; stopping in %g s, or at once after another signal", self._settings.stop_delay_seconds
+        )
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_at is not None and monotonic() >= self._stop_at and not self.should_exit:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from harness import free_port
+from harness import free_port, healthy
 from numpy.typing import NDArray
 from patience import PATIENCE, wait_until
 from reference import arm64
@@ -85,13 +85,6 @@ def test_arm64_serves_the_readmes_similarities(tmp_path: Path) -> None:
     reference = np.load(FILE)
     first, *rest = (reference[TEXTS.index(text)] for text in README_TEXTS)
     np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=5e-4)
-
-
-def healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def hold(vectors: NDArray[np.float32], least: Sequence[float] = [LEAST_COSINE] * len(TEXTS)) -> None:

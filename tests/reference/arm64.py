@@ -95,7 +95,7 @@ def main() -> None:
     """Raises CalledProcessError where a package cannot be had."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER.parent) as name:
+    with tempfile.TemporaryDirectory(dir=FOLDER.parent, ignore_cleanup_errors=True) as name:
         made = Path(name)
         _unpack_packages(made)
         _unpack_wheels(made)
@@ -103,7 +103,6 @@ def main() -> None:
         (made / "root" / "proc" / "cpuinfo").write_text(CPU, encoding="ascii")
         made.chmod(0o755)
         made.rename(FOLDER)
-        made.mkdir()  # for the end of the block
 
 
 def _unpack_packages(made: Path) -> None:
@@ -124,7 +123,8 @@ def _unpack_packages(made: Path) -> None:
     for package in made.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, made / "root"], check=True)
         package.unlink()
-    shutil.rmtree(made / "lists")
+    for folder in ("lists", "archives"):
+        shutil.rmtree(made / folder)
 
 
 def _unpack_wheels(made: Path) -> None:

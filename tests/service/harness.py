@@ -81,6 +81,14 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def healthy(url: str) -> bool:
+    """Whether a server answers there, and is ready."""
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def free_port() -> int:
     """A port for a server that cannot choose one: below those that the system gives to a program that asks for any."""
     while True:

@@ -14,9 +14,7 @@ from encoding.template import PoolingMode, Template
 from training.recipes.keys import Positive, Recipe
 
 __all__ = [
-    "FORMS",
     "RECIPES",
-    "TWO_TEMPLATES",
     "BatchRecipe",
     "ContrastiveRecipe",
     "DiffCSERecipe",
