@@ -17,7 +17,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=wheels,target=/wheels \
     touch README.md LICENSE && mkdir -p models/cloze-mini \
  && python -m venv --without-pip /opt/venv \
- && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[train]"
+ && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[report]"
 
 FROM python:3.11-slim
 COPY --from=build /opt/venv /opt/venv

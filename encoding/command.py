@@ -34,8 +34,20 @@ COMMANDS: Final = {
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
     "average": ("training.average", "average the weights of several runs"),
 }
+GUIDE: Final = """\
+Cloze turns your own text into a sentence-embedding service. A first tour:
+
+  cloze serve                                            the model that comes with Cloze, on 127.0.0.1:8080
+  cloze bulk texts.jsonl vectors                         the vectors of a file, as parquet
+  cloze fit simcse --corpus sentences.txt --out run      train that model further on your own sentences
+  cloze evaluate run --data DATA                         how good it is
+  cloze export run model --precision fp32,int8           make a bundle of it, a folder that stands alone
+  cloze serve --bundle model                             serve it
+
+All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
 EXTRAS: Final = {"service": "cpu", "service.bulk": "cpu,bulk", "training": "train"}  # that a module needs
+REPORTS: Final = ("matplotlib", "tensorboard")  # packages of the extra `report`
 
 
 def run(command: Callable[[], int | None]) -> int:
@@ -68,7 +80,7 @@ def main() -> int:
 def _dispatch() -> int:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
-        print(_usage())
+        print(_usage() if words else GUIDE)
         return 0
     name, *rest = words
     if name not in COMMANDS:
@@ -106,6 +118,8 @@ def _advice(command: str, module: str, error: ModuleNotFoundError) -> str | None
     missing = (error.name or "").partition(".")[0]
     if extra is None or missing in ("", "encoding", "service", "training"):
         return None
+    if missing in REPORTS:
+        extra = "report"
     return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
 
 

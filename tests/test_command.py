@@ -1,6 +1,7 @@
 """The command `cloze` as a process, and what every command of both sides does at its end."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,22 @@ def cloze(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
-def test_without_a_command_it_lists_them(words: tuple[str, ...]) -> None:
-    found = cloze(*words)
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_lists_all_commands(option: str) -> None:
+    found = cloze(option)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("usage: cloze COMMAND")
     assert all(f"\n  {name} " in found.stdout for name in COMMANDS)
+
+
+def test_without_a_command_it_shows_a_first_tour_in_ten_lines() -> None:
+    found = cloze()
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 10
+    assert max(map(len, found.stdout.splitlines())) <= 110
+    shown = re.findall(r"^  cloze (\w+)", found.stdout, re.MULTILINE)
+    assert shown == ["serve", "bulk", "fit", "evaluate", "export", "serve"]
+    assert set(shown) <= set(COMMANDS)
 
 
 def test_a_command_says_what_the_user_typed() -> None:
@@ -52,14 +63,19 @@ def test_an_unknown_command_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "missing", "extra"),
-    [("fit", "torch", "train"), ("compare", "scipy", "train"), ("serve", "uvicorn", "cpu")],
+    ("name", "missing", "extra", "words"),
+    [
+        ("fit", "torch", "train", []),
+        ("compare", "scipy", "train", []),
+        ("serve", "uvicorn", "cpu", ["--port", "0"]),
+        ("evaluate", "matplotlib", "report", ["cloze-mini", "--data", "no-such-folder", "--report", "no-such-report"]),
+    ],
 )
-def test_a_missing_extra_is_one_line(name: str, missing: str, extra: str) -> None:
+def test_a_missing_extra_is_one_line(name: str, missing: str, extra: str, words: list[str]) -> None:
     script = f"""
 import contextlib, io
 from encoding.command import main
-sys.argv = ["cloze", {name!r}, "--bundle", "models/cloze-mini", "--port", "0"]
+sys.argv = ["cloze", {name!r}, *{words!r}]
 with contextlib.redirect_stderr(io.StringIO()) as said:
     try:
         code = main()

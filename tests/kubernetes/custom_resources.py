@@ -1,7 +1,7 @@
 """Strict models of the custom resources, for which `kubernetes-validate` has no schemas.
 
-They have the fields that the manifests use, as KEDA 2, prometheus-operator, KubeRay 1.4 and Ray Serve define them. The
-pods inside a RayService are checked with Kubernetes' schema.
+They have the fields that the manifests use, as KEDA 2 and its HTTP add-on, prometheus-operator, KubeRay 1.4 and Ray
+Serve define them. The pods inside a RayService are checked with Kubernetes' schema.
 """
 
 from typing import Annotated, Any, Literal
@@ -37,10 +37,21 @@ class Query(Strict):
     ignoreNullValues: Literal["true", "false"]
 
 
-class Trigger(Strict):
+class PrometheusTrigger(Strict):
     name: str
     type: Literal["prometheus"]
     metadata: Query
+
+
+class Interceptor(Strict):
+    scalerAddress: str
+    interceptorRoute: str
+
+
+class InterceptorTrigger(Strict):
+    name: str
+    type: Literal["external-push"]
+    metadata: Interceptor
 
 
 class Target(Strict):
@@ -52,7 +63,8 @@ class ScaledObjectSpec(Strict):
     minReplicaCount: int
     maxReplicaCount: int
     pollingInterval: int
-    triggers: list[Trigger]
+    cooldownPeriod: int = 300
+    triggers: list[PrometheusTrigger | InterceptorTrigger]
 
 
 class ScaledObject(Strict):
@@ -60,6 +72,43 @@ class ScaledObject(Strict):
     kind: Literal["ScaledObject"]
     metadata: Metadata
     spec: ScaledObjectSpec
+
+
+class RouteTarget(Strict):
+    service: str
+    portName: str
+
+
+class RouteRule(Strict):
+    hosts: list[str]
+
+
+class Concurrency(Strict):
+    targetValue: int
+
+
+class ScalingMetric(Strict):
+    concurrency: Concurrency
+
+
+class Timeouts(Strict):
+    readiness: str
+    responseHeader: str
+    request: str
+
+
+class InterceptorRouteSpec(Strict):
+    target: RouteTarget
+    rules: list[RouteRule]
+    scalingMetric: ScalingMetric
+    timeouts: Timeouts
+
+
+class InterceptorRoute(Strict):
+    apiVersion: Literal["http.keda.sh/v1beta1"]
+    kind: Literal["InterceptorRoute"]
+    metadata: Metadata
+    spec: InterceptorRouteSpec
 
 
 # prometheus-operator
@@ -182,5 +231,5 @@ class RayService(Strict):
 
 
 CUSTOM: dict[str, type[Strict]] = {
-    model.__name__: model for model in (ScaledObject, ServiceMonitor, PrometheusRule, RayService)
+    model.__name__: model for model in (ScaledObject, InterceptorRoute, ServiceMonitor, PrometheusRule, RayService)
 }

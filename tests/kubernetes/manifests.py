@@ -17,7 +17,7 @@ from service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docker" / "kubernetes"
 OVERLAYS = (FOLDER / "base", *sorted(path for path in (FOLDER / "overlays").iterdir() if path.is_dir()))
-BASE, GPU, KEDA, KUBERAY, MONITORING = OVERLAYS
+BASE, GPU, KEDA, KUBERAY, MONITORING, SCALE_TO_ZERO = OVERLAYS
 OLDEST = "1.31"  # docs/kubernetes.md
 
 Document = dict[str, Any]
@@ -28,7 +28,8 @@ for each in ("all_versions", "schema_contents"):  # `validate` reads the folder 
     setattr(kubernetes_validate.utils, each, cache(getattr(kubernetes_validate.utils, each)))
 
 every_overlay = pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-every_deployment = pytest.mark.parametrize("folder", [BASE, GPU, KEDA, MONITORING], ids=lambda folder: folder.name)
+DEPLOYMENTS = [folder for folder in OVERLAYS if folder != KUBERAY]
+every_deployment = pytest.mark.parametrize("folder", DEPLOYMENTS, ids=lambda folder: folder.name)
 
 
 def validate(document: Document, version: str = "") -> None:

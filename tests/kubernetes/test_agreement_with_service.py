@@ -14,6 +14,7 @@ from manifests import (
     KEDA,
     KUBERAY,
     MONITORING,
+    SCALE_TO_ZERO,
     Build,
     environment,
     every_deployment,
@@ -153,6 +154,18 @@ def test_the_autoscaler_reads_metrics_that_exist(build: Build) -> None:
         assert re.sub(r"_(bucket|sum|count)$", "", name) in documented_metrics()
         assert f'{name}{{job="{job}"}}' in trigger["metadata"]["query"]
         assert float(trigger["metadata"]["threshold"]) > 0
+
+
+def test_requests_wait_at_the_interceptor_for_the_pods_of_the_service(build: Build) -> None:
+    documents = build(SCALE_TO_ZERO)
+    route, service = find(documents, "InterceptorRoute"), find(documents, "Service")
+    (trigger,) = find(documents, "ScaledObject")["spec"]["triggers"]
+    assert trigger["metadata"]["interceptorRoute"] == route["metadata"]["name"]
+    assert route["spec"]["target"]["service"] == service["metadata"]["name"]
+    assert route["spec"]["target"]["portName"] in [port["name"] for port in service["spec"]["ports"]]
+    seconds = {name: int(value.removesuffix("m")) * 60 for name, value in route["spec"]["timeouts"].items()}
+    assert seconds["responseHeader"] == settings(documents).request_seconds
+    assert seconds["request"] == seconds["readiness"] + seconds["responseHeader"]
 
 
 def test_rules_and_alerts_are_those_of_prometheus(build: Build) -> None:

@@ -47,6 +47,7 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     path.write_text(json.dumps(config), encoding="utf-8")
     keys = {"encoder": folder / "bert", "corpus": folder / "rows.csv", "dev": folder / "dev.tsv", "batch_size": 8}
     keys |= {"max_steps": STEPS, "eval_steps": 2, "log_steps": 1, "learning_rate": 1e-3, "group_by_length": "true"}
+    keys["report_to"] = "tensorboard"
     return {key: [str(value)] for key, value in keys.items()} | {"columns": ["a", "b", "c"]}
 
 

@@ -23,8 +23,8 @@ def words(tiny_bert: Path, tmp_path: Path) -> Words:
     return {key: [str(value)] for key, value in keys.items()}
 
 
-@pytest.mark.parametrize(("report_to", "written"), [([], True), (["tensorboard"], True), (["none"], False)])
-def test_tensorboard_is_written_unless_none_is_asked_for(
+@pytest.mark.parametrize(("report_to", "written"), [([], False), (["tensorboard"], True), (["none"], False)])
+def test_tensorboard_is_written_where_it_is_asked_for(
     report_to: list[str], written: bool, words: Words, tmp_path: Path
 ) -> None:
     keys = words | ({"report_to": report_to} if report_to else {})
@@ -33,13 +33,15 @@ def test_tensorboard_is_written_unless_none_is_asked_for(
     assert (tmp_path / "run" / "log.jsonl").is_file()
 
 
-@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+@pytest.mark.parametrize(
+    ("package", "install"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", r"'cloze\[report\]'")]
+)
 def test_a_missing_package_is_refused_before_work(
-    package: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, install: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.loop.training_run.find_spec", lambda name: None)
     recipe = load_recipe("simcse", words | {"report_to": [package], "encoder": ["no/such"]})
-    with pytest.raises(ClozeError, match=f"report_to has {package}, which is not installed: pip install {package}"):
+    with pytest.raises(ClozeError, match=f"report_to has {package}, which is not installed: pip install {install}"):
         fit(recipe, Run(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

@@ -49,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_new_file(options.out)
     if options.report and options.report.is_file():
         raise RunError(f"{options.report} is a file; give a folder to --report")
+    if options.report:
+        # Slow to import, and of another extra: here, before the work.
+        from training.evaluate.report.report_files import write_report
+
     if options.card and kind_of(options.path) != "bundle":
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
     if options.beside and not options.card and not options.report:
@@ -72,8 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out:
         _write(options.out, options.path, scores)
     if options.report:
-        from training.evaluate.report.report_files import write_report  # here, because matplotlib takes a second
-
         write_report(options.report, options.path, scores, found, others, measured_on)
         print(f"{options.report / 'report.html'} has the report")
 

@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 
 from training.recipes.keys import Recipe
 
-__all__ = ["DEV", "HELD_OUT", "TRACKERS", "training_arguments"]
+__all__ = ["DEV", "HELD_OUT", "training_arguments"]
 
 DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
 TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log there; TensorBoard's is the run folder's own

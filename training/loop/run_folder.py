@@ -3,7 +3,7 @@
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
 log.jsonl          one line per logged step: loss, its parts, rate, dev scores
-tensorboard/       the same for TensorBoard
+tensorboard/       the same for TensorBoard, where `report_to` has it
 checkpoint-N/      weights, optimiser, schedule and random states after step N
 model/             the chosen encoder, written when training is finished
 run.json           provenance: parent, recipe, data, commit, seeds, versions, scores

@@ -23,7 +23,7 @@ from training.data.dev_data import DevData
 from training.data.sampler import DistinctSampler
 from training.errors import CorpusError, RecipeError, RunError
 from training.loop.allocator import keep_memory
-from training.loop.arguments import DEV, HELD_OUT, TRACKERS, training_arguments
+from training.loop.arguments import DEV, HELD_OUT, training_arguments
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.processes import check_shared, console, processes
 from training.loop.run_folder import Run
@@ -119,9 +119,10 @@ def _checkpoint(run: Run, resume: bool) -> Path | None:
 def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     """Read the corpus and the dev data, then build the objective; its new weights depend on the seed."""
     _check_devices(recipe)
-    for name in TRACKERS:
-        if name in recipe.report_to and find_spec(name) is None:
-            raise RecipeError(f"report_to has {name}, which is not installed: pip install {name}")
+    for name in recipe.report_to:
+        if name != "none" and find_spec(name) is None:
+            package = "'cloze[report]'" if name == "tensorboard" else name
+            raise RecipeError(f"report_to has {name}, which is not installed: pip install {package}")
     if (len(recipe.columns) or 1) not in method.columns:
         counts = list(map(str, method.columns))
         allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"

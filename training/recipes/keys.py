@@ -109,9 +109,9 @@ class Recipe(BaseModel):
     )
     log_steps: Positive = Field(10, description="steps between logged losses")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = Field(
-        ("tensorboard",),
+        ("none",),
         min_length=1,
-        description="where the log also goes: tensorboard, in the run folder; wandb; mlflow; or none",
+        description="where log.jsonl also goes: tensorboard, in the run folder; wandb; mlflow; or none",
     )
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
         42, description="seed of the order, the dropout and new weights"
