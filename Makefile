@@ -5,6 +5,7 @@
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score a model for models/cloze-mini; the one there now is of the commit on its
 #                      card. DATA is the folder of texts and STS data
+# make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
 # make reference       write the vectors of the shipped model with which the tests compare other machines
@@ -35,7 +36,7 @@ DISTILL = distill --encoder $(PARENT) --corpus $(RUN)/texts/texts.jsonl --column
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(addprefix $(DATA)/retrieval/,med cisi cacm)
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
 
-.PHONY: serve check test test-all coverage default-model evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check test test-all coverage data default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -70,6 +71,9 @@ default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/teachers/mpne
 	  --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval $(ON_CARD) \
 	  --card --beside $(RUN)/parent.json
+
+data: .venv/dev
+	$(BIN)/python -m benchmarks.fetch_data $(DATA)
 
 evaluate: .venv/dev
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite $(SUITES) --report $(REPORT)
