@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from encoding.command import program, run
-from training.evaluate.suites import load_suites
+from evaluation.suites import load_suites
 from training.export.parity import probes
 from training.export.provenance import provenance_of_others
 from training.export.written_bundle import BundleOptions, write_bundle

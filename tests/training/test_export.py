@@ -15,17 +15,16 @@ from tiny_graphs import traced
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
-from training.data.scored_pairs import Pairs
-from training.data.search_collection import Collection
-from training.data.sts_sets import DEV_TASKS, STS_TASKS
+from evaluation import command as evaluate
+from evaluation.card import with_figures
+from evaluation.search import Collection
+from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
+from evaluation.suites.cost import CostTask
+from evaluation.suites.retrieval import RetrievalTask
+from evaluation.suites.space import SpaceTask
+from evaluation.suites.sts import StsTask
+from evaluation.task import Task
 from training.errors import ExportError, RunError
-from training.evaluate import __main__ as evaluate
-from training.evaluate.report.card_figures import with_figures
-from training.evaluate.suites.cost import CostTask
-from training.evaluate.suites.retrieval import RetrievalTask
-from training.evaluate.suites.space import SpaceTask
-from training.evaluate.suites.sts import StsTask
-from training.evaluate.task import Task
 from training.export import __main__ as export
 from training.export import shipped_graph, written_bundle
 from training.export.layers import Form

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from two_processes import in_two
 
 from encoding.command import run as run_command
+from evaluation.measures import alignment, uniformity
 from training.data.corpus import Corpus
-from training.data.similarity import alignment, uniformity
 from training.fit import main
 from training.loop import training_run
 from training.loop.run_folder import Run

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from training.data.similarity import uniformity as evaluated
+from evaluation.measures import uniformity as evaluated
 from training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence, uniformity
 
 

@@ -12,8 +12,8 @@ from test_retrieval import write as write_collection
 
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
-from training.data.dev_data import DevData
-from training.evaluate.inputs import ModelOptions, subjects
+from evaluation.dev import DevData
+from evaluation.subjects import ModelOptions, subjects
 from training.export.__main__ import main as export
 from training.fit import main
 from training.methods.losses import info_nce

@@ -15,10 +15,10 @@ from scipy.linalg import orthogonal_procrustes
 from test_objectives import build
 from tiny_bundle import write_bundle
 
+from evaluation.measures import uniformity
 from service.bulk.embed import Embed
 from service.bulk.output import Output
 from training.data.rows.teacher_vectors import TeacherVectors
-from training.data.similarity import uniformity
 from training.errors import CorpusError, RecipeError
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from encoding.errors import TemplateError
-from training.data.similarity import cosines
+from evaluation.measures import cosines
 from training.errors import EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.heads import Head

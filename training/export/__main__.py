@@ -15,8 +15,8 @@ from pydantic_settings import CliPositionalArg
 from encoding.command import program
 from encoding.command import run as run_command
 from encoding.text import TOKENIZER_FILES
+from evaluation.suites import load_suites
 from training.errors import RunError
-from training.evaluate.suites import load_suites
 from training.export.provenance import provenance_of
 from training.export.written_bundle import BundleOptions, write_bundle
 from training.hub.sentence_transformer import is_sentence_transformer, saved_settings

@@ -21,12 +21,10 @@ from encoding.bundle import GRAPHS, PRECISIONS, Precision, Provenance, seal, sta
 from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
+from evaluation.card import with_figures
+from evaluation.tables import figures
+from evaluation.task import Subject, Task, score_tasks, search_columns
 from training.errors import ExportError, RunError
-from training.evaluate.figures import figures
-from training.evaluate.measures import search_columns
-from training.evaluate.report.card_figures import with_figures
-from training.evaluate.subject import Subject
-from training.evaluate.task import Task, score_tasks
 from training.export.graph import trace
 from training.export.model_card import model_card, parent_metadata
 from training.export.parity import difference, probes

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.trainer_utils import SaveStrategy
 
+from encoding.machine import peak_memory
 from training.data.corpus import Corpus
-from training.evaluate.machine import peak_memory
 from training.loop.arguments import training_arguments
 from training.loop.callbacks import Progress
 from training.loop.processes import console

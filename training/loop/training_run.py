@@ -18,8 +18,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from encoding.bundle import SEARCH_NAMES
+from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
-from training.data.dev_data import DevData
 from training.data.sampler import DistinctSampler
 from training.errors import CorpusError, RecipeError, RunError
 from training.loop.allocator import keep_memory

@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from evaluation.measures import units
 from training.data.corpus import Row
 from training.data.rows.teacher_vectors import TeacherVectors
-from training.data.similarity import units
 from training.errors import RecipeError
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective

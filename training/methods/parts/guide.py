@@ -12,11 +12,11 @@ from rich.progress import track
 from torch import Tensor
 
 from encoding.bundle import Bundle
+from evaluation.measures import Embed
 from training.methods.parts.gather import rank_and_count
 from training.model.encoder import SentenceEncoder, saved_config
 from training.model.graph_encoder import GraphEncoder
 from training.model.model_path import kind_of, model_folder
-from training.model.pooling import Embed
 from training.model.pretrained import fastest_device
 
 __all__ = ["Guide"]
