@@ -16,8 +16,8 @@ from training.errors import EncoderError, RecipeError
 from training.fit import main
 from training.methods import diffcse
 from training.methods.diffcse import DiffCSE
+from training.methods.edits import Edited
 from training.methods.losses import edit_detection, info_nce
-from training.methods.parts.edits import Edited
 from training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]

@@ -21,8 +21,8 @@ from training.fit import main
 from training.loop.gradient_cache import backward_in_chunks
 from training.loop.training_run import prepare
 from training.methods.diffcse import DiffCSE
+from training.methods.edits import Edited
 from training.methods.losses import corrected_words, edit_detection, info_nce
-from training.methods.parts.edits import Edited
 from training.model.views import View
 
 PAIRS = [(text, ROWS[(place + 1) % len(ROWS)][0]) for place, (text,) in enumerate(ROWS)]

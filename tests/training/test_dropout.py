@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel
 
 from training.errors import EncoderError
-from training.methods.parts.sampled_dropout import Dropouts, SampledDropout, draw_rates
+from training.methods.ssimcse import Dropouts, SampledDropout, draw_rates
 from training.model.encoder import SentenceEncoder
 from training.recipes.methods import Distribution, well_formed
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from training.data.masking import mask_tokens, maskable_tokens
 from training.errors import EncoderError
-from training.methods.parts.edits import Edited, Editor
+from training.methods.edits import Edited, Editor
 from training.model.encoder import SentenceEncoder
 from training.model.views import view
 

@@ -10,9 +10,9 @@ from test_lora import LINEARS, backbone
 
 from training.errors import RecipeError
 from training.loop.run_folder import Run
+from training.loop.trainable import first_layers, freeze_embeddings
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
-from training.methods.parts.frozen_layers import first_layers, freeze_embeddings
 
 KEYS = {"batch_size": 8, "max_steps": 4, "held_out": 0, "save_steps": 2, "log_steps": 1, "learning_rate": 1e-2}
 

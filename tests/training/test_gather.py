@@ -12,7 +12,7 @@ from two_processes import in_two
 
 from training.loop.gradient_cache import backward_in_chunks
 from training.methods.contrastive import Contrastive
-from training.methods.parts.gather import average_gradients, gather, many, own
+from training.methods.gather import average_gradients, gather, many, own
 from training.model.views import View
 
 COUNT = 4  # rows; two a process

@@ -19,9 +19,8 @@ from encoding.command import run as run_command
 from training.errors import RecipeError
 from training.fit import main
 from training.loop.gradient_cache import backward_in_chunks
-from training.methods.contrastive import FromPairs
+from training.methods.contrastive import FromPairs, Guide
 from training.methods.losses import false_negatives, info_nce
-from training.methods.parts.guide import Guide
 from training.methods.simcse import SimCSE
 from training.model.encoder import SentenceEncoder
 

@@ -10,8 +10,8 @@ from recipes import load_recipe
 from transformers import BertConfig
 
 from training.methods import OBJECTIVES
+from training.methods.contrastive import projection
 from training.methods.losses import info_nce
-from training.methods.parts.loss_head import projection
 from training.methods.simcse import SimCSE
 from training.model.encoder import SentenceEncoder
 from training.model.heads import HEAD_FILE, Head

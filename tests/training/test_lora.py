@@ -25,9 +25,9 @@ from transformers import (
 
 from training.errors import RecipeError
 from training.loop.run_folder import Run
+from training.loop.trainable import add_lora, merge_lora
 from training.loop.training_run import prepare
 from training.methods import OBJECTIVES
-from training.methods.parts.lora import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}

@@ -234,7 +234,7 @@ def test_a_batch_in_which_nothing_is_masked_costs_the_contrast_alone(
     def nothing(ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return ids, torch.zeros_like(ids, dtype=torch.bool)
 
-    monkeypatch.setattr("training.methods.parts.masked_word_loss.mask_tokens", nothing)
+    monkeypatch.setattr("training.methods.simcse.mask_tokens", nothing)
     objective = build(tiny_bert, **MASKED).train()
     outputs = objective(**objective.views(TEXTS))
     outputs["loss"].backward()
@@ -284,7 +284,7 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     assert counts[:2].sum() != counts[2:].sum()
 
     def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        for module in ("training.methods.contrastive", "training.methods.parts.masked_word_loss"):
+        for module in ("training.methods.contrastive", "training.methods.simcse"):
             monkeypatch.setattr(f"{module}.gather", gather)
         own = {name: {key: value[rows] for key, value in view.items()} for name, view in views.items()}
         shares = {pass_: {name: value[rows] for name, value in of.items()} for pass_, of in results.items()}

@@ -22,8 +22,8 @@ from training.data.sampler import (
 )
 from training.errors import RunError
 from training.loop.gradient_cache import Chunked, backward_in_chunks
+from training.methods.gather import average_gradients
 from training.methods.objective import Objective
-from training.methods.parts.gather import average_gradients
 from training.model.pretrained import quiet
 
 __all__ = ["Figures", "ObjectiveTrainer"]

@@ -27,11 +27,10 @@ from training.loop.arguments import DEV, HELD_OUT, TRACKERS, training_arguments
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.processes import check_shared, console, processes
 from training.loop.run_folder import Run
+from training.loop.trainable import Thaw, add_lora, first_layers, freeze_embeddings, merge_lora
 from training.loop.trainer import ObjectiveTrainer
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
-from training.methods.parts.frozen_layers import Thaw, first_layers, freeze_embeddings
-from training.methods.parts.lora import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
 from training.recipes.keys import Recipe
 

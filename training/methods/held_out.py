@@ -14,8 +14,8 @@ import torch
 
 from evaluation.measures import alignment, uniformity
 from training.data.corpus import Row
+from training.methods.gather import rank_and_count
 from training.methods.objective import Objective
-from training.methods.parts.gather import rank_and_count
 
 __all__ = ["HeldOut"]
 

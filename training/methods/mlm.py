@@ -16,8 +16,8 @@ from transformers import AutoModel, PreTrainedModel
 from training.data.corpus import Row
 from training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
 from training.errors import EncoderError, RecipeError
+from training.methods.gather import total
 from training.methods.objective import Objective
-from training.methods.parts.gather import total
 from training.model.encoder import SentenceEncoder
 from training.model.masked_head import MaskedHead, save_masked_lm
 from training.model.views import View, trimmed, view

@@ -1,4 +1,8 @@
-"""Sampled dropout (S-SimCSE, arXiv:2111.11750): rates drawn from a distribution, and one rate per row.
+"""S-SimCSE (arXiv:2111.11750): SimCSE with dropout rates drawn from a distribution, and one rate per row.
+
+Rates are drawn anew for each pass. The paper gives neither the distribution's parameters, nor whether attention
+probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
+probabilities count, and a row is scaled by its own 1 / (1 - rate).
 
 A backbone's dropout modules are replaced in place. They have no weights, so checkpoints and exports are not affected;
 in evaluation they do nothing.
@@ -17,10 +21,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.errors import EncoderError
+from training.methods.simcse import SimCSE
+from training.model.encoder import SentenceEncoder
 from training.model.pretrained import quiet
-from training.recipes.methods import Distribution
+from training.model.views import View
+from training.recipes.methods import Distribution, SSimCSERecipe
 
-__all__ = ["Dropouts", "SampledDropout", "draw_rates"]
+__all__ = ["Dropouts", "SSimCSE", "SampledDropout", "draw_rates"]
 
 _HIGHEST: Final = 0.99  # beta reaches 1, which would leave nothing of a row
 _ATTENTION: Final = "sampled_dropout"
@@ -132,3 +139,30 @@ def _attend(
 
 AttentionInterface.register(_ATTENTION, _attend)
 AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+
+
+class SSimCSE(SimCSE):
+    """Section 3: `pass` and `op` are the paper's "w/o sd", `sentence` (section 3.2) and `sentence-op` its "w/ sd"."""
+
+    def __init__(self, encoder: SentenceEncoder, recipe: SSimCSERecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.dropouts = Dropouts.install(encoder.backbone, recipe.attention_dropout)
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        return {name: view | {"rates": self._rates(view)} for name, view in super().draw(views).items()}
+
+    def encode(self, name: str, view: View) -> Tensor:
+        with self.dropouts.at(view["rates"]):
+            return super().encode(name, view)
+
+    def guess(self, name: str, view: View) -> Tensor:
+        with self.dropouts.at(view["rates"]):
+            return super().guess(name, view)
+
+    def _rates(self, view: View) -> Tensor:
+        """A rate for each row and operation of a pass, (n, operations)."""
+        scope, ids = self.recipe.scope, view["input_ids"]
+        rows = len(ids) if scope.startswith("sentence") else 1
+        operations = len(self.dropouts) if scope.endswith("op") else 1
+        rates = draw_rates(self.recipe.distribution, self.recipe.rates, (rows, operations))
+        return rates.to(ids.device).expand(len(ids), len(self.dropouts))
