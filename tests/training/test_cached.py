@@ -24,7 +24,9 @@ def plain(objective: Contrastive, views: dict[str, View], size: int) -> Tensor:
     """The same passes in the same order, every activation kept."""
     views = objective.draw(views)
     results = {
-        argument: {name: encode_trimmed(partial(run, name), view, size) for name, view in views.items()}
+        argument: {
+            name: encode_trimmed(partial(run, name), view, size, objective.tokenwise) for name, view in views.items()
+        }
         for argument, run in objective.passes().items()
     }
     loss = objective.loss(views=views, **results)["loss"]

@@ -49,7 +49,7 @@ def test_only_tokens_are_cut(texts: tuple[SentenceEncoder, View]) -> None:
     _, whole = texts
     length = whole["input_ids"].shape[1]
     rates = torch.arange(len(TEXTS) * length).view(len(TEXTS), length)
-    for rows, part in trimmed(whole | {"rates": rates, "answers": whole["input_ids"]}, 3):
+    for rows, part in trimmed(whole | {"rates": rates, "answers": whole["input_ids"]}, 3, ["answers"]):
         assert torch.equal(part["rates"], rates[rows])
         assert part["attention_mask"].any(0).all()
         assert torch.equal(part["answers"], part["input_ids"])

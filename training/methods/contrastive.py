@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import torch
@@ -110,6 +110,7 @@ class Contrastive(Objective):
     """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
 
     contrastive = True
+    tokenwise: ClassVar[tuple[str, ...]] = ()  # tensors that `draw` adds with a column per token, (n, L)
     head: nn.Module  # between vectors and loss
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
@@ -138,7 +139,9 @@ class Contrastive(Objective):
     def forward(self, **views: View) -> dict[str, Tensor]:
         views, size = self.draw(views), self.recipe.mini_batch_size
         results = {
-            argument: {name: encode_trimmed(partial(run, name), view, size) for name, view in views.items()}
+            argument: {
+                name: encode_trimmed(partial(run, name), view, size, self.tokenwise) for name, view in views.items()
+            }
             for argument, run in self.passes().items()
         }
         return self.loss(views=views, **results)

@@ -121,7 +121,9 @@ class Editor:
         """Ids with the generator's words at `places`, never [PAD]: RoBERTa counts positions by it."""
         assert self.generator is not None, "an editor without a generator only deletes. This is a bug."
         generator, guessed = self.generator.to(ids.device), ids.clone()
-        for rows, part in trimmed({"input_ids": ids, "attention_mask": attention, "places": places}):
+        for rows, part in trimmed(
+            {"input_ids": ids, "attention_mask": attention, "places": places}, tokenwise=["places"]
+        ):
             scores = generator(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
             guessed[rows, : scores.shape[1]] = self._choose_words(scores, part["input_ids"], part["places"])
         return guessed

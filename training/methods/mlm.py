@@ -70,7 +70,7 @@ class MLM(Objective):
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
         """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""
         hidden, answers = [], []
-        for _, part in trimmed(view):
+        for _, part in trimmed(view, tokenwise=["answers"]):
             chosen = part["answers"] >= 0
             hidden.append(self.encoder.hidden(part["input_ids"], part["attention_mask"])[chosen])
             answers.append(part["answers"][chosen])

@@ -64,6 +64,8 @@ class MaskedWordLoss(nn.Module):
 class SimCSE(FromPairs):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
 
+    tokenwise = ("masked_ids", "answers")
+
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
         self.poolings = _poolings(encoder, recipe)
