@@ -15,8 +15,8 @@ from evaluation.suites import HELP, load_suites
 from evaluation.tables import figures, machines, show
 from evaluation.task import Score, score_tasks
 from training.errors import RunError
-from training.model.model_path import kind_of
 from training.result_file import check_new_file
+from training.run_folder import kind_of
 
 __all__ = ["EvaluateOptions", "main"]
 

@@ -21,8 +21,8 @@ from training.errors import RunError
 from training.model.encoder import SentenceEncoder, saved_config, weights_digest
 from training.model.graph_encoder import GraphEncoder
 from training.model.masked_words import MaskedWords
-from training.model.model_path import kind_of
 from training.model.pretrained import fastest_device
+from training.run_folder import kind_of, model_folder
 
 __all__ = ["ModelOptions", "ScoringOptions", "fitting", "progress", "subjects"]
 
@@ -95,7 +95,7 @@ def _model(path: str, options: ModelOptions) -> Subject:
         raise RunError(f"{path} is not a bundle, so it has no precisions; leave out --precision")
     if options.top_k and options.pooling not in (None, "mask"):
         raise RunError(f"--top-k needs mask pooling; leave out --pooling {options.pooling}")
-    folder = str(Path(path, "model")) if kind_of(path) == "run" else path
+    folder = model_folder(path)
     changes = _changes(options, CONFIG_OPTIONS)
     changes["denoising"] = changes.pop("denoise", None)
     templates = _changes(options, SEARCH_TEMPLATES)

@@ -26,10 +26,10 @@ from evaluation.t5 import TemplateWriter, read_definitions
 from training.data.corpus import read_lines
 from training.errors import CorpusError, EncoderError
 from training.model.encoder import SentenceEncoder
-from training.model.model_path import model_folder
 from training.model.pooling import Pooling
 from training.model.pretrained import fastest_device
 from training.result_file import check_new_file
+from training.run_folder import model_folder
 
 __all__ = [
     "PREFIXES",

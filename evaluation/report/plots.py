@@ -4,7 +4,6 @@ A figure is drawn with the stand-ins in `COLOURS`; `inline` replaces each by its
 """
 
 import io
-import json
 import re
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure as Canvas
 
 from evaluation.report.contents import Figure, Gap, Row, Table
 from evaluation.task import Score
+from training.run_folder import Run
 
 __all__ = [
     "COLOURS",
@@ -292,10 +292,10 @@ def _number(value: float | None, decimals: int) -> str:
 
 def training_curves(path: Path) -> Figure | Gap:
     """The loss in a run's log.jsonl, and what chose the checkpoint: development scores, or figures of held-out rows."""
-    title, log = "Loss and evaluations", path / "log.jsonl"
-    if not log.is_file():
+    title, run = "Loss and evaluations", Run(path)
+    if not run.log_file.is_file():
         return Gap(title, "only a run has a log of its training (log.jsonl)")
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    entries = run.logged()
     loss = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     begins = next((begins for begins in EVALUATED if any(name.startswith(begins) for name in chain(*entries))), None)
     if not loss or begins is None:

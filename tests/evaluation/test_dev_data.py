@@ -15,9 +15,9 @@ from evaluation.dev import DevData
 from evaluation.suites import load_suites
 from training.errors import CorpusError, RecipeError
 from training.fit import main
-from training.loop.run_folder import Run
 from training.recipes.files import validate
 from training.recipes.keys import Recipe
+from training.run_folder import Run
 
 EAST, NORTH, NORTH_EAST = text(1, 0), text(0, 1), text(1, 1)
 PAIRS = [(EAST, NORTH_EAST, 1, 4.5), (EAST, NORTH, 0, 0.5), (EAST, text(2, 1), 0, 3.0), (NORTH, text(1, 3), 1, 5.0)]

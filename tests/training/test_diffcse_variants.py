@@ -19,7 +19,7 @@ from training.data.corpus import read_corpus
 from training.errors import EncoderError
 from training.fit import main
 from training.loop.gradient_cache import backward_in_chunks
-from training.loop.training_run import prepare
+from training.loop.run import prepare
 from training.methods.diffcse import DiffCSE
 from training.methods.edits import Edited
 from training.methods.losses import corrected_words, edit_detection, info_nce
@@ -262,7 +262,7 @@ def test_a_run_reads_next_sentences_where_the_recipe_edits_them(
     text.write_text("".join(f"{row[0]}\n" for row in ROWS), encoding="utf-8")
     keys = {"encoder": folder, "generator": folder, "corpus": text, "batch_size": 2, "edited": edited}
     recipe = load_recipe("diffcse", {key: [str(value)] for key, value in keys.items()})
-    corpus, _, _ = prepare(DiffCSE, recipe)
+    corpus, _, _ = prepare(recipe)
     texts = [row[0] for row in ROWS]
     assert list(corpus.rows) == [tuple(texts[place : place + width]) for place in range(len(texts) - width + 1)]
 

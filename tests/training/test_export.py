@@ -35,7 +35,7 @@ from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
-from training.model.model_path import kind_of
+from training.run_folder import kind_of
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64

@@ -9,10 +9,9 @@ from safetensors.torch import load_file
 from test_lora import LINEARS, backbone
 
 from training.errors import RecipeError
-from training.loop.run_folder import Run
+from training.loop.run import prepare
 from training.loop.trainable import first_layers, freeze_embeddings
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
+from training.run_folder import Run
 
 KEYS = {"batch_size": 8, "max_steps": 4, "held_out": 0, "save_steps": 2, "log_steps": 1, "learning_rate": 1e-2}
 
@@ -94,4 +93,4 @@ def test_what_has_nothing_to_freeze_refuses_it(
 def test_one_layer_has_to_be_left(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"frozen_layers": ["2"]})
     with pytest.raises(RecipeError, match=r"frozen_layers is 2, and the encoder has 2 layers .* write 1 at most"):
-        prepare(OBJECTIVES["simcse"], recipe)
+        prepare(recipe)

@@ -18,12 +18,12 @@ from encoding.command import run as run_command
 from evaluation.measures import alignment, uniformity
 from training.data.corpus import Corpus
 from training.fit import main
-from training.loop import training_run
-from training.loop.run_folder import Run
+from training.loop import run as training_run
 from training.methods import OBJECTIVES
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
+from training.run_folder import Run
 
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend"]
 TEXTS = [f"The {a} and the {b} run {c} times." for a in WORDS for b in WORDS for c in range(11)]  # 704
@@ -169,7 +169,7 @@ def steady(tmp_path: Path, masked: Path) -> dict[str, list[str]]:
 
 def fit_in_process(rank: int, keys: dict[str, list[str]], folder: Path) -> None:
     recipe = load_recipe("simcse", keys)
-    training_run.fit(OBJECTIVES[recipe.method], recipe, Run(folder))
+    training_run.fit(recipe, Run(folder))
 
 
 @pytest.mark.long

@@ -18,13 +18,11 @@ from two_processes import in_two
 from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
 from training.fit import main
-from training.loop import training_run
-from training.loop.arguments import training_arguments
-from training.loop.run_folder import Run
-from training.loop.trainer import ObjectiveTrainer
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
+from training.loop import run as training_run
+from training.loop.run import prepare
+from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods.mlm import MLM
+from training.run_folder import Run
 
 STEPS = 4
 SECOND_EPOCH: dict[str, list[str]] = {"max_steps": ["8"], "group_by_length": ["false"]}  # an epoch has 4 steps
@@ -143,7 +141,7 @@ def test_the_second_epoch_of_a_seed_is_not_the_first_of_the_next(words: Words, t
 
     def order(seed: str, epoch: int) -> list[list[int]]:
         recipe = load_recipe("simcse", words | SECOND_EPOCH | {"seed": [seed]})
-        corpus, _, objective = prepare(OBJECTIVES["simcse"], recipe)
+        corpus, _, objective = prepare(recipe)
         batches = ObjectiveTrainer(objective, corpus, training_arguments(recipe, tmp_path, None)).get_train_dataloader()
         batches.set_epoch(epoch)
         return list(batches.batch_sampler)
@@ -170,7 +168,7 @@ def test_the_command_speaks_once_for_all_processes(two: Path) -> None:
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m training.fit"):
-        prepare(OBJECTIVES["simcse"], load_recipe("simcse", words))
+        prepare(load_recipe("simcse", words))
 
 
 def test_a_dev_score_that_stands_still_stops_the_run(words: Words, tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ from transformers import (
 )
 
 from training.errors import RecipeError
-from training.loop.run_folder import Run
+from training.loop.run import prepare
 from training.loop.trainable import add_lora, merge_lora
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
 from training.model.encoder import SentenceEncoder
+from training.run_folder import Run
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 THIN = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "vocab_size": 50}
@@ -116,7 +115,7 @@ def test_a_run_leaves_merged_weights_and_the_parent_frozen(
     assert all(torch.equal(frozen[f"encoder.backbone.{name}"], weight) for name, weight in parent.items())
     merged = SentenceEncoder.load(str(run / "model"))
     recipe = load_recipe("simcse", keys)
-    _, _, objective = prepare(OBJECTIVES["simcse"], recipe)
+    _, _, objective = prepare(recipe)
     objective.load_state_dict(load_file(run / "best.safetensors"))
     texts = ["A dog runs.", "Rain in the city."]
     assert merged.embed(texts) == pytest.approx(objective.encoder.embed(texts), abs=1e-5)
@@ -155,4 +154,4 @@ def test_methods_that_it_cannot_serve_refuse_it(
 def test_a_rank_that_saves_nothing_is_refused(keys: dict[str, list[str]]) -> None:
     recipe = load_recipe("simcse", keys | {"lora_rank": ["16"]})
     with pytest.raises(RecipeError, match=r"lora_rank is 16; a layer of 32 by 32 .* write 15 at most, or 0"):
-        prepare(OBJECTIVES["simcse"], recipe)
+        prepare(recipe)

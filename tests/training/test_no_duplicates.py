@@ -11,10 +11,10 @@ from recipes import arguments, load_recipe
 from encoding.command import run as run_command
 from training.data.corpus import Row
 from training.fit import main
-from training.loop.run_folder import Run
 from training.methods.simcse import SimCSE
 from training.model.views import View
 from training.recipes.command import recipe_of
+from training.run_folder import Run
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar", "field", "text"]
 

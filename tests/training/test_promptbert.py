@@ -11,8 +11,7 @@ from recipes import load_recipe
 
 from encoding.errors import ClozeError
 from training.errors import EncoderError, RecipeError
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
+from training.loop.run import prepare
 from training.methods.losses import info_nce
 from training.methods.promptbert import PromptBERT
 from training.model.encoder import SentenceEncoder
@@ -234,7 +233,7 @@ def test_training_from_a_denoising_parent_serves_what_it_trained(masked_bert: Pa
     keys = {"encoder": tmp_path / "parent", "corpus": tmp_path / "corpus.txt", "batch_size": 4, "max_steps": 1}
     keys |= {"template": 'This sentence of "[X]" means [MASK].', "pooling": "mask", "kept_head": "tanh"}
     recipe = load_recipe("simcse", {key: [str(value)] for key, value in keys.items()})
-    _, _, objective = prepare(OBJECTIVES[recipe.method], recipe)
+    _, _, objective = prepare(recipe)
     trained = objective.eval().encode("first", objective.views([(text,) for text in texts])["first"])
     objective.save(tmp_path / "model")
     served = SentenceEncoder.load(str(tmp_path / "model"))

@@ -11,7 +11,7 @@ from killed_runs import fit
 from recipes import arguments, load_recipe
 
 from encoding.errors import ClozeError
-from training.loop.run_folder import Run
+from training.run_folder import Run
 
 Words = dict[str, list[str]]
 
@@ -37,7 +37,7 @@ def test_tensorboard_is_written_unless_none_is_asked_for(
 def test_a_missing_package_is_refused_before_work(
     package: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.loop.training_run.find_spec", lambda name: None)
+    monkeypatch.setattr("training.loop.run.find_spec", lambda name: None)
     recipe = load_recipe("simcse", words | {"report_to": [package], "encoder": ["no/such"]})
     with pytest.raises(ClozeError, match=f"report_to has {package}, which is not installed: pip install {package}"):
         fit(recipe, Run(tmp_path / "run"))

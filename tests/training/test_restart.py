@@ -19,11 +19,11 @@ from two_processes import in_two
 from encoding.command import run as run_command
 from training.errors import RecipeError, RunError
 from training.fit import main
-from training.loop import processes, training_run
+from training.loop import processes
+from training.loop import run as training_run
 from training.loop.callbacks import Journal
-from training.loop.run_folder import Run
-from training.methods import OBJECTIVES
 from training.recipes.keys import Recipe
+from training.run_folder import Run
 
 STEPS = 15
 Words = dict[str, list[str]]
@@ -117,7 +117,7 @@ def refusal(kind: type[Exception], recipe: Recipe, run: Run) -> str:
 
 
 def fit(recipe: Recipe, run: Run) -> None:
-    training_run.fit(OBJECTIVES[recipe.method], recipe, run)
+    training_run.fit(recipe, run)
 
 
 def listing(names: list[str], past: Path) -> type[Journal]:

@@ -13,9 +13,8 @@ from encoding.errors import ClozeError
 from training.data.corpus import Corpus
 from training.errors import CorpusError
 from training.fit import main
-from training.loop.arguments import training_arguments
-from training.loop.trainer import ObjectiveTrainer
-from training.loop.training_run import prepare
+from training.loop.run import prepare
+from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods import OBJECTIVES
 from training.methods.losses import SELF_GUIDED
 from training.methods.sg import SG
@@ -231,7 +230,7 @@ def test_a_corpus_without_columns_has_no_translations(tiny_bert: Path, tmp_path:
     text.write_text("Two dogs run.\n" * 20, encoding="utf-8")
     recipe = load_recipe("sg-bt", SMALL | {"encoder": [str(tiny_bert)], "corpus": [str(text)]})
     with pytest.raises(CorpusError, match="has no columns"):
-        prepare(OBJECTIVES[recipe.method], recipe)
+        prepare(recipe)
 
 
 @pytest.mark.parametrize("name", RECIPES)

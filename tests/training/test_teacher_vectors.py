@@ -20,8 +20,7 @@ from service.bulk.embed import Embed
 from service.bulk.output import Output
 from training.data.rows.teacher_vectors import TeacherVectors
 from training.errors import CorpusError, RecipeError
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
+from training.loop.run import prepare
 from training.methods.distill import Distill
 from training.model.encoder import SentenceEncoder
 
@@ -169,7 +168,7 @@ def test_a_run_trains_checks_its_texts_and_resumes(tiny_bert: Path, tmp_path: Pa
     recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"]})
     whole_and_resumed(recipe, tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
-    corpus, _, objective = prepare(OBJECTIVES["distill"], recipe)
+    corpus, _, objective = prepare(recipe)
     message = r"1 of 37 texts have no vector of every teacher, the first is 'A text of its own\.'; embed the corpus"
     with pytest.raises(CorpusError, match=message):
         objective.begin(corpus.rows)

@@ -12,11 +12,10 @@ from recipes import load_recipe
 from encoding.errors import ClozeError
 from training.data.corpus import Corpus, read_corpus
 from training.errors import CorpusError
-from training.loop import training_run
-from training.loop.run_folder import Run
-from training.loop.training_run import prepare
-from training.methods import OBJECTIVES
+from training.loop import run as training_run
+from training.loop.run import prepare
 from training.methods.simcse import SimCSE
+from training.run_folder import Run
 
 Words = dict[str, list[str]]
 UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
@@ -101,4 +100,4 @@ def test_bad_weights_are_refused(changed: Words, message: str, words: Words) -> 
 def test_a_weight_of_a_file_without_a_sentence_left_is_refused(words: Words) -> None:
     recipe = load_recipe("simcse", words | {"weights": ["1", "2"], "max_words": ["6"]})  # the others have seven words
     with pytest.raises(CorpusError, match=r"few\.txt has the weight 2 and no sentence left to train on .*write 0"):
-        prepare(OBJECTIVES["simcse"], recipe)
+        prepare(recipe)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from encoding.bundle import Provenance, located
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
+from training.run_folder import Run
 
 __all__ = ["OUTSIDE", "provenance_of", "provenance_of_others"]
 
@@ -23,18 +24,19 @@ MEASURED_LATER = ("scores", "parity", "graphs")
 
 def provenance_of(run: Path) -> tuple[Provenance, Path]:
     """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
-    path = run / "run.json"
     if is_sentence_transformer(run):
         return provenance_of_others(str(run), "training.export"), run
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = Run(run).provenance()
         parent = located(content["recipe"]["encoder"])
         known = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
         return Provenance.model_validate_json(json.dumps(known | {name: {} for name in MEASURED_LATER})), parent
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
-        raise RunError(f"{path} does not say where the model comes from ({reason}); train again") from error
+        raise RunError(
+            f"{Run(run).provenance_file} does not say where the model comes from ({reason}); train again"
+        ) from error
 
 
 def provenance_of_others(source: str, command: str) -> Provenance:

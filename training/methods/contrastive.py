@@ -28,9 +28,9 @@ from training.model.encoder import SentenceEncoder, saved_config
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
 from training.model.masked_head import MaskedHead
-from training.model.model_path import kind_of, model_folder
 from training.model.pretrained import fastest_device
 from training.model.views import Pass, View, encode_trimmed
+from training.run_folder import kind_of, model_folder
 
 __all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
 

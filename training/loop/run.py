@@ -1,4 +1,7 @@
-"""One training run: recipe -> corpus -> objective -> Trainer -> run folder, in each process that torchrun started."""
+"""Training: recipe -> corpus -> objective -> Trainer -> run folder, in each process that torchrun started.
+
+`train` does what a command line asks: one run, several seeds, or two steps for show. `resume` continues a run.
+"""
 
 import math
 import os
@@ -22,26 +25,97 @@ from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
 from training.data.sampler import DistinctSampler
 from training.errors import CorpusError, RecipeError, RunError
-from training.loop.allocator import keep_memory
-from training.loop.arguments import DEV, HELD_OUT, TRACKERS, training_arguments
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
-from training.loop.processes import check_shared, console, processes
-from training.loop.run_folder import Run
+from training.loop.dry_run import dry_run
+from training.loop.processes import check_shared, console, keep_memory, processes, restarts_itself
+from training.loop.seeds import SeedRuns, parse_seeds
 from training.loop.trainable import Thaw, add_lora, first_layers, freeze_embeddings, merge_lora
-from training.loop.trainer import ObjectiveTrainer
+from training.loop.trainer import DEV, HELD_OUT, TRACKERS, ObjectiveTrainer, training_arguments
+from training.methods import OBJECTIVES
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
+from training.recipes.command import FitOptions, load_recipe
+from training.recipes.files import to_toml
 from training.recipes.keys import Recipe
+from training.run_folder import Run
 
-__all__ = ["fit", "prepare"]
+__all__ = ["fit", "prepare", "resume", "train"]
 
 HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
 HELD_OUT_PART: Final = 20  # one row in 20
 FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
 
 
-def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False) -> bool:
+def train(recipe: Recipe, options: FitOptions, name: str) -> int:
+    """Do what the command line asks with the recipe, called `name`; return the exit code. Raises ClozeError."""
+    out = options.out or Path("runs", name)
+    console.quiet = not processes().is_main_process
+    if options.dry_run:
+        console.print(to_toml(recipe), markup=False)
+        corpus, _, objective = prepare(recipe)
+        dry_run(recipe, corpus, objective)
+        code = 0
+    elif options.seeds:
+        code = _fit_seeds(SeedRuns(recipe, parse_seeds(options.seeds), out))
+    else:
+        run = Run.same(out, recipe) if restarts_itself() else Run.fresh(out)
+        code = _one_run(recipe, run, resume=run.recipe_file.is_file())
+    processes().destroy_process_group()
+    return code
+
+
+def resume(path: Path) -> int:
+    """Continue a run; return the exit code. Raises ClozeError."""
+    run = Run.open(path)
+    console.quiet = not processes().is_main_process
+    recipe = load_recipe(str(run.recipe_file))
+    code = _one_run(recipe, run, resume=True)
+    processes().destroy_process_group()
+    return code
+
+
+def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
+    if run.finished:
+        console.print(f"{run.path} is finished; nothing to do")
+        return 0
+    if not fit(recipe, run, resume):
+        console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
+        return 130
+    console.print(f"finished: {run.model}{_chosen(run)}; next: python -m training.export {run.path} models/NAME")
+    return 0
+
+
+def _chosen(run: Run) -> str:
+    """Which step's weights were chosen, by which figure, and what that was before training."""
+    found = run.provenance()
+    if found["chosen_by"] is None:
+        return ""
+    score = found["held_out_loss"] if found["dev_score"] is None else found["dev_score"]
+    return (
+        f" (step {found['best_step']} of {found['steps']}, {found['chosen_by']} {score:.4g}; before training "
+        f"{found['before_training']:.4g})"
+    )
+
+
+def _fit_seeds(seeds: SeedRuns) -> int:
+    """Train each seed that is not finished, then write and show their scores."""
+    seeds.check()
+    for seed, run in seeds.runs.items():
+        if run.finished:
+            console.print(f"{run.path} is finished")
+            continue
+        console.print(f"{run.path}:")
+        if not fit(seeds.recipe(seed), run, resume=run.recipe_file.is_file()):
+            console.print("stopped; continue with the same command")
+            return 130
+    if processes().is_main_process:
+        console.print(seeds.write_summary())
+    console.print(f"finished: {seeds.folder}")
+    return 0
+
+
+def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C stopped it.
 
     Every file is read and every key checked before the model is loaded. Raises ClozeError.
@@ -50,7 +124,7 @@ def fit(method: type[Objective], recipe: Recipe, run: Run, resume: bool = False)
     group = processes()
     if recipe.workers:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
-    corpus, dev, objective = prepare(method, recipe)
+    corpus, dev, objective = prepare(recipe)
     group.wait_for_everyone()  # until all have found the folder free
     with run.space_for(_largest(objective, recipe, len(corpus))):
         return _train(objective, corpus, dev, recipe, run, resume)
@@ -115,8 +189,9 @@ def _checkpoint(run: Run, resume: bool) -> Path | None:
     return found[0]
 
 
-def prepare(method: type[Objective], recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
+def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     """Read the corpus and the dev data, then build the objective; its new weights depend on the seed."""
+    method = OBJECTIVES[recipe.method]
     _check_devices(recipe)
     for name in TRACKERS:
         if name in recipe.report_to and find_spec(name) is None:

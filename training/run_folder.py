@@ -1,4 +1,4 @@
-"""A run folder: everything that one training run writes.
+"""A run folder: everything that one training run writes, and how a command tells it from a bundle or an encoder.
 
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
@@ -19,20 +19,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from safetensors import SafetensorError
 
+from encoding.bundle import SPEC_FILE, located
 from encoding.command import FULL
+from encoding.files import write_whole
 from training.data.corpus import Corpus
 from training.errors import RunError
+from training.model.pretrained import looks_local
 from training.recipes.files import to_toml
 from training.recipes.keys import Recipe
 
-__all__ = ["Run"]
+__all__ = ["Kind", "Run", "kind_of", "model_folder"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
+
+Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class Run:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
-        _write(self.recipe_file, to_toml(recipe))
+        write_whole(self.recipe_file, to_toml(recipe))
         _write_json(self.data_file, _sources(corpus))
 
     def check_text(self, corpus: Corpus) -> None:
@@ -182,7 +187,7 @@ class Run:
                 shutil.rmtree(folder)
         if self.log_file.is_file():
             lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
-            _write(self.log_file, "".join(line + "\n" for line in lines))
+            write_whole(self.log_file, "".join(line + "\n" for line in lines))
         if newest is None:
             self.best.unlink(missing_ok=True)
         saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
@@ -192,6 +197,10 @@ class Run:
                 f"start {saved} with torchrun: --nnodes, a number and not a range, times --nproc-per-node"
             )
         return newest
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The entries of the log."""
+        return [json.loads(line) for line in self.log_file.read_text(encoding="utf-8").splitlines()]
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to the log."""
@@ -235,14 +244,7 @@ def _sources(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def _write_json(path: Path, content: object) -> None:
-    _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write all of the text, or nothing."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _step(checkpoint: Path) -> int:
@@ -278,3 +280,34 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return result.stdout.strip()
+
+
+def kind_of(source: str) -> Kind:
+    """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
+
+    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
+    Raises RunError for a run that is not finished, and for a folder or file that is none of these.
+    """
+    path = located(source)
+    run = Run(path)
+    if (path / SPEC_FILE).is_file():
+        return "bundle"
+    if run.finished and run.model.is_dir():
+        return "run"
+    if run.recipe_file.is_file():
+        raise RunError(f"{path} is a run that is not finished; continue it: python -m training.fit --resume {path}")
+    if (path / "config.json").is_file() and not (path / "onnx").is_dir():
+        return "encoder"
+    if path.is_dir():
+        raise RunError(
+            f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
+            "it may be a folder above or below the one that is meant"
+        )
+    if looks_local(source):
+        raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
+    return "encoder"
+
+
+def model_folder(source: str) -> str:
+    """Where the weights of a run, a bundle or an encoder are. Raises RunError."""
+    return str(Run(Path(source)).model) if kind_of(source) == "run" else source
