@@ -12,7 +12,7 @@ from pydantic import create_model
 from encoding.command import program, run
 from training.errors import RecipeError
 from training.recipes.command import FitOptions, recipe_of, resumed
-from training.recipes.files import shipped_recipes
+from training.recipes.recipe import shipped_recipes
 
 __all__ = ["main"]
 

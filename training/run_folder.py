@@ -29,8 +29,7 @@ from encoding.files import write_whole
 from training.data.corpus import Corpus
 from training.errors import RunError
 from training.model.pretrained import looks_local
-from training.recipes.files import to_toml
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe, to_toml
 
 __all__ = ["Kind", "Run", "kind_of", "model_folder"]
 

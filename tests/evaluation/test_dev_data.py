@@ -15,8 +15,7 @@ from evaluation.dev import DevData
 from evaluation.suites import load_suites
 from training.errors import CorpusError, RecipeError
 from training.fit import main
-from training.recipes.files import validate
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe, validate
 from training.run_folder import Run
 
 EAST, NORTH, NORTH_EAST = text(1, 0), text(0, 1), text(1, 1)

@@ -12,8 +12,7 @@ from evaluation import command as evaluate
 from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, spearman
 from evaluation.suites.sts import StsTask
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
-from training.model.masked_words import MaskedWords
+from training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
 
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "field", "stage"]
 PAIRS = Pairs(

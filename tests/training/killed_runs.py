@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from training.loop import run as training_run
 from training.loop.callbacks import Journal
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 from training.run_folder import Run
 
 __all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "whole_and_resumed"]

@@ -9,7 +9,7 @@ import pytest
 
 from encoding.bundle import sha256
 from training.data.corpus import Corpus, read_corpus
-from training.data.rows.stored_rows import BATCH, ChosenRows, StoredRows
+from training.data.stored_rows import BATCH, ChosenRows, StoredRows
 from training.errors import CorpusError
 
 

@@ -169,7 +169,7 @@ def test_masked_words_are_a_share_of_the_text_and_no_special_token(make: Any) ->
 
 @pytest.mark.parametrize("task", ["mlm", "correction"])
 def test_guessers_begin_with_the_encoders_masked_word_head(task: str, make: Any, folder: Path, tiny_bert: Path) -> None:
-    from training.model.masked_head import MaskedHead
+    from training.model.masked_words import MaskedHead
 
     head = make(task=task).discriminator.head.state_dict()
     assert all(torch.equal(head[key], weight) for key, weight in MaskedHead.load(str(folder)).state_dict().items())

@@ -26,11 +26,11 @@ from evaluation.suites.sts import StsTask
 from evaluation.task import Task
 from training.errors import ExportError, RunError
 from training.export import __main__ as export
-from training.export import shipped_graph, written_bundle
+from training.export import bundle as shipped_graph
+from training.export import bundle as written_bundle
+from training.export.card import model_card, parent_metadata, provenance_of
 from training.export.layers import Form
-from training.export.model_card import model_card, parent_metadata
 from training.export.parity import Difference
-from training.export.provenance import provenance_of
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder

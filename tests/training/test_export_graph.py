@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from encoding.bundle import INPUTS, OUTPUT
 from training.errors import ExportError
-from training.export.calibration import observe, vocabulary_feeds
 from training.export.graph import fuse, halve, trace
 from training.export.layers import BITS, Form, WrittenOut, coarse, one_row
 from training.export.parity import difference, probes
@@ -32,7 +31,9 @@ from training.export.quantise import (
     channel_steps,
     codes,
     fitted_codes,
+    observe,
     quantise,
+    vocabulary_feeds,
 )
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder

@@ -16,11 +16,10 @@ from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.text import TOKENIZER_FILES
 from training.convert import convert
 from training.errors import EncoderError
-from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, trace
 from training.export.layers import one_row
 from training.export.parity import probes
-from training.export.quantise import WEIGHT_LEVELS, quantise
+from training.export.quantise import WEIGHT_LEVELS, quantise, vocabulary_feeds
 from training.fit import main as fit
 from training.model.encoder import SentenceEncoder, positions
 from training.model.graph_encoder import GraphEncoder

@@ -31,7 +31,7 @@ from training.errors import EncoderError, RecipeError
 from training.methods.diffcse import DiffCSE
 from training.methods.mlm import MLM
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, load_masked_lm, save_masked_lm
+from training.model.masked_words import MaskedHead, load_masked_lm, save_masked_lm
 from training.model.pretrained import quiet
 from training.pretrain import main
 

@@ -13,7 +13,7 @@ from training.methods import OBJECTIVES
 from training.methods.optiprompt import OptiPrompt
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedHead, save_masked_lm
 
 BERT = 'This sentence : "[X]" means [MASK].'
 TEMPLATES = {"bert": BERT, "roberta": "This sentence : ' [X] ' means [MASK].", "before": "A [MASK] is what [X] says."}

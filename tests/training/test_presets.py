@@ -3,7 +3,7 @@
 import pytest
 from recipes import load_recipe
 
-from training.recipes.files import PRESETS, read_toml, shipped_recipes
+from training.recipes.recipe import PRESETS, read_toml, shipped_recipes
 
 BACKBONES = {
     None: "google-bert/bert-base-uncased",

@@ -16,7 +16,7 @@ from training.methods.losses import info_nce
 from training.methods.promptbert import PromptBERT
 from training.model.encoder import SentenceEncoder
 from training.model.heads import HEAD_FILE, Head
-from training.recipes.files import shipped_recipes
+from training.recipes.recipe import shipped_recipes
 
 ROWS = [
     ("Two dogs run.", "Dogs are running.", "The dogs sleep."),

@@ -6,7 +6,7 @@ from recipes import load_recipe
 from encoding.errors import ClozeError, OptionError
 from training.errors import RecipeError
 from training.recipes.command import recipe_of
-from training.recipes.files import PRESETS, read_toml, shipped_recipes, to_toml
+from training.recipes.recipe import PRESETS, read_toml, shipped_recipes, to_toml
 
 CORPUS = {"corpus": ["text.txt"]}
 

@@ -7,7 +7,7 @@ from contrastive_methods import add_masked_head
 from recipes import arguments
 
 from training.fit import main
-from training.recipes.files import shipped_recipes
+from training.recipes.recipe import shipped_recipes
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
 COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation", "sentence1", "sentence2")

@@ -22,7 +22,7 @@ from training.fit import main
 from training.loop import processes
 from training.loop import run as training_run
 from training.loop.callbacks import Journal
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 from training.run_folder import Run
 
 STEPS = 15

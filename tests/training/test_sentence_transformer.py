@@ -30,7 +30,7 @@ from encoding.text import SpecialTokens, TextEncoder
 from training.convert import convert
 from training.errors import EncoderError, ExportError, RunError
 from training.export import __main__ as export
-from training.export import written_bundle
+from training.export import bundle as written_bundle
 from training.export.layers import Form
 from training.hub.prompted_transformer import PromptedTransformer
 from training.hub.sentence_transformer import saved_settings, write

@@ -18,7 +18,7 @@ from tiny_bundle import write_bundle
 from evaluation.measures import uniformity
 from service.bulk.embed import Embed
 from service.bulk.output import Output
-from training.data.rows.teacher_vectors import TeacherVectors
+from training.data.teacher_vectors import TeacherVectors
 from training.errors import CorpusError, RecipeError
 from training.loop.run import prepare
 from training.methods.distill import Distill

@@ -13,8 +13,7 @@ from evaluation.measures import cosines
 from training.errors import EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.heads import Head
-from training.model.masked_head import MaskedHead, load_masked_lm, save_masked_lm
-from training.model.masked_words import MaskedWords
+from training.model.masked_words import MaskedHead, MaskedWords, load_masked_lm, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "", "Rain."]
 TEMPLATE = 'This sentence of "[X]" means [MASK].'

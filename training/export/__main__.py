@@ -17,8 +17,8 @@ from encoding.command import run as run_command
 from encoding.text import TOKENIZER_FILES
 from evaluation.suites import load_suites
 from training.errors import RunError
-from training.export.provenance import provenance_of
-from training.export.written_bundle import BundleOptions, write_bundle
+from training.export.bundle import BundleOptions, write_bundle
+from training.export.card import provenance_of
 from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
 from training.model.encoder import SentenceEncoder
 from training.run_folder import Run, kind_of

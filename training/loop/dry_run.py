@@ -16,7 +16,7 @@ from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods.contrastive import Contrastive
 from training.methods.objective import Objective
 from training.model.views import View
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 
 __all__ = ["dry_run"]
 

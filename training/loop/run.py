@@ -36,8 +36,7 @@ from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
 from training.recipes.command import FitOptions, load_recipe
-from training.recipes.files import to_toml
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe, to_toml
 from training.run_folder import Run
 
 __all__ = ["fit", "prepare", "resume", "train"]

@@ -21,7 +21,7 @@ from training.loop.gradient_cache import Chunked, backward_in_chunks
 from training.methods.gather import average_gradients
 from training.methods.objective import Objective
 from training.model.pretrained import quiet
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 
 __all__ = ["DEV", "HELD_OUT", "TRACKERS", "Figures", "ObjectiveTrainer", "training_arguments"]
 

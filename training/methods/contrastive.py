@@ -27,7 +27,7 @@ from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder, saved_config
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
-from training.model.masked_head import MaskedHead
+from training.model.masked_words import MaskedHead
 from training.model.pretrained import fastest_device
 from training.model.views import Pass, View, encode_trimmed
 from training.run_folder import kind_of, model_folder

@@ -25,7 +25,7 @@ from training.methods.edits import Edited, Editor
 from training.methods.gather import gather, own, total
 from training.methods.losses import corrected_words, edit_detection, info_nce
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead
+from training.model.masked_words import MaskedHead
 from training.model.pretrained import word_embeddings
 from training.model.views import View, view
 from training.recipes.methods import DiffCSERecipe

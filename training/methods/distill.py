@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evaluation.measures import units
 from training.data.corpus import Row
-from training.data.rows.teacher_vectors import TeacherVectors
+from training.data.teacher_vectors import TeacherVectors
 from training.errors import RecipeError
 from training.methods.gather import gather, rank_and_count
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from training.data.masking import mask_tokens, maskable_tokens
 from training.errors import EncoderError
 from training.model.encoder import loading
-from training.model.masked_head import load_masked_lm
+from training.model.masked_words import load_masked_lm
 from training.model.pretrained import word_embeddings
 from training.model.views import trimmed
 from training.recipes.methods import EditKind, Guessing

@@ -19,7 +19,7 @@ from training.errors import EncoderError, RecipeError
 from training.methods.gather import total
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedHead, save_masked_lm
 from training.model.views import View, trimmed, view
 from training.recipes.methods import MLMRecipe
 

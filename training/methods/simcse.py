@@ -19,7 +19,7 @@ from training.errors import EncoderError, RecipeError
 from training.methods.contrastive import VIEWS, FromPairs, loss_head
 from training.methods.gather import gather
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead
+from training.model.masked_words import MaskedHead
 from training.model.pooling import Pooling
 from training.model.views import Pass, View, view
 from training.recipes.methods import SimCSERecipe, SSimCSERecipe

@@ -1,19 +1,31 @@
-"""A bundle's README.md: the model card in the hub's format, made from the provenance."""
+"""A bundle's README.md and its provenance: the model card in the hub's format, made from a run's `run.json`.
+
+The provenance names no folder of the machine that trained. sentence-transformers writes no such file: what it trained
+has only a name.
+"""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import metadata_load
+from pydantic import ValidationError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance
+from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance, located
 from encoding.template import PoolingMode
-from training.export.provenance import OUTSIDE
+from training.errors import RunError
+from training.hub.sentence_transformer import is_sentence_transformer
+from training.run_folder import Run
 
-__all__ = ["model_card", "parent_metadata"]
+__all__ = ["OUTSIDE", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
+
+OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
+
+MEASURED_LATER = ("scores", "parity", "graphs")
 
 PLACES: Final[dict[PoolingMode, str]] = {
     "mask": "at `[MASK]`",
@@ -24,6 +36,40 @@ PLACES: Final[dict[PoolingMode, str]] = {
     "weightedmean": "as the mean over all tokens, each weighted by its place",
     "mean_sqrt_len_tokens": "as the sum over all tokens, divided by the square root of their number",
 }
+
+
+def provenance_of(run: Path) -> tuple[Provenance, Path]:
+    """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
+    if is_sentence_transformer(run):
+        return provenance_of_others(str(run), "training.export"), run
+    names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]
+    try:
+        content = Run(run).provenance()
+        parent = located(content["recipe"]["encoder"])
+        known = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
+        return Provenance.model_validate_json(json.dumps(known | {name: {} for name in MEASURED_LATER})), parent
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
+        raise RunError(
+            f"{Run(run).provenance_file} does not say where the model comes from ({reason}); train again"
+        ) from error
+
+
+def provenance_of_others(source: str, command: str) -> Provenance:
+    """The provenance of a model that sentence-transformers saved, a folder or a hub name, and that `command` reads."""
+    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source  # of a link: its own
+    recipe = {"method": OUTSIDE, "encoder": name, "command": command}
+    return Provenance(parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity={}, graphs={})
+
+
+def _names_only(value: Any) -> Any:
+    """A recipe with only the last part of every local path."""
+    if isinstance(value, dict):
+        return {key: _names_only(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_names_only(item) for item in value]
+    local = isinstance(value, str) and "/" in value and (Path(value).exists() or value.startswith(("/", ".", "~")))
+    return Path(value).name if local else value
 
 
 def model_card(
