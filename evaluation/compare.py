@@ -18,11 +18,12 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from encoding.command import program
+from evaluation.options import HELP, NOT_COMPARED, ScoringOptions
 from evaluation.sts import STS_TASKS
-from evaluation.subjects import ScoringOptions, fitting, progress, subjects
-from evaluation.suites import HELP, NOT_COMPARED, load_suites
+from evaluation.subjects import fitting, progress, subjects
+from evaluation.suites import load_suites
 from evaluation.tables import print_table
-from evaluation.task import MEASURES, Items, Score, Task, score_tasks
+from evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
 from training.errors import RunError
 from training.result_file import check_new_file
 
@@ -209,7 +210,7 @@ def _score(model: str, tasks: Sequence[Task], options: ScoringOptions) -> dict[s
     found = {}
     for subject in subjects(model, fitting(model, options)):
         name = f"{model} {subject.name}"
-        found[name] = score_tasks(subject, tasks, progress(subject), options.score_cache, options.fresh)
+        found[name] = score_tasks(subject, tasks, progress(subject), ScoreCache.open(options.cache), options.fresh)
     return found
 
 

@@ -1,22 +1,20 @@
-"""The options that `evaluate` and `compare` share, and the subjects that they name."""
+"""The subjects that a command names: a run, a bundle, an encoder, or a server."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-from pydantic_settings import CliVariadicArg
 from rich.console import Console
 from rich.progress import track
 
-from encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle, Precision
-from encoding.options import Command, flag
-from encoding.template import PoolingMode
+from encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle
+from encoding.options import flag
+from evaluation.options import ModelOptions, ScoringOptions
 from evaluation.server import ServerEncoder
-from evaluation.task import Follow, ScoreCache, Subject
+from evaluation.task import Follow, Subject
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder, saved_config, weights_digest
 from training.model.graph_encoder import GraphEncoder
@@ -24,57 +22,10 @@ from training.model.masked_words import MaskedWords
 from training.model.pretrained import fastest_device
 from training.run_folder import kind_of, model_folder
 
-__all__ = ["ModelOptions", "ScoringOptions", "fitting", "progress", "subjects"]
+__all__ = ["fitting", "progress", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
-Paths = CliVariadicArg[list[Path]]
-
-
-class ModelOptions(Command):
-    """How the model that a command names is read."""
-
-    key_file: Path | None = Field(None, description="file with the API key of a server")
-    precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
-    template: str | None = Field(
-        None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
-    )
-    query_template: str | None = Field(None, description="words around a search query (default: the model's own)")
-    document_template: str | None = Field(
-        None, description="words around a document that is searched (default: the model's own)"
-    )
-    pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="longest sequence (default: what the encoder has positions for)"
-    )
-    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
-    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
-    top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="for a masked language model: use the word embeddings of the K likeliest tokens"
-    )
-
-
-class ScoringOptions(ModelOptions):
-    """What `evaluate` and `compare` share."""
-
-    data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
-    sts: Paths = Field([], description="own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
-    retrieval: Paths = Field([], description="own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv")
-    pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
-    triplets: Paths = Field([], description="own files with anchor, positive and negative")
-    labels: Paths = Field([], description="own files with text and label")
-    cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
-    fresh: bool = Field(False, description="score again what the cache has")
-
-    @property
-    def own(self) -> dict[str, list[Path]]:
-        """Suite -> the user's own files and folders."""
-        names = ("sts", "retrieval", "pairs", "triplets", "labels")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def score_cache(self) -> ScoreCache:
-        return ScoreCache.open(self.cache)
 
 
 def subjects(path: str, options: ModelOptions) -> Iterator[Subject]:

@@ -21,7 +21,8 @@ from rich.console import Console
 
 from encoding.command import program, run
 from evaluation.measures import units
-from evaluation.subjects import ModelOptions, subjects
+from evaluation.options import ModelOptions
+from evaluation.subjects import subjects
 from training.data.corpus import read_corpus
 from training.errors import RunError
 from training.result_file import check_new_file

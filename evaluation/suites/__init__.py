@@ -1,14 +1,15 @@
-"""The suites by name. A new suite is one file with a function `tasks`, and one line here."""
+"""The suites by name. A new one is a file with a function `tasks`, a line here, and a name in `evaluation.options`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from evaluation.options import DEFAULT, OWN
 from evaluation.suites import baselines, cost, maps, neighbours, own, retrieval, space, sts, transfer
 from evaluation.task import Task
 from training.errors import RunError
 
-__all__ = ["DEFAULT", "HELP", "NOT_COMPARED", "OWN", "SUITES", "load_suites"]
+__all__ = ["SUITES", "load_suites"]
 
 SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = {
     "sts": sts.tasks,
@@ -25,11 +26,6 @@ SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = 
     "baselines": baselines.tasks,
 }
 """Name -> what reads its tasks from the data folder, if one is given, and from own files or folders."""
-
-DEFAULT: Final = ("sts", "retrieval")  # with a data folder and without names
-OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels")  # that read own files or folders
-NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed of items
-HELP: Final = f"what to score: {', '.join(SUITES)} (default: {' and '.join(DEFAULT)})"
 
 
 def load_suites(

@@ -25,7 +25,7 @@ PAIRS = Pairs(
 @pytest.fixture
 def model(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tasks = [StsTask(name, {name: PAIRS}) for name in (*STS_TASKS, *DEV_TASKS)]
-    monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', pooling="mask")
     head = MaskedHead(encoder.backbone.config)

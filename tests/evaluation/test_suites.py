@@ -13,8 +13,9 @@ from pyarrow import parquet
 from suite_data import embed, numbers, text
 
 from encoding.errors import ClozeError
+from evaluation.options import NAMES, OWN
 from evaluation.sts import Pairs
-from evaluation.suites import OWN, SUITES, load_suites
+from evaluation.suites import SUITES, load_suites
 from evaluation.suites.cost import PASSES, CostTask
 from evaluation.suites.own import DuplicateTask, LabelTask, ScoredPairsTask, TripletTask
 from evaluation.suites.space import SpaceTask
@@ -187,6 +188,7 @@ def test_a_folder_in_semevals_format(tmp_path: Path) -> None:
 
 
 def test_what_is_scored_is_named() -> None:
+    assert tuple(SUITES) == NAMES
     assert set(OWN) < set(SUITES)
     with pytest.raises(RunError, match=r"--suite is 'sst'; it is one of sts, retrieval, .*baselines"):
         load_suites(None, ["sst"])

@@ -76,7 +76,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     weather = Collection("weather", ["rain over the city", "two dogs", "a letter"], ["rain", "dogs"], [{0: 1}, {1: 2}])
     tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
     tasks.append(RetrievalTask("weather", weather))
-    monkeypatch.setattr(evaluate, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
     monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
@@ -181,7 +181,7 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
         return [task for name in names or [""] for task in more[name]]
 
-    monkeypatch.setattr(evaluate, "load_suites", load)
+    monkeypatch.setattr("evaluation.evaluate.load_suites", load)
     scored = ["--data", "anywhere", "--cache", str(tmp_path / "scores"), "--suite"]
     parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space", "cost"]
     evaluate.main([*parent, "--json", str(beside)])

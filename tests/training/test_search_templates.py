@@ -13,7 +13,8 @@ from test_retrieval import write as write_collection
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from evaluation.dev import DevData
-from evaluation.subjects import ModelOptions, subjects
+from evaluation.options import ModelOptions
+from evaluation.subjects import subjects
 from training.export.__main__ import main as export
 from training.fit import main
 from training.methods.losses import info_nce
