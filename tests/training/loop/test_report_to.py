@@ -59,7 +59,7 @@ def test_bad_values_are_refused(report_to: list[str], message: str, words: Words
 def run_with(words: Words, folder: Path, report_to: str, **variables: str) -> None:
     """The command, in a process of its own, because the libraries keep threads and change the working folder."""
     command = [sys.executable, "-m", "training.fit", "simcse", *arguments(words), "--report-to", report_to]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])} | variables
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])} | variables
     done = subprocess.run(
         [*command, "--out", str(folder / "mine")], env=environment, cwd=folder, capture_output=True, text=True
     )

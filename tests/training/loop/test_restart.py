@@ -175,7 +175,7 @@ def test_torchrun_restarts_killed_processes_and_the_weights_are_the_same(words: 
     run, dead = tmp_path / "run", tmp_path / "dead"
     dead.mkdir()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
-    script = Path(__file__).with_name("dying_processes.py")
+    script = Path(__file__).parents[1] / "dying_processes.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "DEAD": str(dead), "DIES": '{"1": 7, "0": 12}'}
     result = subprocess.run(
