@@ -20,13 +20,12 @@ import onnxruntime as ort
 from encoding.bundle import Bundle
 from encoding.machine import available_cpus, processor, versions
 from encoding.text import Batch, TextEncoder
+from evaluation.search import find_collections, load_collection
+from evaluation.sts import load_pairs
 from service.inference.threads import share_threads
-from training.data.scored_pairs import load_pairs
-from training.data.search_collection import find_collections, load_collection
-from training.export.calibration import vocabulary_feeds
 from training.export.graph import fuse, trace
 from training.export.layers import one_row
-from training.export.quantise import quantise
+from training.export.quantise import quantise, vocabulary_feeds
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import token_batches
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_1samp
 
 from benchmarks.methods_plan import FULL, Plan, Run
-from training.evaluate import STS_TASKS
+from evaluation.sts import STS_TASKS
 
 COLUMNS = ("STS-B dev", *STS_TASKS, "Avg.")
 CONFIDENCE = 0.95

@@ -30,8 +30,8 @@ from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from encoding.text import TOKENIZER_FILES
 from service.inference.session import Session
 from service.inference.threads import share_threads
+from training.export.bundle import make_graph
 from training.export.graph import trace
-from training.export.shipped_graph import make_graph
 from training.model.encoder import SentenceEncoder, weights_digest
 
 __all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]

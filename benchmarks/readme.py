@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import graphs, serving, serving_report, training
 from encoding.bundle import Bundle
-from training.evaluate.measures import search_columns
+from evaluation.task import search_columns
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -33,8 +33,8 @@ from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, 
 from benchmarks.serving_report import draw, tables
 from encoding.bundle import Precision
 from encoding.machine import available_cpus, processor, versions
-from training.data.scored_pairs import load_pairs, spearman
-from training.data.search_collection import find_collections, load_collection
+from evaluation.search import find_collections, load_collection
+from evaluation.sts import load_pairs, spearman
 
 RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")

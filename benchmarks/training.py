@@ -45,11 +45,9 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     """Seconds of the steps after the first WARM ones, with Cloze's trainer."""
     from transformers import TrainerCallback
 
-    from training.loop.allocator import keep_memory
-    from training.loop.arguments import training_arguments
-    from training.loop.trainer import ObjectiveTrainer
-    from training.loop.training_run import prepare
-    from training.methods import OBJECTIVES
+    from training.loop.processes import keep_memory
+    from training.loop.run import prepare
+    from training.loop.trainer import ObjectiveTrainer, training_arguments
     from training.recipes.command import load_recipe
 
     keys = {
@@ -58,7 +56,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     }  # fmt: skip
     recipe = load_recipe("simcse", keys)
     keep_memory()
-    corpus_, _, objective = prepare(OBJECTIVES[recipe.method], recipe)
+    corpus_, _, objective = prepare(recipe)
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(recipe, Path(folder), None)
         arguments.save_strategy = "no"

@@ -23,6 +23,7 @@ FROM python:3.11-slim
 COPY --from=build /opt/venv /opt/venv
 COPY LICENSE /app/
 COPY encoding /app/encoding
+COPY evaluation /app/evaluation
 COPY training /app/training
 # Runs, data and bundles are mounted in the working directory; the code is elsewhere, so that no mount hides it.
 WORKDIR /workspace

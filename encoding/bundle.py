@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from encoding.canaries import CANARY_FILE, Canaries
 from encoding.errors import BundleError, TemplateError
+from encoding.files import write_whole
 from encoding.template import MASK, PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
 
@@ -276,12 +277,7 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
         provenance=provenance,
     )
     text = json.dumps(spec.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
-    partial = folder / f".{SPEC_FILE}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / SPEC_FILE)
+    write_whole(folder / SPEC_FILE, text)
     return spec
 
 

@@ -116,7 +116,7 @@ def _advice(command: str, module: str, error: ModuleNotFoundError) -> str | None
     """What to install for a command; None if the missing module is not of an extra, which is a bug."""
     extra = EXTRAS.get(module, EXTRAS.get(module.partition(".")[0]))
     missing = (error.name or "").partition(".")[0]
-    if extra is None or missing in ("", "encoding", "service", "training"):
+    if extra is None or missing in ("", "encoding", "evaluation", "service", "training"):
         return None
     if missing in REPORTS:
         extra = "report"

@@ -2,12 +2,14 @@
 
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "memory_limit", "processor", "versions"]
+__all__ = ["available_cpus", "memory_limit", "peak_memory", "processor", "versions"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -45,6 +47,19 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def peak_memory() -> int | None:
+    """Bytes that this process has used at most; None where the system does not say, as on Windows."""
+    status = Path("/proc/self/status")  # Linux's getrusage also counts the program that started this one
+    if status.exists() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="ascii"))):
+        return 1024 * int(found[1])
+    try:
+        from resource import RUSAGE_SELF, getrusage  # here, because Windows has no such module
+    except ImportError:
+        return None
+    peak: int = getrusage(RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on macOS, KiB elsewhere
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:

@@ -120,7 +120,8 @@ def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) ->
 
 
 def test_neither_side_is_imported_before_it_is_asked_for() -> None:
-    script = "import sys, encoding.command; print({'service', 'training', 'torch', 'fastapi'} & set(sys.modules))"
+    others = {"evaluation", "service", "training", "torch", "fastapi"}
+    script = f"import sys, encoding.command; print({others} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout == "set()\n"
 

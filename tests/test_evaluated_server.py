@@ -13,12 +13,12 @@ from harness import Process
 from tiny_bundle import write_bundle
 
 from encoding.command import run
-from training.data.similarity import units as unit
+from evaluation import command as evaluate
+from evaluation.command import EvaluateOptions
+from evaluation.measures import units as unit
+from evaluation.server import ATTEMPTS
+from evaluation.subjects import subjects
 from training.errors import RunError
-from training.evaluate import __main__ as evaluate
-from training.evaluate.__main__ import EvaluateOptions
-from training.evaluate.inputs import subjects
-from training.evaluate.server_client import ATTEMPTS
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
 

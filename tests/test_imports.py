@@ -55,7 +55,7 @@ def without(packages: set[str], script: str, *arguments: str) -> str:
 
 def test_encoding_without_torch_and_without_the_service() -> None:
     script = "from encoding import bundle, command, errors, template, text; print('imported')"
-    assert without(HEAVY | FRAMEWORKS | {"service", "training"}, script) == "imported\n"
+    assert without(HEAVY | FRAMEWORKS | {"evaluation", "service", "training"}, script) == "imported\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
@@ -78,7 +78,7 @@ def test_bulk_says_what_is_not_installed() -> None:
 
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny")
-    assert without(HEAVY | {"onnx", "training"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
+    assert without(HEAVY | {"evaluation", "onnx", "training"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ if sys.platform == "win32":
         delattr(os, name)
     sys.modules |= dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "tty"))
 sys.modules["uvloop"] = None
-for package in ("encoding", "service", "training"):
+for package in ("encoding", "evaluation", "service", "training"):
     for module in pkgutil.walk_packages([package], package + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

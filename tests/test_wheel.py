@@ -81,7 +81,7 @@ def test_both_archives_have_the_packages_and_the_default_model(built: Path) -> N
     with tarfile.open(source) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    code = {name for name in listing if name.startswith(("encoding/", "service/", "training/"))}
+    code = {name for name in listing if name.startswith(("encoding/", "evaluation/", "service/", "training/"))}
     model = {name for name in listing if name.startswith("models/cloze-mini/")}
     assert installed == code | {name.replace("models/", "encoding/", 1) for name in model}
     assert code | model <= packed

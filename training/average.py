@@ -21,9 +21,8 @@ from encoding.command import program
 from encoding.command import run as run_command
 from encoding.options import Command
 from training.errors import RunError
-from training.loop.run_folder import Run
 from training.model.encoder import SentenceEncoder
-from training.model.model_path import kind_of
+from training.run_folder import Run, kind_of
 
 __all__ = ["average", "main"]
 
@@ -67,7 +66,7 @@ def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = N
             raise RunError(f"{run} is not a run; average takes folders that training.fit wrote")
     made = Run.fresh(out)
     provenances = [Run(run).provenance() for run in runs]
-    encoders = [SentenceEncoder.load(str(run / "model")) for run in runs]
+    encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
         _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))

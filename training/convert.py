@@ -23,7 +23,7 @@ from training.errors import RunError
 from training.export.parity import probes
 from training.hub.sentence_transformer import is_sentence_transformer, write
 from training.model.encoder import SentenceEncoder, weights_digest
-from training.model.model_path import model_folder
+from training.run_folder import model_folder
 
 __all__ = ["ConvertOptions", "convert", "main"]
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from encoding.command import program, run
 from encoding.options import Command
 from training.model.masked_words import MaskedWords
-from training.model.model_path import model_folder
+from training.run_folder import model_folder
 
 __all__ = ["main"]
 

@@ -12,7 +12,7 @@ from pydantic import create_model
 from encoding.command import program, run
 from training.errors import RecipeError
 from training.recipes.command import FitOptions, recipe_of, resumed
-from training.recipes.files import shipped_recipes
+from training.recipes.recipe import shipped_recipes
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
     if path := resumed(words):
-        from training.loop.fit_command import resume
+        from training.loop.run import resume
 
         return resume(path)
     if words[0].startswith("-"):
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise RecipeError(f"RECIPE {reason}: {name} RECIPE {words[0]} ...")
     recipe, options = recipe_of(words[0], words[1:], f"{name} {words[0]}")
 
-    from training.loop.fit_command import train  # torch takes seconds, for which help and a wrong key need not wait
+    from training.loop.run import train  # torch takes seconds, for which help and a wrong key need not wait
 
     return train(recipe, options, Path(words[0]).stem)
 

@@ -20,10 +20,11 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from encoding.command import program, run
+from evaluation.measures import units
+from evaluation.options import ModelOptions
+from evaluation.subjects import subjects
 from training.data.corpus import read_corpus
-from training.data.similarity import units
 from training.errors import RunError
-from training.evaluate.inputs import ModelOptions, subjects
 from training.result_file import check_new_file
 
 __all__ = ["main", "mine", "nearest"]

@@ -17,12 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Raises ClozeError."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if path := resumed(words):
-        from training.loop.fit_command import resume
+        from training.loop.run import resume
 
         return resume(path)
     recipe, options = recipe_of("mlm", words, program("training.pretrain"))
 
-    from training.loop.fit_command import train  # torch takes seconds, for which help and a wrong key need not wait
+    from training.loop.run import train  # torch takes seconds, for which help and a wrong key need not wait
 
     return train(recipe, options, "mlm")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from training.methods import OBJECTIVES
 from training.methods.contrastive import Contrastive
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedHead, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar.", "Rain.", "She wrote a letter to the city.", "A stage."]
 ROWS = [(text,) for text in TEXTS]

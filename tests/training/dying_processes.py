@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.fit import main
-from training.loop import training_run
+from training.loop import run as training_run
 from training.loop.callbacks import Journal
 
 RANK = os.environ.get("RANK", "0")

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.loop import training_run
+from training.loop import run as training_run
 from training.loop.callbacks import Journal
-from training.loop.run_folder import Run
-from training.methods import OBJECTIVES
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
+from training.run_folder import Run
 
 __all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "whole_and_resumed"]
 
@@ -39,7 +38,7 @@ def killed_at(step: int) -> Iterator[None]:
 
 
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
-    return training_run.fit(OBJECTIVES[recipe.method], recipe, run, resume)
+    return training_run.fit(recipe, run, resume)
 
 
 def fit_until_killed(recipe: Recipe, run: Run, step: int = 3) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from training.recipes.command import recipe_of
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 
 __all__ = ["arguments", "load_recipe"]
 

@@ -20,8 +20,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, se
 
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
-from training.adopt import main
-from training.model.adopted import adopted
+from training.adopt import adopted, main
 from training.model.graph_encoder import GraphEncoder
 
 TEXTS = [

@@ -6,8 +6,8 @@ To write the table again: python tests/training/test_docs.py
 import json
 from pathlib import Path
 
-from training.recipes.keys import Recipe
 from training.recipes.methods import RECIPES
+from training.recipes.recipe import Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 BEGIN, END = "<!-- keys: made from the code; tests/training/test_docs.py compares -->\n", "<!-- end of keys -->"

@@ -7,8 +7,7 @@ import pytest
 from encoding.command import run as run_command
 from training.explain import main
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
-from training.model.masked_words import MaskedWords
+from training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
 
 TEMPLATE = '"[X]" means [MASK].'
 

@@ -24,9 +24,9 @@ from encoding.command import run as run_command
 from encoding.errors import ClozeError
 from training.errors import RunError
 from training.fit import main
-from training.loop.run_folder import Run
 from training.loop.trainer import ObjectiveTrainer
 from training.model.encoder import SentenceEncoder
+from training.run_folder import Run
 
 MODEL = str(ROOT / "models" / "cloze-mini")
 DYING = Path(__file__).with_name("dying_processes.py")
@@ -334,7 +334,7 @@ def test_a_file_that_vanishes_is_no_part_of_the_folders_size(tmp_path: Path) -> 
 def _disk(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
     """A disk with so many bytes free, each time it is asked."""
     answers = iter(free)
-    monkeypatch.setattr("training.loop.run_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=next(answers)))
+    monkeypatch.setattr("training.run_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=next(answers)))
 
 
 def _refused(*_: object) -> None:

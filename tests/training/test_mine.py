@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from encoding.command import run as run_command
+from evaluation.measures import units
 from training import mine
 from training.data.corpus import read_corpus
-from training.data.similarity import units
 from training.model.encoder import SentenceEncoder
 
 PAIRS = [

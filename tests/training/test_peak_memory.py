@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE
 
-from training.evaluate.machine import peak_memory
+from encoding.machine import peak_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ import os, sys
 import torch, transformers.trainer  # which may ask Linux what they like
 del os.sched_getaffinity
 sys.modules["resource"] = None  # as on Windows
-import training.evaluate.__main__, training.export.__main__, training.fit
+import evaluation.command, training.export.__main__, training.fit
 from encoding.machine import available_cpus
 print(available_cpus())
 """

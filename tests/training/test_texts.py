@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from encoding.command import run as run_command
-from training.data.search_collection import load_collection
+from evaluation.search import load_collection
 from training.texts import QUERY_WORDS, main, query_of, words_of
 
 ARTICLES, EACH = 60, 50

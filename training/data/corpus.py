@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoding.bundle import Source, sha256
-from training.data.rows.stored_rows import ChosenRows, Row, StoredRows
+from training.data.stored_rows import ChosenRows, Row, StoredRows
 from training.errors import CorpusError
 
 __all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]

@@ -15,13 +15,13 @@ from pydantic_settings import CliPositionalArg
 from encoding.command import program
 from encoding.command import run as run_command
 from encoding.text import TOKENIZER_FILES
+from evaluation.suites import load_suites
 from training.errors import RunError
-from training.evaluate.suites import load_suites
-from training.export.provenance import provenance_of
-from training.export.written_bundle import BundleOptions, write_bundle
+from training.export.bundle import BundleOptions, write_bundle
+from training.export.card import provenance_of
 from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
 from training.model.encoder import SentenceEncoder
-from training.model.model_path import kind_of
+from training.run_folder import Run, kind_of
 
 __all__ = ["main"]
 
@@ -75,7 +75,7 @@ def _source(run: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of a run's weights, and the settings that are not in it. Raises RunError, EncoderError."""
     kind = kind_of(str(run))
     if kind == "run":
-        return run / "model", {}
+        return Run(run).model, {}
     if kind == "encoder" and is_sentence_transformer(run):
         return run, saved_settings(run)
     raise RunError(f"{run} is not a run; export takes a folder that training.fit wrote")

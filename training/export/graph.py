@@ -2,7 +2,7 @@
 
 The inputs are `input_ids` and `attention_mask`, int64 (batch, length); the output is `sentence_embedding`, float32
 (batch, dimension). The graph contains the pooling and the denoising: a table of the template's biases, gathered by the
-text's length. `quantise` makes int8, and `shipped_graph` decides which graph is shipped.
+text's length. `quantise` makes int8, and `bundle` decides which graph is shipped.
 """
 
 import logging
@@ -22,10 +22,9 @@ from transformers import AttentionInterface
 from encoding.bundle import INPUTS, OUTPUT
 from training.errors import ExportError
 from training.export.layers import BLOCKED, Form, WrittenOut, divided_attention, writable
-from training.export.tidy import tidy
 from training.model.encoder import SentenceEncoder
 
-__all__ = ["fuse", "halve", "trace"]
+__all__ = ["fuse", "halve", "tidy", "trace"]
 
 ATTENTION: Final = "cloze_export"
 OPSETS: Final = {"rows": 23, "exact": 23, "fusible": 18, "plain": 18}  # 23 has Attention; the fusions need 18
@@ -34,6 +33,29 @@ HARMLESS: Final = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # from torch itself
     r"While compiling, we found certain side effects",  # transformers, about hidden states
 )
+
+
+def tidy(model: ModelProto) -> ModelProto:
+    """Remove what a runtime does not read (traces, paths, inferred shapes, unused weights); name axes and domains."""
+    graph = model.graph
+    model.doc_string = graph.doc_string = ""
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    for field in (model.metadata_props, graph.metadata_props, graph.value_info, graph.initializer):
+        del field[:]
+    graph.initializer.extend(kept)
+    for item in (*graph.node, *graph.input, *graph.output, *graph.initializer):
+        item.doc_string = ""
+        del item.metadata_props[:]
+    for value in (*graph.input, *graph.output):
+        shape = value.type.tensor_type.shape.dim
+        shape[0].dim_param = "batch"
+        if value.name in INPUTS:
+            shape[1].dim_param = "length"
+    known = {opset.domain for opset in model.opset_import}
+    domains = {node.domain for node in graph.node} - known - {""}
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
+    return model
 
 
 def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> ModelProto:

@@ -16,7 +16,7 @@ from transformers import (
     set_seed,
 )
 
-from training.loop.run_folder import Run
+from training.run_folder import Run
 
 __all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress"]
 

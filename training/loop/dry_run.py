@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from transformers.trainer_utils import SaveStrategy
 
+from encoding.machine import peak_memory
 from training.data.corpus import Corpus
-from training.evaluate.machine import peak_memory
-from training.loop.arguments import training_arguments
 from training.loop.callbacks import Progress
 from training.loop.processes import console
-from training.loop.trainer import ObjectiveTrainer
+from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods.contrastive import Contrastive
 from training.methods.objective import Objective
 from training.model.views import View
-from training.recipes.keys import Recipe
+from training.recipes.recipe import Recipe
 
 __all__ = ["dry_run"]
 

@@ -21,6 +21,9 @@ __all__ = ["Chunked", "backward_in_chunks"]
 class Chunked(Protocol):
     """An objective whose passes work row by row, and whose loss sees all rows: `training.methods.contrastive`."""
 
+    @property
+    def tokenwise(self) -> tuple[str, ...]: ...
+
     def draw(self, views: dict[str, View]) -> dict[str, View]: ...
 
     def passes(self) -> dict[str, Pass]: ...
@@ -55,7 +58,7 @@ def backward_in_chunks(
         _Chunk(argument, run, name, rows, part)
         for argument, run in passes.items()
         for name, view in views.items()
-        for rows, part in trimmed(view, size)
+        for rows, part in trimmed(view, size, objective.tokenwise)
     ]
     states, results = [], []
     for chunk in chunks:

@@ -1,8 +1,11 @@
-"""The processes of one run, and the console on which the first of them prints."""
+"""The processes of one run, the console on which the first of them prints, and the memory that they keep."""
 
+import ctypes
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import torch
@@ -12,11 +15,28 @@ from rich.console import Console
 
 from training.errors import RunError
 
-__all__ = ["check_shared", "console", "processes", "restarts_itself"]
+__all__ = ["check_shared", "console", "keep_memory", "processes", "restarts_itself"]
+
+M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
+M_MMAP_MAX: Final = -4
+LARGEST: Final = 2**31 - 1
 
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 PATIENCE = 60.0  # seconds after which a network file system shows a new file to all nodes
+
+
+def keep_memory() -> None:
+    """Tell glibc to map no tensor separately and to return no memory to the system before the process ends.
+
+    Otherwise the system maps, clears and unmaps each large tensor in each step. Without glibc this does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, LARGEST)
 
 
 def processes() -> PartialState:

@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 
 from training.errors import RecipeError, RunError
-from training.loop.run_folder import Run
-from training.recipes.keys import LARGEST_SEED, Recipe
+from training.recipes.recipe import LARGEST_SEED, Recipe
+from training.run_folder import Run
 
 __all__ = ["SeedRuns", "parse_seeds", "summary"]
 

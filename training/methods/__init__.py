@@ -8,7 +8,8 @@ from training.methods.optiprompt import OptiPrompt
 from training.methods.promptbert import PromptBERT
 from training.methods.scored import Scored
 from training.methods.sg import SG
-from training.methods.simcse import SimCSE, SSimCSE
+from training.methods.simcse import SimCSE
+from training.methods.ssimcse import SSimCSE
 
 __all__ = ["OBJECTIVES"]
 

@@ -1,35 +1,116 @@
-"""The base of the methods whose loss compares the vectors of a batch: passes over views, then a loss over all rows.
+"""What contrastive methods share: passes over views, then a loss over all rows; a head between them, and a guide.
 
-The two halves are separate because they scale differently. A pass works row by row and may run in chunks whose
+Passes and loss are separate because they scale differently. A pass works row by row and may run in chunks whose
 activations are thrown away (GradCache). `loss` sees the vectors of all rows, and of all processes.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
+from encoding.bundle import Bundle
+from evaluation.measures import Embed
 from training.data.corpus import Row
 from training.errors import RecipeError
+from training.methods.gather import gather, rank_and_count
 from training.methods.losses import false_negatives, info_nce
 from training.methods.objective import Objective
-from training.methods.parts.gather import gather
-from training.methods.parts.guide import Guide
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SentenceEncoder, saved_config
+from training.model.graph_encoder import GraphEncoder
+from training.model.heads import Head
+from training.model.masked_words import MaskedHead
+from training.model.pretrained import fastest_device
 from training.model.views import Pass, View, encode_trimmed
+from training.run_folder import kind_of, model_folder
 
-__all__ = ["VIEWS", "Contrastive", "FromPairs"]
+__all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
+
+TEXTS: Final = 4096  # embedded at once: enough that the texts of a batch have similar lengths
 
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
+
+
+def loss_head(encoder: SentenceEncoder, recipe: Any) -> nn.Module:
+    """A tanh head for training only; or, with the recipe's `kept_head`, nothing: that head is in the encoder."""
+    if recipe.kept_head is None:
+        return projection(encoder)
+    if encoder.head is None:
+        encoder.head = projection(encoder) if recipe.kept_head == "tanh" else transform(encoder, recipe.encoder)
+    elif encoder.head.kind != recipe.kept_head:
+        raise RecipeError(
+            f"kept_head is {recipe.kept_head!r} and {recipe.encoder!r} has kept a {encoder.head.kind!r}; write that"
+        )
+    return nn.Identity()
+
+
+def projection(encoder: SentenceEncoder) -> Head:
+    """The contrastive papers' head, Linear(d, d) and tanh, initialised as BERT initialises its own weights."""
+    return Head("tanh", encoder.backbone.config)
+
+
+def transform(encoder: SentenceEncoder, source: str) -> Head:
+    """A head that begins as the layers of `source`'s masked-word head before its output matrix. Raises EncoderError."""
+    head, masked = Head("transform", encoder.backbone.config), MaskedHead.load(source)
+    head.load_state_dict(nn.Sequential(masked.dense, masked.activation, masked.norm).state_dict())
+    return head
+
+
+class Guide:
+    """The guide's vectors of texts, each computed once and kept in memory."""
+
+    def __init__(self, embed: Embed) -> None:
+        self._embed = embed
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+
+    @classmethod
+    def load(cls, source: str) -> Self:
+        """A run, a bundle (its most exact graph), an encoder's folder or a hub name. Raises ClozeError.
+
+        An encoder that has no embedding configuration of its own is read by mean pooling, without a template.
+        """
+        if kind_of(source) == "bundle":
+            bundle = Bundle.load(source)
+            return cls(GraphEncoder.of(bundle, bundle.precisions[0]).embed)
+        folder = model_folder(source)
+        configuration = {} if saved_config(Path(folder)) else {"template": "[X]", "pooling": "mean"}
+        return cls(SentenceEncoder.load(folder, **configuration).to(fastest_device()).embed)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Vectors (n, d)."""
+        self._add(texts)
+        return torch.from_numpy(np.stack([self._vectors[text] for text in texts]))
+
+    def read(self, texts: Iterable[str]) -> None:
+        """Embed all texts that training will ask for, with a progress bar.
+
+        A vector depends a little on the texts that it is computed with. They are the same in a run that is resumed.
+        """
+        distinct = list(dict.fromkeys(texts))
+        starts = range(0, len(distinct), TEXTS)
+        console, (rank, _) = Console(stderr=True), rank_and_count()
+        for start in track(starts, "guide", console=console, transient=True, disable=rank > 0):
+            self._add(distinct[start : start + TEXTS])
+
+    def _add(self, texts: Iterable[str]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if new:
+            self._vectors |= zip(new, self._embed(new), strict=True)
 
 
 class Contrastive(Objective):
     """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
 
     contrastive = True
+    tokenwise: ClassVar[tuple[str, ...]] = ()  # tensors that `draw` adds with a column per token, (n, L)
     head: nn.Module  # between vectors and loss
 
     def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
@@ -58,7 +139,9 @@ class Contrastive(Objective):
     def forward(self, **views: View) -> dict[str, Tensor]:
         views, size = self.draw(views), self.recipe.mini_batch_size
         results = {
-            argument: {name: encode_trimmed(partial(run, name), view, size) for name, view in views.items()}
+            argument: {
+                name: encode_trimmed(partial(run, name), view, size, self.tokenwise) for name, view in views.items()
+            }
             for argument, run in self.passes().items()
         }
         return self.loss(views=views, **results)

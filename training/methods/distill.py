@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from evaluation.measures import units
 from training.data.corpus import Row
-from training.data.rows.teacher_vectors import TeacherVectors
-from training.data.similarity import units
+from training.data.teacher_vectors import TeacherVectors
 from training.errors import RecipeError
+from training.methods.gather import gather, rank_and_count
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective
-from training.methods.parts.gather import gather, rank_and_count
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
 from training.model.views import View, encode_trimmed, view

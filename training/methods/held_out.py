@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from evaluation.measures import alignment, uniformity
 from training.data.corpus import Row
-from training.data.similarity import alignment, uniformity
+from training.methods.gather import rank_and_count
 from training.methods.objective import Objective
-from training.methods.parts.gather import rank_and_count
 
 __all__ = ["HeldOut"]
 

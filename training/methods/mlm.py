@@ -16,10 +16,10 @@ from transformers import AutoModel, PreTrainedModel
 from training.data.corpus import Row
 from training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
 from training.errors import EncoderError, RecipeError
+from training.methods.gather import total
 from training.methods.objective import Objective
-from training.methods.parts.gather import total
 from training.model.encoder import SentenceEncoder
-from training.model.masked_head import MaskedHead, save_masked_lm
+from training.model.masked_words import MaskedHead, save_masked_lm
 from training.model.views import View, trimmed, view
 from training.recipes.methods import MLMRecipe
 
@@ -70,7 +70,7 @@ class MLM(Objective):
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
         """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""
         hidden, answers = [], []
-        for _, part in trimmed(view):
+        for _, part in trimmed(view, tokenwise=["answers"]):
             chosen = part["answers"] >= 0
             hidden.append(self.encoder.hidden(part["input_ids"], part["attention_mask"])[chosen])
             answers.append(part["answers"][chosen])

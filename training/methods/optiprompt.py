@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from training.data.corpus import Row
-from training.methods.contrastive import Contrastive
-from training.methods.parts.loss_head import transform
+from training.methods.contrastive import Contrastive, transform
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from training.data.corpus import Row
-from training.methods.contrastive import VIEWS, FromPairs
-from training.methods.parts.loss_head import loss_head
+from training.methods.contrastive import VIEWS, FromPairs, loss_head
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
 from training.recipes.methods import PromptBERTRecipe

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from training.data.corpus import Row
 from training.methods.contrastive import VIEWS, Contrastive
+from training.methods.gather import gather
 from training.methods.losses import PAIR_SIMILARITIES, cosent
-from training.methods.parts.gather import gather
 from training.model.encoder import SentenceEncoder
 from training.model.views import View, view
 from training.recipes.methods import ScoredRecipe

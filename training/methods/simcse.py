@@ -1,35 +1,70 @@
-"""SimCSE (arXiv:2104.08821) and S-SimCSE (arXiv:2111.11750): positives from another dropout mask, or from pairs.
+"""SimCSE (arXiv:2104.08821): positives from another dropout mask, or from pairs.
 
 One column is unsupervised; two are pairs; each further one is a hard negative of the first. An optional second loss
 guesses masked words, so that the encoder forgets less of its language.
-
-S-SimCSE draws the dropout rates anew for each pass. The paper gives neither the distribution's parameters, nor whether
-attention probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
-probabilities count, and a row is scaled by its own 1 / (1 - rate).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from encoding.bundle import SEARCH_NAMES
 from encoding.errors import TemplateError
 from training.data.corpus import Row
-from training.errors import RecipeError
-from training.methods.contrastive import VIEWS, FromPairs
-from training.methods.parts.loss_head import loss_head
-from training.methods.parts.masked_word_loss import MaskedWordLoss
-from training.methods.parts.sampled_dropout import Dropouts, draw_rates
+from training.data.masking import mask_tokens, maskable_tokens
+from training.errors import EncoderError, RecipeError
+from training.methods.contrastive import VIEWS, FromPairs, loss_head
+from training.methods.gather import gather
 from training.model.encoder import SentenceEncoder
+from training.model.masked_words import MaskedHead
 from training.model.pooling import Pooling
 from training.model.views import Pass, View, view
 from training.recipes.methods import SimCSERecipe, SSimCSERecipe
 
-__all__ = ["SSimCSE", "SimCSE"]
+__all__ = ["MaskedWordLoss", "SimCSE"]
+
+
+class MaskedWordLoss(nn.Module):
+    """The mean cross entropy of the masked words of all views: the auxiliary objective of SimCSE, arXiv:2104.08821."""
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__()
+        if encoder.tokenizer.mask_token_id is None:
+            raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; write mlm_weight = 0")
+        self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
+        self.share = float(recipe.masked_share)
+        self.head = MaskedHead(encoder.backbone.config)  # a fresh one, as in the paper's code
+
+    def draw(self, view: View) -> View:
+        """The view with `masked_ids` and `answers` added, both (n, L); `answers` is -100 where no word is masked."""
+        (encoder,) = self._encoder
+        ids, tokenizer = view["input_ids"], encoder.tokenizer
+        maskable = maskable_tokens(ids, tokenizer)
+        masked, chosen = mask_tokens(ids, maskable, self.share, tokenizer.mask_token_id, encoder.vocabulary)
+        return view | {"masked_ids": masked, "answers": ids.where(chosen, -100)}
+
+    def forward(self, view: View) -> Tensor:
+        """A drawn view -> the cross entropies of each row's masked words, summed: (n)."""
+        (encoder,) = self._encoder
+        chosen = view["answers"] >= 0
+        hidden = encoder.hidden(view["masked_ids"], view["attention_mask"])[chosen]  # (m, d)
+        scores = self.head(hidden, encoder.word_embeddings.weight).float()
+        losses = F.cross_entropy(scores, view["answers"][chosen], reduction="none")  # (m)
+        return losses.new_zeros(len(chosen)).index_add(0, chosen.nonzero()[:, 0], losses)
+
+    def mean(self, sums: Mapping[str, Tensor], views: Mapping[str, View]) -> Tensor:
+        """What `forward` gave for each view -> the mean over the masked words of all views and processes."""
+        counts = torch.stack([(views[name]["answers"] >= 0).sum(1) for name in sums])  # (views, n)
+        return gather(torch.stack(list(sums.values()))).sum() / gather(counts).sum().clamp(min=1)
 
 
 class SimCSE(FromPairs):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
+
+    tokenwise = ("masked_ids", "answers")
 
     def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
@@ -76,33 +111,6 @@ class SimCSE(FromPairs):
         contrast, guessing = parts["loss"], self.masked_word_loss.mean(masked_words, views)
         loss = contrast + self.recipe.mlm_weight * guessing
         return parts | {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
-
-
-class SSimCSE(SimCSE):
-    """Section 3: `pass` and `op` are the paper's "w/o sd", `sentence` (section 3.2) and `sentence-op` its "w/ sd"."""
-
-    def __init__(self, encoder: SentenceEncoder, recipe: SSimCSERecipe) -> None:
-        super().__init__(encoder, recipe)
-        self.dropouts = Dropouts.install(encoder.backbone, recipe.attention_dropout)
-
-    def draw(self, views: dict[str, View]) -> dict[str, View]:
-        return {name: view | {"rates": self._rates(view)} for name, view in super().draw(views).items()}
-
-    def encode(self, name: str, view: View) -> Tensor:
-        with self.dropouts.at(view["rates"]):
-            return super().encode(name, view)
-
-    def guess(self, name: str, view: View) -> Tensor:
-        with self.dropouts.at(view["rates"]):
-            return super().guess(name, view)
-
-    def _rates(self, view: View) -> Tensor:
-        """A rate for each row and operation of a pass, (n, operations)."""
-        scope, ids = self.recipe.scope, view["input_ids"]
-        rows = len(ids) if scope.startswith("sentence") else 1
-        operations = len(self.dropouts) if scope.endswith("op") else 1
-        rates = draw_rates(self.recipe.distribution, self.recipe.rates, (rows, operations))
-        return rates.to(ids.device).expand(len(ids), len(self.dropouts))
 
 
 def _poolings(encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> tuple[Pooling, ...]:

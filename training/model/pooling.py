@@ -1,20 +1,14 @@
 """How a sentence vector is read from a backbone: the template around the text, and the pooling of the last layer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from encoding.template import PoolingMode
 from encoding.text import TextEncoder
 
-__all__ = ["Embed", "Pooling", "token_batches"]
-
-Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
-"""Texts (n) -> vectors (n, d), in the texts' order."""
+__all__ = ["Pooling", "token_batches"]
 
 
 class Pooling:

@@ -21,7 +21,7 @@ Pass = Callable[[str, View], Tensor]
 PARTS: Final = 4  # at most, of one batch: more parts save little padding, and small products run slower
 CPU_TOKENS: Final = 512  # at least, of one part, padding included
 CUDA_TOKENS: Final = 32_768  # the same on a GPU; an estimate: below it a GPU waits for its next kernel
-TOKENWISE: Final = ("input_ids", "attention_mask", "masked_ids", "answers", "places")  # (n, L); all others are (n, ...)
+TOKENWISE: Final = ("input_ids", "attention_mask")  # (n, L); others are (n, ...), unless the caller names them
 
 
 def view(pooling: Pooling, texts: Sequence[str]) -> View:
@@ -30,24 +30,27 @@ def view(pooling: Pooling, texts: Sequence[str]) -> View:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def encode_trimmed(encode: Callable[[View], Tensor], view: View, size: int | None = None) -> Tensor:
+def encode_trimmed(
+    encode: Callable[[View], Tensor], view: View, size: int | None = None, tokenwise: Sequence[str] = ()
+) -> Tensor:
     """The rows of `encode(view)`, (n, ...), in the view's order, encoded `size` rows at a time."""
-    places, vectors = zip(*((rows, encode(part)) for rows, part in trimmed(view, size)), strict=True)
+    places, vectors = zip(*((rows, encode(part)) for rows, part in trimmed(view, size, tokenwise)), strict=True)
     return torch.cat(vectors)[torch.cat(places).argsort()]
 
 
-def trimmed(view: View, size: int | None = None) -> Iterator[tuple[Tensor, View]]:
+def trimmed(view: View, size: int | None = None, tokenwise: Sequence[str] = ()) -> Iterator[tuple[Tensor, View]]:
     """Yield `size` rows at a time, shortest first: their indices, and their part of the view without common padding.
 
-    The default is up to PARTS parts, none smaller than CPU_TOKENS or CUDA_TOKENS.
+    The default is up to PARTS parts, none smaller than CPU_TOKENS or CUDA_TOKENS. `tokenwise` names what a method adds
+    with a column per token, (n, L).
     """
-    lengths, size = view["attention_mask"].sum(1), size or _size(view)
+    lengths, size, cut = view["attention_mask"].sum(1), size or _size(view), (*TOKENWISE, *tokenwise)
     if size >= len(lengths):
         yield torch.arange(len(lengths), device=lengths.device), view
         return
     for rows in lengths.argsort(stable=True).split(size):
         longest = int(lengths[rows[-1]])
-        yield rows, {key: tensor[rows, :longest] if key in TOKENWISE else tensor[rows] for key, tensor in view.items()}
+        yield rows, {key: tensor[rows, :longest] if key in cut else tensor[rows] for key, tensor in view.items()}
 
 
 def _size(view: View) -> int:

@@ -9,9 +9,8 @@ from pydantic_settings import CliVariadicArg
 
 from encoding.options import Command, flag
 from training.errors import RecipeError
-from training.recipes.files import FORMER, PRESETS, choose_preset, read_toml, validate
-from training.recipes.keys import Recipe
 from training.recipes.methods import RECIPES
+from training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, validate
 
 __all__ = ["FitOptions", "load_recipe", "recipe_of", "resumed"]
 

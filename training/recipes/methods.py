@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from encoding.bundle import SEARCH_NAMES
 from encoding.errors import TemplateError
 from encoding.template import PoolingMode, Template
-from training.recipes.keys import Positive, Recipe
+from training.recipes.recipe import Positive, Recipe
 
 __all__ = [
     "RECIPES",

@@ -1,0 +1,97 @@
+"""Vectors, cosines and how well they agree with a gold score: what suites and the choice of a checkpoint share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score  # type: ignore[import-untyped]
+
+__all__ = [
+    "Embed",
+    "Pairs",
+    "alignment",
+    "average_precision",
+    "cosines",
+    "cosines_of",
+    "rank_correlation",
+    "uniformity",
+    "units",
+]
+
+Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
+"""Texts (n) -> vectors (n, d)."""
+
+Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`left[i]` and `right[i]` are as similar as `gold[i]` says, on any scale that grows with similarity."""
+
+    left: list[str]
+    right: list[str]
+    gold: list[float]
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def __add__(self, other: Self) -> "Pairs":
+        return Pairs(self.left + other.left, self.right + other.right, self.gold + other.gold)
+
+
+def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Two arrays (n, d) -> (n), in float64; 0 if a vector is zero or not finite."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        cosine: NDArray[np.float64] = (left * right).sum(1) / (
+            np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        )
+    cosine[~np.isfinite(cosine)] = 0.0
+    return cosine
+
+
+def rank_correlation(predicted: Numbers, gold: Numbers) -> float:
+    """Spearman's rho x100: Pearson's correlation of ranks, ties at their average rank; 0 if one side is constant."""
+    ranks = np.stack([rankdata(predicted), rankdata(gold)])
+    centred = ranks - ranks.mean(1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1)
+    return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
+
+
+def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
+    """The cosine of each pair (n); each distinct sentence is embedded once."""
+    sentences = sorted({*pairs.left, *pairs.right})
+    vectors = embed(sentences)
+    rows = {text: row for row, text in enumerate(sentences)}
+    left, right = ([rows[text] for text in side] for side in (pairs.left, pairs.right))
+    return cosines(vectors[left], vectors[right])
+
+
+def average_precision(predicted: Numbers, gold: Numbers) -> float:
+    """Average precision x100 of ranking the items whose gold is 1 above those whose gold is 0; 0 if none is 1."""
+    return float(100 * average_precision_score(gold, predicted)) if np.any(gold) else 0.0
+
+
+def alignment(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Squared distances (n) of the unit vectors of positive pairs (n, d); their mean is the figure of the papers.
+
+    Alignment and uniformity are those of Wang and Isola (arXiv:2005.10242).
+    """
+    distances: NDArray[np.float64] = np.square(units(left) - units(right)).sum(1)
+    return distances
+
+
+def uniformity(vectors: NDArray[np.floating]) -> float:
+    """log mean exp(-2 |x - y|^2) over every two of the unit vectors (n, d); lower is more uniform."""
+    return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
+
+
+def units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Vectors (n, d) divided by their lengths, in float64; a vector of zeros stays."""
+    wide = vectors.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    return wide / np.where(lengths > 0, lengths, 1)

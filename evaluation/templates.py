@@ -1,0 +1,275 @@
+"""The template that suits an untuned encoder best: a greedy search, or the templates of a file or of a T5.
+
+PromptBERT (arXiv:2201.04337) section 4.2 finds its templates by hand: first the words between text and mask, then the
+words around the text. `RELATIONS` and `PREFIXES` are from its Table 4.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Self, TypeAlias
+
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from encoding.command import program
+from encoding.errors import TemplateError
+from encoding.options import Command
+from encoding.template import MASK, TEXT
+from evaluation.sts import Pairs, load_pairs, spearman
+from evaluation.t5 import TemplateWriter, read_definitions
+from training.data.corpus import read_lines
+from training.errors import CorpusError, EncoderError
+from training.model.encoder import SentenceEncoder
+from training.model.pooling import Pooling
+from training.model.pretrained import fastest_device
+from training.result_file import check_new_file
+from training.run_folder import model_folder
+
+__all__ = [
+    "PREFIXES",
+    "RELATIONS",
+    "ScoreOf",
+    "Scorer",
+    "Watched",
+    "greedy",
+    "main",
+    "rank",
+    "read_templates",
+    "related",
+    "wrapped",
+]
+
+ScoreOf: TypeAlias = Callable[[str], float]
+"""A template -> how good it is."""
+
+RELATIONS: Final = ("", "is", "mean", "means")
+PREFIXES: Final = (
+    f"This {TEXT}",
+    f"This sentence of {TEXT}",
+    f'This sentence of "{TEXT}"',
+    f'This sentence : "{TEXT}"',
+)
+
+Count = Annotated[int, Field(ge=1)]
+
+
+def greedy(
+    score: ScoreOf, relations: Iterable[str] = RELATIONS, prefixes: Iterable[str] = PREFIXES
+) -> dict[str, float]:
+    """The best relation, then each prefix with it: everything that was tried, best first."""
+    tried = rank(score, map(related, relations))
+    best = next(iter(tried))
+    return _best_first(tried | rank(score, (wrapped(best, prefix) for prefix in prefixes)))
+
+
+def rank(score: ScoreOf, templates: Iterable[str]) -> dict[str, float]:
+    """Each distinct template and its score, best first."""
+    return _best_first({template: score(template) for template in dict.fromkeys(templates)})
+
+
+def related(relation: str) -> str:
+    """`means` -> `[X] means [MASK].`"""
+    return f"{' '.join([TEXT, *relation.split(), MASK])}."
+
+
+def wrapped(template: str, prefix: str) -> str:
+    """`This` or `This [X]` before `[X] means [MASK].` -> `This [X] means [MASK].`"""
+    around = prefix if TEXT in prefix else f"{prefix.strip()} {TEXT}".strip()
+    return template.replace(TEXT, around)
+
+
+def _best_first(scores: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))
+
+
+class Scorer:
+    """A loaded encoder that scores one template after the other on the pairs."""
+
+    def __init__(self, encoder: SentenceEncoder, pairs: Pairs, denoise: bool = False) -> None:
+        if encoder.tokenizer.mask_token_id is None:
+            raise EncoderError("the encoder's tokenizer has no mask token for mask pooling; choose another encoder")
+        self.encoder = encoder
+        self.pairs = pairs
+        self.denoise = denoise
+
+    def __call__(self, template: str) -> float:
+        self.encoder.pooling = self.pooling(template)
+        return spearman(self.encoder.embed, self.pairs)
+
+    def pooling(self, template: str) -> Pooling:
+        """Raises TemplateError for a template that cannot be used."""
+        return self.encoder.make_pooling(template, self.encoder.config.max_tokens, self.denoise, "mask")
+
+    def takes(self, template: str) -> bool:
+        try:
+            self.pooling(template)
+        except TemplateError:
+            return False
+        return True
+
+
+def read_templates(path: Path, scorer: Scorer) -> list[str]:
+    """One template per line, without blank lines. Raises CorpusError or TemplateError, which name the line."""
+    if not path.is_file():
+        raise CorpusError(f"{path} is not a file; give a file of templates, one per line")
+    templates = []
+    for number, line in enumerate(read_lines(path), 1):
+        template = line.strip()
+        if not template:
+            continue
+        try:
+            scorer.pooling(template)
+        except TemplateError as error:
+            raise TemplateError(f"{path}, line {number}: {error}") from error
+        templates.append(template)
+    if not templates:
+        raise CorpusError(f"{path} has no templates; write one per line, such as: [X] means [MASK].")
+    return list(dict.fromkeys(templates))
+
+
+class Watched(Progress):
+    """A score function under a progress bar that names the template."""
+
+    def __init__(self, scorer: Scorer, total: int) -> None:
+        console = Console(stderr=True)
+        columns = (
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.scorer = scorer
+        self.add_task("", total=total)
+
+    def __call__(self, template: str) -> float:
+        (task,) = self.task_ids
+        self.update(task, description=template)
+        score = self.scorer(template)
+        self.advance(task)
+        return score
+
+
+class TemplateOptions(Command):
+    """Find the template that suits an untuned encoder best.
+
+    Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. The default is a
+    greedy search as in PromptBERT's Table 4: first for the words between text and mask, then for the words around the
+    text. --templates scores the templates of a file instead, and --t5 those that a T5 writes around words and their
+    definitions.
+    """
+
+    encoder: CliPositionalArg[str] = Field(description="a run, an encoder's folder or a hub name")
+    dev: Path = Field(description="file of scored pairs, such as sts-dev.csv")
+    templates: Path | None = Field(None, description="score the templates of this file, one per line")
+    t5: str | None = Field(None, description="score the templates that this T5 writes; needs --definitions")
+    figures: Path | None = Field(None, alias="json", description="file to write the full list to as well")
+    relations: CliVariadicArg[list[str]] = Field(
+        list(RELATIONS), min_length=1, description='greedy search: words between [X] and [MASK]; "" for none'
+    )
+    prefixes: CliVariadicArg[list[str]] = Field(
+        list(PREFIXES), description="greedy search: words before [X], or around it if [X] is written"
+    )
+    definitions: Path | None = Field(
+        None, description="for a T5: csv, tsv or jsonl with the columns word and definition"
+    )
+    examples: Count = Field(32, description="for a T5: number of definitions to use, from the first")
+    count: Count = Field(100, description="for a T5: number of templates to write")
+    denoise: bool = Field(False, description="subtract the vector of the template alone")
+    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
+    max_tokens: Count | None = Field(None, description="longest sequence (default: the encoder's positions)")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.t5 is None) != (self.definitions is None):
+            raise ValueError("--t5 and --definitions go together")
+        if self.t5 is not None and self.templates is not None:
+            raise ValueError("--templates and --t5 are two sources of templates; choose one")
+        return self
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = TemplateOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.templates"))
+    if options.figures:
+        check_new_file(options.figures)
+    pairs = load_pairs(options.dev)  # before the encoder: reading is quick and may fail
+    scorer = Scorer(_load(options), pairs, options.denoise)
+    written = _write(options.t5, options.definitions, options, scorer) if options.t5 and options.definitions else {}
+    rows: list[dict[str, object]] = [
+        {"template": template, "score": score, "tokens": scorer.pooling(template).text_encoder.template_tokens}
+        | ({"log_probability": written[template]} if written else {})
+        for template, score in _scores(options, scorer, list(written)).items()
+    ]
+    _show(options, rows)
+    if options.figures:
+        content = {
+            "encoder": options.encoder,
+            "dev": options.dev.name,
+            "denoise": options.denoise,
+            "final_period": scorer.encoder.config.final_period,
+            "templates": rows,
+        }
+        options.figures.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _load(options: TemplateOptions) -> SentenceEncoder:
+    # with [CLS] pooling for now, so that Scorer can say that a tokenizer has no mask token
+    encoder = SentenceEncoder.load(
+        model_folder(options.encoder),
+        template="[X]",
+        pooling="cls",
+        denoising=False,
+        max_tokens=options.max_tokens,
+        final_period=options.final_period,
+    )
+    return encoder.to(fastest_device())
+
+
+def _write(t5: str, definitions: Path, options: TemplateOptions, scorer: Scorer) -> dict[str, float]:
+    """The templates that the T5 writes and the encoder can use, with their log-probabilities."""
+    examples = read_definitions(definitions)
+    writer = TemplateWriter.load(t5)
+    writer.model.to(scorer.encoder.device)
+    used = examples[: options.examples]
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{t5} writes {options.count} templates for {len(used)} of {len(examples)} definitions")
+    written = writer.write(used, options.count)
+    usable = {template: score for template, score in written.items() if scorer.takes(template)}
+    if not usable:
+        raise EncoderError(f"{t5} wrote no template that can be used; raise --count, or give another T5")
+    return usable
+
+
+def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dict[str, float]:
+    """Every template is checked before the first is scored."""
+    if options.templates or written:
+        templates = read_templates(options.templates, scorer) if options.templates else written
+        with Watched(scorer, len(templates)) as score:
+            return rank(score, templates)
+    relations, prefixes = options.relations, options.prefixes
+    for template in [*map(related, relations), *(wrapped(related(relations[0]), prefix) for prefix in prefixes)]:
+        scorer.pooling(template)
+    with Watched(scorer, len(relations) + len(prefixes)) as score:
+        return greedy(score, relations, prefixes)
+
+
+def _show(options: TemplateOptions, rows: Sequence[dict[str, object]]) -> None:
+    pooling = "[MASK] minus the template's bias" if options.denoise else "[MASK]"
+    table = Table(title=escape(f"{options.encoder}: {pooling} on {options.dev.name}"), title_justify="left")
+    table.add_column("template", overflow="fold")
+    table.add_column("Spearman x100", justify="right")
+    table.add_column("tokens", justify="right")
+    if "log_probability" in rows[0]:
+        table.add_column("T5's log-probability", justify="right")
+    for row in rows:
+        figures = [f"{row[name]:.2f}" for name in ("log_probability",) if name in row]
+        table.add_row(escape(str(row["template"])), f"{row['score']:.2f}", str(row["tokens"]), *figures)
+    width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own
+    Console(width=width).print(table)

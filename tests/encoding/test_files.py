@@ -1,0 +1,32 @@
+"""A file that is written whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from encoding.files import replacing, write_whole
+
+
+def test_the_new_text_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    for text in ("seed = 1\n", "seed = 2\n"):
+        write_whole(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(b"old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_file_of_any_kind_is_replaced_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(b"old")
+    with replacing(path) as partial:
+        partial.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"

@@ -1,0 +1,82 @@
+"""Layers that are the encoder's own, every baseline by name, and models without layers."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from suite_data import numbers
+
+from evaluation.sts import Pairs, spearman
+from evaluation.suites.baselines import BaselineTask, pooled_layers
+from evaluation.suites.own import ScoredPairsTask
+from evaluation.tables import show
+from evaluation.task import Score, Subject, score_tasks
+from training.errors import RunError
+from training.model.encoder import SentenceEncoder
+
+TEXTS = ["two dogs run", "a man in the rain", "she wrote a letter", "the markets", "a green field"]
+POOLINGS = ("mean", "cls", "max")
+PAIRS = Pairs(TEXTS, TEXTS[1:] + TEXTS[:1], [3.0, 1.0, 2.0, 5.0, 4.0])
+
+
+def test_the_last_layer_is_the_encoders_own(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    layers = pooled_layers(encoder, TEXTS)
+    assert list(layers) == ["static", *(f"layer {n} {each}" for n in range(3) for each in POOLINGS), "WK pooling"]
+    np.testing.assert_allclose(layers["layer 2 mean"], encoder.embed(TEXTS), atol=1e-5)
+    text_encoder = encoder.pooling.text_encoder
+    ids = text_encoder.encode(TEXTS)[0].ids
+    words = encoder.word_embeddings.weight.detach().numpy()[ids]
+    np.testing.assert_allclose(layers["static"][0], words.mean(0), atol=1e-6)
+    input_ids, attention_mask = map(torch.from_numpy, text_encoder.pad([ids]))
+    states = encoder.hidden(input_ids, attention_mask)[0].detach().numpy()
+    np.testing.assert_allclose(layers["layer 2 cls"][0], states[0], atol=1e-5)
+    np.testing.assert_allclose(layers["layer 2 max"][0], states.max(0), atol=1e-5)
+
+
+def test_every_baseline_is_scored(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    subject = Subject("tiny", encoder.embed, encoder.embed, "digest", model=encoder)
+    scores = {score.metric: score.value for score in BaselineTask("set", PAIRS, 2).run(subject)}
+    assert list(scores) == [
+        "static",
+        *(f"layer {number} {pooling}" for number in range(3) for pooling in POOLINGS),
+        *("static -freq", "static -freq -sub", "static -freq -sub -pun"),
+        *("first-last", "last-two", "whitening", "BERT-flow", "WK pooling"),
+    ]
+    assert scores["layer 2 mean"] == pytest.approx(spearman(encoder.embed, PAIRS))
+    vectors = BaselineTask("set", PAIRS, 2).vectors(encoder, [*PAIRS.left])
+    assert all(np.isfinite(rows).all() for rows in vectors.values())
+
+
+def test_an_encoder_of_one_layer_has_no_wk_pooling(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    del encoder.backbone.encoder.layer[1:]
+    encoder.backbone.config.num_hidden_layers = 1
+    vectors = BaselineTask("set", PAIRS, 2).vectors(encoder, [*PAIRS.left])
+    assert "WK pooling" not in vectors
+    assert all(np.isfinite(rows).all() for rows in vectors.values())
+
+
+def test_the_table_has_a_row_per_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {("a", "static"): 40.0, ("a", "layer 0 max"): 50.0, ("b", "static"): 45.0, ("b", "layer 0 max"): 60.0}
+    show("path", {"tiny": [Score("baselines", *names, value, {}) for names, value in figures.items()]})
+    lines = [re.findall(r"[\w.:]+(?: [\w.]+)*", line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["baselines: tiny"]
+    assert [line for line in lines[1:] if line] == [
+        ["a", "b", "Avg."],
+        ["static", "40.00", "45.00", "42.50"],
+        ["layer 0 max", "50.00", "60.00", "55.00"],
+    ]
+
+
+def test_a_model_without_layers_is_scored_by_the_other_suites(capsys: pytest.CaptureFixture[str]) -> None:
+    other = ScoredPairsTask("set", Pairs(["1 0", "1 0"], ["1 0", "0 1"], [5.0, 1.0]))
+    scores = score_tasks(numbers(), [BaselineTask("a", PAIRS), BaselineTask("b", PAIRS), other])
+    assert {score.suite for score in scores} == {"pairs"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("left out: numbers shows no layers, so it has no baselines")
+    with pytest.raises(RunError, match="numbers shows no layers"):
+        score_tasks(numbers(), [BaselineTask("a", PAIRS)])

@@ -1,0 +1,158 @@
+import gzip
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encoding.bundle import sha256
+from training.data.corpus import Corpus, read_corpus
+from training.data.stored_rows import BATCH, ChosenRows, StoredRows
+from training.errors import CorpusError
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_text_file_has_a_sentence_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\r\n\n  two three \n \nvier ä\u2028b")
+    corpus = read_corpus([path])
+    assert list(corpus.rows) == [("one",), ("two three",), ("vier ä\u2028b",)]
+    assert corpus.empty == 2
+    source = corpus.sources[0]
+    assert (source.name, source.sentences, source.sha256) == ("a.txt", 3, sha256(Path(path)))
+
+
+def test_tables_and_json_lines_give_the_columns_asked_for(tmp_path: Path) -> None:
+    csv = write(tmp_path / "a.csv", 'id,text,other\n1,"a, ""b""",x\n2,,y\n3,"two\nlines",z\n')
+    tsv = write(tmp_path / "a.tsv", "text\tother\nfive\tsix\n")
+    jsonl = write(tmp_path / "a.jsonl", '{"text": "seven", "other": null}\n\n{"other": "x", "text": "eight"}\n')
+    corpus = read_corpus([csv, tsv, jsonl], ["text"])
+    assert list(corpus.rows) == [('a, "b"',), ("two\nlines",), ("five",), ("seven",), ("eight",)]
+    assert corpus.empty == 1
+    assert list(read_corpus([csv], ["text", "other"]).rows) == [('a, "b"', "x"), ("two\nlines", "z")]
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_gzip_is_read_as_it_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("ein satz\n" if "txt" in name else json.dumps({"text": "ein satz"}) + "\n")
+    assert list(read_corpus([str(path)], ["text"]).rows) == [("ein satz",)]
+
+
+def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "".join("w " * words + "\n" for words in range(10)))
+    corpus = read_corpus([path], min_words=2, max_words=8)
+    assert (len(corpus), corpus.empty, corpus.outside) == (7, 1, 2)
+    first, second, other = (list(read_corpus([path], sample=4, seed=seed).rows) for seed in (1, 1, 2))
+    assert first == second != other
+    assert len(first) == 4
+    assert len(read_corpus([path], sample=100)) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.txt", b"good\nbad \xff byte\n", (), r"a\.txt, after line \d: not UTF-8"),
+        ("a.txt", b"\n \n", (), r"no sentence is left of .*2 empty"),
+        ("a.csv", b"x,y\n1,2\n", ("text",), r"a\.csv, line 2: no column 'text'; it has x, y"),
+        ("a.csv", b"x,y\n1,2\n", (), "has columns x, y; say which to read: --columns"),
+        ("a.csv", b"x,y\n1,\xff\n", ("x",), r"a\.csv, after line \d: not UTF-8"),
+        ("a.jsonl", b'{"text": 3}\n', ("text",), "line 1: text is 3; write a text"),
+        ("a.jsonl", b"{\n", ("text",), "line 1: not JSON"),
+        ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is not a JSON object"),
+        ("a.docx", b"x", ("text",), "cannot tell the format from its name"),
+        ("a.parquet.gz", b"x", ("text",), "cannot tell the format from its name"),
+        ("a.parquet", b"x", ("text",), "cannot be read as parquet"),
+        ("a.txt.gz", b"not gzip", (), "cannot be read"),
+        ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),
+        ("a.csv", b"x,y\na, b,c\n", ("x", "y"), 'line 2: more cells than the 2 columns .* put "quotes"'),
+        ("a.tsv", b'x\ty\n"Hello" she said\tc\nd\te\n', ("x", "y"), "line 2: .*written twice"),
+        ("a.tsv", b'x\ty\n"Hello\tc\nd\te\n', ("x", "y"), "line 3: .*is its quoting right"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_what_to_do(
+    tmp_path: Path, name: str, content: bytes, columns: tuple[str, ...], message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        read_corpus([str(path)], columns)
+
+
+def test_signs_that_cannot_be_seen_are_no_text_and_harm_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "\u200b\n \ufeff\u200e \na\u200bb\n\u200b.\n")
+    corpus = read_corpus([path])
+    assert (list(corpus.rows), corpus.empty) == ([("a\u200bb",), ("\u200b.",)], 2)
+
+
+def test_a_folder_is_no_corpus(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is a folder; give the path of a file"):
+        read_corpus([str(tmp_path)])
+
+
+def test_a_missing_file_is_found_before_any_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"gone\.txt does not exist"):
+        read_corpus([write(tmp_path / "a.txt", "x\n"), str(tmp_path / "gone.txt")])
+
+
+ROWS = [(f"sentence {number}", "é" * (number % 3)) for number in range(2 * BATCH + 3)]
+
+
+def test_stored_rows_are_the_list_of_them() -> None:
+    stored = StoredRows.write(iter(ROWS))
+    assert len(stored) == len(ROWS)
+    assert list(stored) == ROWS
+    assert [stored[place] for place in (0, BATCH - 1, BATCH, -1)] == [
+        ROWS[place] for place in (0, BATCH - 1, BATCH, -1)
+    ]
+    assert stored[BATCH - 2 : BATCH + 2] == ROWS[BATCH - 2 : BATCH + 2]
+    with pytest.raises(IndexError):
+        stored[len(ROWS)]
+    assert list(StoredRows.write([])) == []
+
+
+def test_a_choice_of_a_choice_has_the_places_among_all() -> None:
+    chosen = ChosenRows(ChosenRows(ROWS, np.array([7, 5, 3, 1])), np.array([2, 0]))
+    assert list(chosen) == [ROWS[3], ROWS[7]]
+    assert chosen.places.tolist() == [3, 7]
+
+
+def test_samples_and_held_out_rows_are_those_of_a_list(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(1000)]
+    path = write(tmp_path / "a.txt", "\n".join(lines))
+    corpus = read_corpus([path], sample=300, seed=5)
+    listed = random.Random(5).sample([(line,) for line in lines], 300)
+    assert list(corpus.rows) == listed
+    in_memory = Corpus(rows=listed)
+    for each in (corpus, in_memory):
+        each.hold_out(40, seed=1)
+    assert list(corpus.rows) == list(in_memory.rows)
+    assert corpus.held_out == in_memory.held_out
+
+
+def test_each_row_knows_its_file(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.txt", f"{name}\n\n" * size) for name, size in (("a", 5), ("b", 0), ("c", 7))]
+    corpus = read_corpus(paths[:1] + paths[2:])
+    assert corpus.files().tolist() == [0] * 5 + [1] * 7
+    corpus = read_corpus(paths, sample=6, seed=3)
+    corpus.hold_out(2, seed=0)
+    assert [{"a": 0, "c": 2}[text] for (text,) in corpus.rows] == corpus.files().tolist()
+
+
+def test_a_folder_that_takes_no_rows_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.txt", "x\n")
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/folder")
+    with pytest.raises(CorpusError, match=r"cannot be stored in /dev/null/folder .* set TMPDIR"):
+        read_corpus([path])
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800 b"}\n')
+    with pytest.raises(CorpusError, match="half of a pair of surrogates"):
+        read_corpus([path], ["text"])

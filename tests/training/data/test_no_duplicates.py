@@ -1,0 +1,82 @@
+"""Training on batches in which no text occurs twice: what the method sees, a resumed run, and what is refused."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from killed_runs import assert_same_weights, fit, fit_until_killed
+from recipes import arguments, load_recipe
+
+from encoding.command import run as run_command
+from training.data.corpus import Row
+from training.fit import main
+from training.methods.simcse import SimCSE
+from training.model.views import View
+from training.recipes.command import recipe_of
+from training.run_folder import Run
+
+THINGS = ["dog", "man", "letter", "city", "rain", "guitar", "field", "text"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path, tiny_bert: Path) -> dict[str, object]:
+    """Of a run of three epochs of four batches, on pairs whose second texts occur several times."""
+    path = tmp_path / "pairs.csv"
+    lines = [f"The {a} and the {b} run.,Nothing but a {a}." for a in THINGS for b in THINGS[:3]]
+    path.write_text("a,b\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    found = {"encoder": tiny_bert, "corpus": path, "columns": ["a", "b"], "batch_size": 6, "no_duplicates": True}
+    return found | {"epochs": 3, "learning_rate": 1e-3, "log_steps": 1, "held_out": 0, "save_steps": 2}
+
+
+def test_the_method_sees_no_text_twice_and_a_resumed_run_is_the_same(
+    keys: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[Sequence[Row]] = []
+    views = SimCSE.views
+
+    def recorded(self: SimCSE, rows: Sequence[Row]) -> dict[str, View]:
+        batches.append(rows)
+        return views(self, rows)
+
+    monkeypatch.setattr(SimCSE, "views", recorded)
+    recipe, whole, killed = load_recipe("simcse", keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    fit(recipe, whole)
+    assert len(batches) == 12
+    assert all(max(Counter(text for row in rows for text in row).values()) == 1 for rows in batches)
+    assert batches[:4] != batches[4:8]
+    fit_until_killed(recipe, killed, step=7)
+    batches.clear()
+    fit(recipe, killed, resume=True)
+    assert_same_weights(whole.path, killed.path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"group_by_length": True}, "no_duplicates and group_by_length order the corpus in two ways; choose one"),
+        ({"weights": [1]}, "no_duplicates and weights order the corpus in two ways; choose one"),
+        (
+            {"batch_size": 12, "encoder": "./nowhere"},
+            "only 8 rows have no text in common, and batch_size is 12; lower it",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: dict[str, object],
+    message: str,
+    keys: dict[str, object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(lambda: main(["simcse", *arguments(keys | words), "--out", str(tmp_path / "run")])) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [([], False), (["--no-duplicates"], True), (["--no-no-duplicates"], False)]
+)
+def test_a_switch_whose_name_begins_with_no(words: list[str], expected: bool) -> None:
+    recipe, _ = recipe_of("simcse", ["--corpus", "unused.txt", *words], "training.fit simcse")
+    assert recipe.no_duplicates is expected

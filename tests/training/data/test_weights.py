@@ -1,0 +1,103 @@
+"""Several files with weights, and rows on disk: the run as a whole, and what is refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_runs import fit, whole_and_resumed
+from recipes import load_recipe
+
+from encoding.errors import ClozeError
+from training.data.corpus import Corpus, read_corpus
+from training.errors import CorpusError
+from training.loop import run as training_run
+from training.loop.run import prepare
+from training.methods.simcse import SimCSE
+from training.run_folder import Run
+
+Words = dict[str, list[str]]
+UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
+
+
+@pytest.fixture
+def words(tiny_bert: Path, tmp_path: Path) -> Words:
+    """Keys of two epochs of 6 steps over two files, 36 and 12 sentences, with dropout."""
+    things = ["dog", "man", "letter", "city", "rain", "guitar"]
+    lines = [f"The {a} and the {b} run." for a in things for b in things]
+    (tmp_path / "many.txt").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "few.txt").write_text("\n".join(f"Nothing {line}" for line in lines[::3]), encoding="utf-8")
+    keys = {"encoder": tiny_bert, "batch_size": 8, "epochs": 2, "log_steps": 1, "save_steps": 2, "held_out": 0}
+    files = [str(tmp_path / "many.txt"), str(tmp_path / "few.txt")]
+    return {key: [str(value)] for key, value in keys.items()} | {"corpus": files}
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{key: line[key] for key in line if key not in UNLIKE} for line in lines]
+
+
+@pytest.mark.long
+def test_a_run_reads_each_file_as_often_as_its_weight_says(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    views = SimCSE.views
+
+    def listen(self: SimCSE, rows: list[tuple[str, ...]]) -> Any:
+        seen.extend(text for (text,) in rows)
+        return views(self, rows)
+
+    monkeypatch.setattr(SimCSE, "views", listen)
+    fit(load_recipe("simcse", words | {"weights": ["1", "3"]}), Run(tmp_path / "run"))
+    assert [Counter(text.startswith("Nothing") for text in seen[at : at + 48]) for at in (0, 48)] == [
+        {True: 36, False: 12}
+    ] * 2
+    assert seen[:48] != seen[48:96]
+
+
+@pytest.mark.long
+def test_a_killed_run_with_weights_ends_as_an_unbroken_one(words: Words, tmp_path: Path) -> None:
+    whole, killed = whole_and_resumed(load_recipe("simcse", words | {"weights": ["1", "3"]}), tmp_path)
+    assert log(killed.path) == log(whole.path)
+
+
+@pytest.mark.parametrize("order", [{}, {"weights": ["2", "1"]}, {"group_by_length": ["true"]}])
+def test_rows_on_disk_train_as_rows_in_memory_do(
+    order: Words, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("simcse", words | order | {"sentences": ["44"], "held_out": ["8"], "max_steps": ["5"]})
+    fit(recipe, Run(tmp_path / "disk"))
+
+    def read_into_memory(*arguments: Any) -> Corpus:
+        corpus = read_corpus(*arguments)
+        files = corpus.files()
+        corpus.rows = list(corpus.rows)
+        monkeypatch.setattr(corpus, "files", lambda: files[corpus.rows.places])  # type: ignore[attr-defined]
+        return corpus
+
+    monkeypatch.setattr(training_run, "read_corpus", read_into_memory)
+    fit(recipe, Run(tmp_path / "memory"))
+    assert log(tmp_path / "disk") == log(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": ["1"]}, "weights has 1 numbers and corpus 2 files; write one number for each file"),
+        ({"weights": ["1", "-1"]}, "weights is .*greater than or equal to 0"),
+        ({"weights": ["0", "0"]}, "weights are all 0, which draws from no file; write one above 0"),
+        ({"weights": ["1", "nan"]}, "weights is .*greater than or equal to 0"),
+        ({"weights": ["1", "2"], "group_by_length": ["true"]}, "weights and group_by_length order the corpus in two"),
+    ],
+)
+def test_bad_weights_are_refused(changed: Words, message: str, words: Words) -> None:
+    with pytest.raises(ClozeError, match=message):
+        load_recipe("simcse", words | changed)
+
+
+def test_a_weight_of_a_file_without_a_sentence_left_is_refused(words: Words) -> None:
+    recipe = load_recipe("simcse", words | {"weights": ["1", "2"], "max_words": ["6"]})  # the others have seven words
+    with pytest.raises(CorpusError, match=r"few\.txt has the weight 2 and no sentence left to train on .*write 0"):
+        prepare(recipe)

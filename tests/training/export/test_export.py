@@ -1,0 +1,474 @@
+"""The commands, on a tiny run: what export writes and refuses, and what evaluate makes of a path."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+from onnx import ModelProto
+from tiny_graphs import traced
+
+from encoding.bundle import Bundle
+from encoding.command import run as run_command
+from evaluation import command as evaluate
+from evaluation.card import with_figures
+from evaluation.search import Collection
+from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
+from evaluation.suites.cost import CostTask
+from evaluation.suites.retrieval import RetrievalTask
+from evaluation.suites.space import SpaceTask
+from evaluation.suites.sts import StsTask
+from evaluation.task import Task
+from training.errors import ExportError, RunError
+from training.export import __main__ as export
+from training.export import bundle as shipped_graph
+from training.export import bundle as written_bundle
+from training.export.card import model_card, parent_metadata, provenance_of
+from training.export.layers import Form
+from training.export.parity import Difference
+from training.model.continuous_template import ContinuousTemplate
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.model.heads import Head
+from training.run_folder import kind_of
+
+TEMPLATE = 'This sentence of "[X]" means [MASK].'
+DIGEST = "0" * 64
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_bert: Path) -> Path:
+    folder, parent = tmp_path / "run", tmp_path / "parents" / "tiny"
+    parent.mkdir(parents=True)
+    (parent / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# tiny\n", encoding="utf-8")
+    SentenceEncoder.load(str(tiny_bert), template=TEMPLATE, pooling="mask").save(folder / "model")
+    (folder / "recipe.toml").write_text('method = "distill"\n')
+    content = {
+        "parent": "tiny",
+        "recipe": {"method": "distill", "encoder": str(parent), "corpus": ["/home/me/rain.txt"], "batch_size": 8},
+        "data": [{"name": "rain.txt", "sentences": 1234, "sha256": DIGEST}],
+        "commit": None,
+        "seeds": [42],
+        "versions": {"torch": "2"},
+    }
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def traced_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
+    """Tracing takes seconds, and every run here holds the same weights."""
+
+    def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
+        return traced(encoder, tiny_bert, form)
+
+    monkeypatch.setattr(written_bundle, "trace", remembered)
+
+
+@pytest.fixture
+def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
+    pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.0, 1.0, 5.0])
+    weather = Collection("weather", ["rain over the city", "two dogs", "a letter"], ["rain", "dogs"], [{0: 1}, {1: 2}])
+    tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
+    tasks.append(RetrievalTask("weather", weather))
+    monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
+    monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
+    monkeypatch.chdir(tmp_path)  # the cache is a folder below it
+    return tasks
+
+
+def nothing_left(out: Path) -> bool:
+    return not out.exists() and not list(out.parent.glob(f".{out.name}*"))
+
+
+def test_a_run_becomes_a_bundle(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert export.main([str(run), str(out), "--precision", "int8,fp32,fp16", "--max-tokens", "40"]) is None
+    bundle = Bundle.load(out)
+    spec = bundle.spec
+    assert bundle.precisions == ("fp32", "fp16", "int8")
+    assert (spec.template, spec.pooling, spec.max_tokens, spec.dimension) == (TEMPLATE, "mask", 40, 32)
+    assert spec.provenance.parity["fp32"] < 1e-5 < spec.provenance.parity["int8"]
+    assert set(spec.provenance.graphs) == {"fp32", "fp16", "int8"}
+    assert spec.provenance.recipe["corpus"] == ["rain.txt"]
+    assert spec.provenance.recipe["encoder"] == "tiny"
+    encoder = SentenceEncoder.load(str(run / "model"), max_tokens=40)
+    texts = ["", "two dogs", "[MASK]", "rain " * 100]
+    np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed(texts), encoder.embed(texts), atol=1e-5)
+
+
+def test_the_card_tells_what_is_known(run: Path, tmp_path: Path) -> None:
+    notes, out = tmp_path / "notes.md", tmp_path / "out"
+    notes.write_text("## Text\n\nRain, by hand.\n", encoding="utf-8")
+    export.main([str(run), str(out), "--precision", "int8", "--notes", str(notes)])
+    card = (out / "README.md").read_text(encoding="utf-8")
+    for words in (
+        "license: mit\n",
+        "pipeline_tag: sentence-similarity",
+        f"    {TEMPLATE}\n",
+        "| rain.txt | 1,234 |",
+        "batch_size = 8",
+        "Not scored",
+        "was not compared with fp32",
+        "--precision int8 --max-tokens 64",
+        "Rain, by hand.",
+    ):
+        assert words in card
+    assert "/home/me" not in card
+    assert Bundle.load(out).precisions == ("int8",)
+
+
+def test_figures_of_fp32_are_told_beside_int8(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
+    out = tmp_path / "out"
+    export.main([str(run), str(out), "--precision", "int8", "--data", "anywhere"])
+    scores = Bundle.load(out).spec.provenance.scores
+    assert set(scores) == {"fp32", "int8"}
+    assert set(scores["int8"]) == {*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"}
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.count("fp32 (not in this bundle)") == 2
+    figure = scores["fp32"]["weather nDCG@10"]
+    assert f"| | weather nDCG@10 |\n| --- | ---: |\n| fp32 (not in this bundle) | {figure:.2f} |" in card
+
+
+def test_the_hub_reads_the_card(run: Path, tmp_path: Path, few_pairs: list[Task]) -> None:
+    out = tmp_path / "out"
+    export.main([str(run), str(out), "--precision", "fp32,int8", "--data", "anywhere"])
+    data = ModelCard.load(out / "README.md").data
+    assert (data.license, data.language, data.library_name) == ("mit", "en", "cloze")
+    assert {"sentence-similarity", "onnx", "cloze"} <= set(data.tags)
+    scores = Bundle.load(out).spec.provenance.scores["fp32"]
+    assert data.model_name == "out"
+    assert {result.dataset_name: result.metric_value for result in data.eval_results} == {
+        {"Avg.": "STS12 to STS16, STS-B and SICK-R", "weather nDCG@10": "weather"}.get(name, name): value
+        for name, value in scores.items()
+    }
+    [search] = [result for result in data.eval_results if result.dataset_name == "weather"]
+    assert (search.task_type, search.metric_type) == ("information-retrieval", "cosine_ndcg_at_10")
+    assert search.metric_name == "nDCG@10 ×100, fp32 graph"
+
+
+def test_a_card_names_a_base_model_of_the_hub_and_no_figures_that_nobody_measured(run: Path) -> None:
+    provenance, _ = provenance_of(run)
+    config = SentenceEncoder.load(str(run / "model")).config
+    provenance = provenance.model_copy(update={"parent": "owner/parent"})
+    data = ModelCard(model_card("out", config, provenance, {}, library="sentence-transformers")).data
+    assert data.to_dict() == {
+        "base_model": "owner/parent",
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-similarity", "feature-extraction", "onnx", "cloze"],
+    }
+    scores = {"int8": {"transfer MR accuracy": 81.5, "cost sentences/s": 9.0}, "fp32": {"transfer MR accuracy": 81.6}}
+    provenance = provenance.model_copy(update={"scores": scores, "parity": {"int8": 0.0}})
+    card = model_card("out", config, provenance, {"int8": 1})
+    [found] = ModelCard(with_figures(card, "out", provenance, {"int8": 1})).data.eval_results
+    assert (found.task_type, found.dataset_name, found.metric_value) == ("text-classification", "MR", 81.5)
+    assert found.metric_name == "accuracy ×100, int8 graph"
+
+
+def test_evaluate_writes_more_suites_and_other_models_to_the_card(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, beside = tmp_path / "out", tmp_path / "parent.json"
+    pairs = Pairs(["two dogs run", "rain", "a man"], ["two dogs", "the city", "a man"], [4.5, 1.0, 5.0])
+    more = {"": few_pairs, "space": [SpaceTask("STS-B", pairs)], "cost": [CostTask("STS-B", pairs.left, "a machine")]}
+
+    def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
+        return [task for name in names or [""] for task in more[name]]
+
+    monkeypatch.setattr("evaluation.evaluate.load_suites", load)
+    scored = ["--data", "anywhere", "--cache", str(tmp_path / "scores"), "--suite"]
+    parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space", "cost"]
+    evaluate.main([*parent, "--json", str(beside)])
+    beside.write_text(beside.read_text().replace("a machine", "a machine elsewhere"))
+    notes = ["--notes", str(_notes(tmp_path))]
+    export.main([str(run), str(out), "--precision", "fp32,int8", "--data", "anywhere", *notes])
+    exported = ModelCard.load(out / "README.md")
+    served = Bundle.load(out)
+
+    evaluate.main([str(out), *scored, "space", "cost", "--card", "--beside", str(beside)])
+    bundle = Bundle.load(out)
+    card = ModelCard.load(out / "README.md")
+    others = json.loads(beside.read_text())["scores"]["torch fp32"]
+    own = bundle.spec.provenance.scores["fp32"]
+    assert own["STS12"] == served.spec.provenance.scores["fp32"]["STS12"]
+    assert bundle.spec.space == served.spec.space
+    assert f"| {tiny_bert.name}, torch fp32 | {others['STS12']:.2f} | " in card.text
+    columns = ("alignment", "uniformity", "anisotropy", "anisotropy of word vectors")
+    assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card.text
+    cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]
+    assert f"| fp32 | {' | '.join(cells)} |  |" in card.text  # a graph shows no word vectors
+    assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card.text
+    machines = f"fp32 and int8 on a machine; {tiny_bert.name}, torch fp32 on a machine elsewhere"
+    assert f"\n\nSentences of STS-B test per second. Machines: {machines}.\n\n| |" in card.text
+    kept, before = (re.sub(r"(?s)## Figures.*?(?=\n## )", "", each.text) for each in (card, exported))
+    assert kept == before
+    assert card.text.endswith("Never changed.\n")
+    for result in card.data.eval_results:
+        names = {"STS12 to STS16, STS-B and SICK-R": "Avg.", "weather": "weather nDCG@10"}
+        assert result.metric_value == own[names.get(result.dataset_name, result.dataset_name)]
+
+    (link := tmp_path / "link").symlink_to(out)
+    evaluate.main([str(link), *scored, "space", "--card"])
+    assert link.is_symlink()
+    scores = Bundle.load(out).spec.provenance.scores
+    assert {precision: [name for name in row if "cost" in name] for precision, row in scores.items()} == {
+        "fp32": [],
+        "int8": [],
+    }
+    assert tiny_bert.name not in (out / "README.md").read_text(encoding="utf-8").partition("## Figures")[2]
+
+
+def _notes(folder: Path) -> Path:
+    (folder / "notes.md").write_text("## Of our own\n\nNever changed.\n", encoding="utf-8")
+    return folder / "notes.md"
+
+
+def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp_path: Path) -> None:
+    out, figures = tmp_path / "out", tmp_path / "figures.json"
+    export.main([str(run), str(out)])
+    for path, words, message in (
+        (run, ["--card"], r"run is not a bundle, so it has no model card to write to; leave out --card"),
+        (
+            out,
+            ["--beside", str(figures)],
+            r"--beside is for the model card and the report; give --card or --report too",
+        ),
+        (out, ["--card", "--beside", str(figures)], r"figures\.json cannot be read as figures of evaluate --json"),
+    ):
+        with pytest.raises(RunError, match=message):
+            evaluate.main([str(path), "--data", "anywhere", *words])
+    figures.write_text("{}")
+    with pytest.raises(RunError, match=r"figures\.json cannot be read as figures of evaluate --json"):
+        evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures)])
+    figures.write_text(json.dumps({"path": "runs/mine", "scores": {"torch fp32": {"STS12": 50.0}}}))
+    with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, as another file of --beside does"):
+        evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures), str(figures)])
+
+
+def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(run: Path) -> None:
+    provenance, _ = provenance_of(run)
+    provenance = provenance.model_copy(update={"scores": {"fp32": {"STS12": 50.0}}})
+    card = with_figures("---\nlicense: mit\n---\n\n# Ours\n", "ours", provenance, {"fp32": 1})
+    assert "\n\n# Ours\n\n## Figures\n\nSpearman" in card
+    assert card.endswith("\n| fp32 | 50.00 |\n")
+    assert ModelCard(card).data.license == "mit"
+    own = {
+        "triplets mine accuracy": 75.0,
+        "labels topics V-measure": 40.0,
+        "transfer MR accuracy": 80.0,
+        "mine-sts": 1.0,
+    }
+    provenance = provenance.model_copy(update={"scores": {"fp32": own}})
+    card = with_figures(card, "ours", provenance, {"fp32": 1})
+    for title, value in (("mine-sts", 1), ("mine accuracy", 75), ("topics V-measure", 40), ("MR", 80)):
+        assert f"\n\n| | {title} |\n| --- | ---: |\n| fp32 | {value}.00 |" in card
+    assert "STS12" not in card
+    with pytest.raises(ExportError, match=r"(?s)metadata of README\.md cannot be read .*correct the YAML"):
+        with_figures("---\nlicense: [mit\n---\n", "ours", provenance, {"fp32": 1})
+
+
+def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32", "--denoise"])
+    bundle = Bundle.load(tmp_path / "out")
+    assert bundle.spec.denoising
+    np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed([""]), np.zeros((1, 32)), atol=1e-5)
+
+
+def test_denoising_that_was_trained_is_served_unless_refused(run: Path, tmp_path: Path) -> None:
+    SentenceEncoder.load(str(run / "model"), denoising=True).save(run / "model")
+    for words, denoising in (([], True), (["--no-denoise"], False), (["--denoise"], True)):
+        export.main([str(run), str(tmp_path / "out"), *words])
+        assert Bundle.load(tmp_path / "out").spec.denoising == denoising
+
+
+def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Path) -> None:
+    for words, period in ((["--final-period"], True), ([], False)):
+        export.main([str(run), str(tmp_path / "out"), *words])
+        assert Bundle.load(tmp_path / "out").spec.final_period == period
+
+
+def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
+    encoder = SentenceEncoder.load(str(run / "model"))
+    assert written_bundle._parts(encoder) == []
+    encoder.head = Head("tanh", encoder.backbone.config)
+    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
+    provenance, _ = provenance_of(run)
+    card = model_card("out", encoder.config, provenance, {}, parts=written_bundle._parts(encoder))
+    assert "of the template's words. A tanh head comes last." in card
+
+
+def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(2e-4, 1.0, 1.0))
+    with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+    assert nothing_left(tmp_path / "out")
+
+
+def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(float("nan"), 1.0, 1.0))
+    with pytest.raises(ExportError, match="nan"):
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "refused"),
+    [
+        ("STS-B dev", 79.7, False),
+        ("STS-B dev", 79.69, True),
+        ("STS-B dev", float("nan"), True),
+        ("weather nDCG@10", 79.5, False),
+        ("weather nDCG@10", 79.49, True),
+        ("STS12", 70.0, False),
+    ],
+)
+def test_int8_that_costs_too_much_is_refused(
+    run: Path,
+    tmp_path: Path,
+    few_pairs: list[Task],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    after: float,
+    refused: bool,
+) -> None:
+    def scores(precision: str, *_: object) -> dict[str, float]:
+        figures = dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"), 80.0)
+        return figures if precision == "fp32" else figures | {name: after}
+
+    monkeypatch.setattr(written_bundle, "_scores", scores)
+    if refused:
+        with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
+            export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
+        assert nothing_left(tmp_path / "out")
+    else:
+        export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
+        assert Bundle.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(1.2, "rows"), (0.8, "fused")])
+def test_the_faster_graph_is_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
+) -> None:
+    monkeypatch.setattr(shipped_graph, "race", lambda *_: ratio)
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
+
+
+def test_a_graph_that_cannot_be_fused_stays_plain(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
+        raise ExportError("fusion is incomplete")
+
+    monkeypatch.setattr(shipped_graph, "fuse", refuse)
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32,fp16"])
+    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "rows", "fp16": "plain"}
+    assert "not fused" in capsys.readouterr().err
+
+
+def drop(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content.pop(key)
+
+
+@pytest.mark.parametrize("edit", [drop("parent"), drop("recipe"), lambda content: content.update(data=[{"name": "x"}])])
+def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path, edit: Callable[[Any], object]) -> None:
+    content = json.loads((run / "run.json").read_text())
+    edit(content)
+    (run / "run.json").write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"run\.json does not say where the model comes from"):
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+
+
+def test_errors_are_one_line_and_exit_codes_tell(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert run_command(lambda: export.main([str(run / "model"), out])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--max-tokens", "999"])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--data", str(tmp_path)])) == 2
+    assert run_command(lambda: export.main([str(run), out, "--notes", "nowhere.md"])) == 2
+    assert run_command(lambda: export.main([str(run), str(tmp_path / "parents")])) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True] * 5
+    assert run_command(lambda: export.main([str(run), out, "--precision", "int4"])) == 2
+    assert "--precision is 'int4': 'int4' is not one of fp32, fp16, int8" in capsys.readouterr().err
+    assert nothing_left(Path(out))
+
+
+def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
+    assert kind_of(str(run)) == "run"
+    assert kind_of(str(run / "model")) == kind_of(str(tiny_bert)) == kind_of("owner/name") == "encoder"
+    (run / "run.json").unlink()
+    with pytest.raises(RunError, match=r"not finished; continue it.*--resume"):
+        kind_of(str(run))
+    with pytest.raises(RunError, match="is none of"):
+        kind_of(str(tmp_path))
+    for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
+        with pytest.raises(RunError, match="is not a folder"):
+            kind_of(str(path))
+
+
+def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+    assert kind_of(str(tmp_path / "out")) == "bundle"
+    (tmp_path / "out" / "embedding.json").unlink()
+    with pytest.raises(RunError, match="is none of"):
+        kind_of(str(tmp_path / "out"))
+
+
+def test_evaluate_scores_runs_bundles_and_encoders(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, figures = tmp_path / "out", tmp_path / "figures.json"
+    export.main([str(run), str(bundle), "--precision", "fp32,int8"])
+
+    def scores(path: Path, *words: str) -> dict[str, dict[str, float]]:
+        evaluate.main([str(path), "--data", "anywhere", "--json", str(figures), *words])
+        found: dict[str, dict[str, float]] = json.loads(figures.read_text())["scores"]
+        return found
+
+    of_run = scores(run)
+    assert of_run == scores(tiny_bert, "--template", TEMPLATE, "--pooling", "mask")
+    assert list(of_run) == ["torch fp32"]
+    assert list(of_run["torch fp32"]) == [*STS_TASKS, *DEV_TASKS, "weather nDCG@10", "Avg."]
+    of_bundle = scores(bundle)
+    assert list(of_bundle) == ["fp32", "int8"]
+    assert of_bundle["fp32"] == of_run["torch fp32"]
+    assert list(scores(bundle, "--precision", "int8")) == ["int8"]
+    table = capsys.readouterr().out
+    assert all(column in table for column in (*STS_TASKS, "Avg.", *DEV_TASKS, "Search", "weather"))
+
+
+def test_evaluate_refuses_what_makes_no_sense(
+    run: Path, tmp_path: Path, tiny_bert: Path, few_pairs: list[Task], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
+    for words in (
+        [str(tmp_path / "out"), "--template", "[X]"],
+        [str(tmp_path / "out"), "--precision", "int8"],
+        [str(run), "--precision", "int8"],
+        [str(tiny_bert)],  # no configuration of its own
+        [str(tmp_path / "nowhere")],
+    ):
+        capsys.readouterr()
+        assert run_command(lambda words=words: evaluate.main([*words, "--data", "anywhere"])) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_parents_licence_is_read_from_its_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    assert parent_metadata(tmp_path, "license") is None
+    for text, licence in (
+        ('---\nlicense: "cc-by-4.0"\n---\n', "cc-by-4.0"),
+        ("# no front matter\nlicense: mit\n", None),
+        ("---\nlicense: mit\n", None),
+        ("---\ntags: []\n---\nlicense: mit\n", None),
+        ("---\nlicense: [mit\n---\n", None),
+        ("---\n- mit\n---\n", None),
+    ):
+        card.write_text(text)
+        assert parent_metadata(tmp_path, "license") == licence
+    shutil.rmtree(tmp_path)

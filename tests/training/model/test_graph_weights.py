@@ -1,0 +1,149 @@
+"""Weights read back from a bundle's graph: the same vectors, a bundle that can be trained, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from made_once import made_once
+from onnx import ModelProto
+
+from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
+from encoding.canaries import CANARY_TEXTS, Canaries
+from encoding.text import TOKENIZER_FILES
+from training.convert import convert
+from training.errors import EncoderError
+from training.export.graph import fuse, trace
+from training.export.layers import one_row
+from training.export.parity import probes
+from training.export.quantise import WEIGHT_LEVELS, quantise, vocabulary_feeds
+from training.fit import main as fit
+from training.model.encoder import SentenceEncoder, positions
+from training.model.graph_encoder import GraphEncoder
+from training.model.graph_weights import KEY, VALUE
+
+MASK = {"template": '"[X]" means [MASK].', "pooling": "mask"}
+MEAN = {"template": "[X]", "pooling": "mean"}
+UNREAD = {f"{part}.bias" for part in (KEY, VALUE)}  # no vector depends on them, or others have them in theirs
+
+
+def random_encoder(folder: Path, **config: str) -> SentenceEncoder:
+    """With biases, which a new encoder has as zeros."""
+    encoder = SentenceEncoder.load(str(folder), **config, max_tokens=48)
+    torch.manual_seed(0)
+    for name, parameter in encoder.backbone.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float(name.endswith("LayerNorm.weight")), std=0.1)
+    return encoder
+
+
+def write(encoder: SentenceEncoder, parent: Path, out: Path, graphs: dict[Precision, ModelProto]) -> Path:
+    with staging(out) as folder:
+        (folder / "onnx").mkdir()
+        for name in ("config.json", *TOKENIZER_FILES):
+            shutil.copyfile(parent / name, folder / name)
+        (folder / "README.md").write_text("---\nlicense: mit\n---\n# tiny\n")
+        vectors = {}
+        for precision, model in graphs.items():
+            onnx.save(model, folder / GRAPHS[precision])
+            runner = GraphEncoder(folder / GRAPHS[precision], encoder.pooling.text_encoder)
+            vectors[precision] = runner.embed(CANARY_TEXTS)
+        Canaries.write(folder, vectors)
+        provenance = Provenance(parent="none", recipe={}, data=[], commit=None, seeds=[0], scores={}, parity={})
+        seal(folder, encoder.config, encoder.dimension, "0" * 64, provenance)
+    return out
+
+
+@pytest.fixture(scope="session")
+def int8_bundle(shared: Path, tiny_bert: Path) -> Path:
+    def make(out: Path) -> None:
+        encoder = random_encoder(tiny_bert, **MASK)
+        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+        write(encoder, tiny_bert, out, {"int8": quantise(trace(encoder, "exact"), feeds, one_row(encoder))})
+
+    return made_once(shared / "readable-int8", make)
+
+
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+
+
+@pytest.mark.parametrize(("family", "config"), [("tiny_bert", MEAN), ("tiny_roberta", MASK)])
+def test_an_fp32_graph_has_all_weights(
+    family: str, config: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    parent = request.getfixturevalue(family)
+    encoder = random_encoder(parent, **config)
+    bundle = write(encoder, parent, tmp_path / "bundle", {"fp32": trace(encoder, "rows")})
+    found, texts = SentenceEncoder.load(str(bundle), max_tokens=48), probes(48)
+    assert found.config == encoder.config
+    own = SentenceEncoder.load(str(bundle)).config.max_tokens  # not the service's limit
+    assert own == positions(encoder.backbone) > 48
+    expected = encoder.embed(texts)
+    np.testing.assert_allclose(found.embed(texts), expected, atol=1e-5 * np.abs(expected).max())
+    state = found.state_dict()
+    for name, weight in encoder.state_dict().items():
+        if not name.endswith((*UNREAD, "attention.output.dense.bias")):
+            torch.testing.assert_close(state[name], weight, rtol=0, atol=0)
+
+
+def test_an_int8_graph_has_the_weights_to_seven_bits(int8_bundle: Path, tiny_bert: Path) -> None:
+    encoder, found = random_encoder(tiny_bert, **MASK), SentenceEncoder.load(str(int8_bundle), max_tokens=48)
+    assert found.config == encoder.config
+    texts = probes(48)
+    graph = GraphEncoder.of(Bundle.load(int8_bundle), "int8").embed(texts)
+    assert cosines(found.embed(texts), graph).min() > 0.99
+    assert cosines(found.embed(texts), encoder.embed(texts)).min() > 0.99
+    state = found.state_dict()
+    rounded = 0
+    for name, weight in encoder.state_dict().items():
+        if name.endswith(("dense.weight", "query.weight", "key.weight", "value.weight")):
+            error = torch.linalg.norm(state[name] - weight) / torch.linalg.norm(weight)
+            rounded += int(error > 0)
+            assert error < 4 / WEIGHT_LEVELS
+        elif name.endswith("query.bias"):
+            torch.testing.assert_close(state[name], weight, rtol=0, atol=2**-8)  # attention rounds it
+    assert rounded == 8  # six products of the first layer, keys and values of the last
+
+
+def test_a_bundle_is_trained_and_is_its_runs_parent(int8_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(f"two dogs run {number}" for number in range(40)) + "\n")
+    keys = ["--encoder", str(int8_bundle), "--corpus", str(tmp_path / "texts.txt"), "--batch-size", "8"]
+    keys += ["--max-steps", "2", "--held-out", "0", "--pooling", "mask", "--template", MASK["template"]]
+    assert fit(["simcse", *keys, "--precision", "fp32", "--out", str(tmp_path / "run"), "--report-to", "none"]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["parent"] == int8_bundle.name
+    trained = SentenceEncoder.load(str(tmp_path / "run" / "model"))
+    start = SentenceEncoder.load(str(int8_bundle))
+    assert trained.config.template == start.config.template
+    assert not torch.equal(trained.word_embeddings.weight, start.word_embeddings.weight)
+
+
+def test_a_bundle_is_converted_without_its_run(int8_bundle: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    convert(int8_bundle, tmp_path / "converted", None)
+    bundle = Bundle.load(tmp_path / "converted")
+    assert bundle.spec.space == Bundle.load(int8_bundle).spec.space
+    texts = ["Two dogs run.", "Rain.", "A man plays the guitar."]
+    found = SentenceTransformer(str(tmp_path / "converted"), trust_remote_code=True).encode(texts)
+    assert cosines(found, GraphEncoder.of(bundle, "int8").embed(texts)).min() > 0.99
+
+
+def test_a_graph_that_cannot_be_read_is_named(tiny_bert: Path, int8_bundle: Path, tmp_path: Path) -> None:
+    encoder = random_encoder(tiny_bert, **MEAN)
+    fused = write(encoder, tiny_bert, tmp_path / "fused", {"fp32": fuse(trace(encoder, "fusible"), encoder)})
+    with pytest.raises(
+        EncoderError, match="fused has no graph from which weights can be read, which is one in fp32 or"
+    ):
+        SentenceEncoder.load(str(fused))
+    other = tmp_path / "other"
+    shutil.copytree(int8_bundle, other)
+    canaries = json.loads((other / "canaries.json").read_text())
+    canaries["vectors"]["int8"] = np.negative(canaries["vectors"]["int8"]).tolist()
+    (other / "canaries.json").write_text(json.dumps(canaries))
+    spec = Bundle.load(int8_bundle).spec
+    seal(other, encoder.config.model_copy(update=MASK), spec.dimension, spec.weights, spec.provenance)
+    with pytest.raises(EncoderError, match="the weights of its int8 graph give other vectors than the graph"):
+        SentenceEncoder.load(str(other))

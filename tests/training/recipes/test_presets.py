@@ -1,0 +1,117 @@
+"""The papers' hyper-parameters: every shipped recipe of theirs, with every preset, has the numbers that they print."""
+
+import pytest
+from recipes import load_recipe
+
+from training.recipes.recipe import PRESETS, read_toml, shipped_recipes
+
+BACKBONES = {
+    None: "google-bert/bert-base-uncased",
+    "bert-large": "google-bert/bert-large-uncased",
+    "sbert-base": "sentence-transformers/bert-base-nli-mean-tokens",
+    "sbert-large": "sentence-transformers/bert-large-nli-mean-tokens",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "bert-base-transfer": "google-bert/bert-base-uncased",
+    "roberta-base-transfer": "FacebookAI/roberta-base",
+}
+# PromptBERT's Table 13; the quotes are those of its code
+TEMPLATES = {
+    None: ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].'),
+    "roberta-base": ("This sentence : ' [X] ' means [MASK].", "The sentence : ' [X] ' means [MASK]."),
+}
+
+KEYS = ("batch_size", "learning_rate", "epochs", "eval_steps", "max_tokens", "temperature")
+ALL_SG = (None, "bert-large", "sbert-base", "sbert-large", "roberta-base", "roberta-large")
+TABLE = {
+    # PromptBERT, Table 14: sentences of 32 tokens, and the template's 10
+    ("promptbert", None): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert", "roberta-base"): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert-different", None): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert-different", "roberta-base"): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert-same", None): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert-same", "roberta-base"): (256, 1e-5, 1, 125, 42, 0.05),
+    ("promptbert-supervised", None): (512, 5e-5, 3, 125, 42, 0.05),
+    ("promptbert-supervised", "roberta-base"): (512, 5e-5, 3, 125, 42, 0.05),
+    # PromptBERT, appendix B
+    ("optiprompt", None): (256, 3e-5, 5, 1000, 42, 0.05),
+    # SimCSE, appendix A; S-SimCSE says: as SimCSE
+    ("simcse", None): (64, 3e-5, 1, 125, 32, 0.05),
+    ("simcse", "bert-large"): (64, 1e-5, 1, 125, 32, 0.05),
+    ("simcse", "roberta-base"): (512, 1e-5, 1, 125, 32, 0.05),
+    ("simcse", "roberta-large"): (512, 3e-5, 1, 125, 32, 0.05),
+    ("simcse-supervised", None): (512, 5e-5, 3, 125, 32, 0.05),
+    ("simcse-supervised", "bert-large"): (512, 1e-5, 3, 125, 32, 0.05),
+    ("simcse-supervised", "roberta-base"): (512, 5e-5, 3, 125, 32, 0.05),
+    ("simcse-supervised", "roberta-large"): (512, 1e-5, 3, 125, 32, 0.05),
+    **{
+        (name, preset): (size, rate, 1, 125, 32, 0.05)
+        for name in ("ssimcse", "ssimcse-sentence")
+        for preset, size, rate in (
+            (None, 64, 3e-5),
+            ("bert-large", 64, 1e-5),
+            ("roberta-base", 512, 1e-5),
+            ("roberta-large", 512, 3e-5),
+        )
+    },
+    # DiffCSE, Tables 12 and 13; test_diffcse has what is its own
+    ("diffcse", None): (64, 7e-6, 2, 125, 32, 0.05),
+    ("diffcse", "roberta-base"): (64, 1e-5, 2, 125, 32, 0.05),
+    ("diffcse", "bert-base-transfer"): (64, 2e-6, 2, 125, 32, 0.05),
+    ("diffcse", "roberta-base-transfer"): (128, 3e-6, 2, 125, 32, 0.05),
+    ("diffcse-insert", None): (64, 7e-6, 2, 125, 32, 0.05),
+    ("diffcse-delete", None): (64, 7e-6, 2, 125, 32, 0.05),
+    ("diffcse-combined", None): (64, 7e-6, 2, 125, 32, 0.05),
+    # SG, Table 8: chosen with BERT-base and used for all
+    **{
+        (name, preset): (16, 5e-5, 1, 50, 128, 0.01)
+        for name in ("sg", "sg-opt", "sg-bt", "sg-opt-bt")
+        for preset in ALL_SG
+    },
+}
+SG = [pair for pair in TABLE if pair[0].startswith("sg")]
+PROMPTBERT = [pair for pair in TABLE if pair[0].startswith("promptbert")]
+
+
+def test_no_recipe_and_no_preset_is_left_out() -> None:
+    of_papers = [name for name in shipped_recipes() if name not in ("distill", "mlm", "scored")]
+    shipped = {(name, preset) for name in of_papers for preset in (None, *read_toml(name).get(PRESETS, ()))}
+    assert shipped == TABLE.keys()
+
+
+@pytest.mark.parametrize(("name", "preset"), TABLE)
+def test_the_papers_numbers(name: str, preset: str | None) -> None:
+    recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
+    assert recipe.encoder == BACKBONES[preset]
+    assert tuple(getattr(recipe, key) for key in KEYS) == TABLE[name, preset]
+
+
+@pytest.mark.parametrize(("name", "preset"), [pair for pair in TABLE if pair not in SG])
+def test_adamw_is_plain_and_without_warm_up(name: str, preset: str | None) -> None:
+    recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
+    assert (recipe.adam_beta2, recipe.warmup_steps, recipe.weight_decay) == (0.999, 0, 0)
+    assert recipe.max_grad_norm == 1
+
+
+@pytest.mark.parametrize(("name", "preset"), SG)
+def test_sg_is_table_8_for_every_backbone(name: str, preset: str | None) -> None:
+    recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
+    assert (recipe.adam_beta2, recipe.weight_decay, recipe.drift_weight, recipe.head_width) == (0.9, 0.01, 0.1, 4096)
+    assert recipe.warmup_steps == round(17256 / 16 / 10)  # a tenth of the steps on STS-B
+    assert recipe.guide_pooling == "max"
+    assert (recipe.first_layer, recipe.last_layer) == (0, None)  # all layers
+    assert (recipe.variant == "opt3") == ("opt" in name)
+    assert recipe.positives == ("translation" if name == "sg-bt" else "layers")
+
+
+@pytest.mark.parametrize(("name", "preset"), PROMPTBERT)
+def test_promptberts_templates_are_table_13(name: str, preset: str | None) -> None:
+    recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
+    first, second = TEMPLATES[preset]
+    assert recipe.template == first
+    assert recipe.second_template == (second if recipe.mode in ("different", "denoised") else None)
+    assert recipe.pooling == "mask"
+
+
+def test_optiprompt_begins_as_the_template_of_the_untuned_encoder() -> None:
+    assert load_recipe("optiprompt", {"corpus": ["unused.txt"]}).template == TEMPLATES[None][1]

@@ -1,1 +1,0 @@
-"""The rows of a corpus: on disk, and a choice of them."""

@@ -1,1 +1,0 @@
-"""Vectors made from an encoder's states without training the encoder: whitening, flow, WK pooling, word averages."""

@@ -1,0 +1,276 @@
+"""A bundle of an encoder: its graphs, compared with torch and scored, the model card and the contract.
+
+For fp32 the faster of two graphs is kept; the others are fused for fp16 and quantised for int8.
+
+It is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it costs
+more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+from rich.console import Console
+
+from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, Precision, Provenance, seal, staging
+from encoding.canaries import CANARY_TEXTS, Canaries
+from encoding.options import Command
+from encoding.text import TOKENIZER_FILES
+from evaluation.card import with_figures
+from evaluation.tables import figures
+from evaluation.task import Subject, Task, score_tasks, search_columns
+from training.errors import ExportError, RunError
+from training.export.card import model_card, parent_metadata
+from training.export.graph import fuse, halve, trace
+from training.export.layers import Form, one_row, writable
+from training.export.parity import difference, probes
+from training.export.quantise import quantise, vocabulary_feeds
+from training.hub.sentence_transformer import write as write_sentence_transformer
+from training.model.encoder import SentenceEncoder, weights_digest
+from training.model.graph_encoder import GraphEncoder, provider, session
+
+__all__ = [
+    "LARGEST_DIFFERENCE",
+    "LARGEST_LOSS",
+    "LARGEST_SEARCH_LOSS",
+    "BundleOptions",
+    "make_graph",
+    "race",
+    "write_bundle",
+]
+
+SHAPES: Final = ((1, 16), (16, 32))  # texts and tokens on which two graphs race
+ROUNDS: Final = 8
+
+Traced = Callable[[Form | Literal["plain"]], ModelProto]
+
+LARGEST_DIFFERENCE: Final = 1e-4  # of fp32 from torch, relative
+LARGEST_LOSS: Final = 0.3  # of int8 against fp32, in points of Spearman x100 on STS-B dev
+LARGEST_SEARCH_LOSS: Final = 0.5  # the same in points of nDCG@10 x100 on each collection
+
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def make_graph(
+    precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console
+) -> tuple[ModelProto, str]:
+    """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`."""
+    written = writable(encoder.backbone)
+    if precision == "int8":
+        # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
+        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+        model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
+        return model, "weights in 7 bits by column, activations in 8 bits"
+    if not written:
+        plain = traced("plain")
+        return (plain if precision == "fp32" else halve(plain)), "plain"
+    try:
+        fused = fuse(traced("fusible"), encoder)
+    except ExportError as error:
+        console.print(f"{precision}: not fused; {error}")
+        return (traced("rows"), "rows") if precision == "fp32" else (halve(traced("fusible")), "plain")
+    if precision == "fp16":
+        return halve(fused), "fused"
+    rows = traced("rows")
+    ratio = race(fused, rows)
+    name = "rows" if ratio > 1 else "fused"
+    console.print(
+        f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
+    )
+    return (rows if ratio > 1 else fused), name
+
+
+def race(first: ModelProto, second: ModelProto) -> float:
+    """How many times faster the second graph is: best times of alternating runs, for a small and a large batch."""
+    runners = [session(model.SerializeToString()) for model in (first, second)]
+    logarithms = []
+    for texts, length in SHAPES:
+        ones = np.ones((texts, length), dtype=np.int64)
+        batch = dict(zip(INPUTS, (ones, ones), strict=True))
+        best = [float("inf")] * 2
+        for _ in range(ROUNDS):
+            for index, runner in enumerate(runners):
+                began = time.perf_counter()
+                runner.run(None, batch)
+                best[index] = min(best[index], time.perf_counter() - began)
+        logarithms.append(np.log(best[0] / best[1]))
+    return float(np.exp(np.mean(logarithms)))
+
+
+class BundleOptions(Command):
+    """What every command that writes a bundle can be asked."""
+
+    precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest sequence, template included")
+    data: Path | None = Field(
+        None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
+    )
+    licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
+    notes: Path | None = Field(None, description="Markdown file to add to the model card")
+
+    @field_validator("precision")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        for name in value.split(","):
+            if name not in PRECISIONS:
+                raise PydanticCustomError(
+                    "precision", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(PRECISIONS)}
+                )
+        return value
+
+    @property
+    def precisions(self) -> list[Precision]:
+        return [name for name in PRECISIONS if name in self.precision.split(",")]
+
+
+@dataclass
+class _Findings:
+    """What is measured for each precision."""
+
+    graphs: dict[Precision, str] = field(default_factory=dict)
+    parity: dict[Precision, float] = field(default_factory=dict)
+    scores: dict[Precision, dict[str, float]] = field(default_factory=dict)
+
+
+def write_bundle(
+    out: Path,
+    load: Callable[[Path], SentenceEncoder],
+    provenance: Provenance,
+    parent: Path,
+    options: BundleOptions,
+    tasks: Sequence[Task],
+    *,
+    sentence_transformers: bool = False,
+) -> None:
+    """Write the bundle `out` of the encoder that `load` loads; the card takes what is unset from that of `parent`.
+    The graphs are scored by `tasks`.
+
+    `load` also writes the encoder's config.json and TOKENIZER_FILES into the folder that it is given. Raises ClozeError
+    and leaves nothing behind then.
+    """
+    notes = _read(options.notes) if options.notes else ""
+    precisions = options.precisions
+    with staging(out) as folder:
+        encoder = load(folder)
+        findings, canaries = _graphs(encoder, folder, precisions, tasks)
+        Canaries.write(folder, canaries)
+        provenance = provenance.model_copy(update=vars(findings))
+        if sentence_transformers:
+            config = {name: (folder / name).read_bytes() for name in ("config.json", *TOKENIZER_FILES)}
+            usage = write_sentence_transformer(encoder, folder, probes(encoder.config.max_tokens))
+            notes = f"{usage}\n\n{notes}"
+            for name, content in config.items():
+                (folder / name).write_bytes(content)
+        sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
+        card = model_card(
+            out.name,
+            encoder.config,
+            provenance,
+            sizes,
+            options.licence or parent_metadata(parent, "license"),
+            notes,
+            parent_metadata(parent, "language"),
+            "sentence-transformers" if sentence_transformers else "cloze",
+            _parts(encoder),
+        )
+        card = with_figures(card, out.name, provenance, sizes)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
+    total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+
+
+def _parts(encoder: SentenceEncoder) -> list[str]:
+    """Sentences for the model card about what a graph has beside backbone and pooling."""
+    parts = []
+    if encoder.continuous is not None:
+        parts.append("Trained vectors replace the embeddings of the template's words.")
+    if encoder.head is not None:
+        parts.append(f"A {encoder.head.kind} head comes last.")
+    return parts
+
+
+def _graphs(
+    encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], tasks: Sequence[Task]
+) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
+    """Make, compare and score every precision, and always fp32: the others are measured against it.
+
+    Return also the canary texts' vectors, (texts, d), by precision.
+    """
+    findings, canaries = _Findings(), dict[str, NDArray[np.float32]]()
+    traced = cache(partial(trace, encoder))
+    (folder / "onnx").mkdir()
+    made: set[Precision] = {"fp32", *precisions}
+    for precision in sorted(made, key=PRECISIONS.index):
+        console.print(f"{precision}: making the graph")
+        model, findings.graphs[precision] = make_graph(precision, traced, encoder, console)
+        path = folder / GRAPHS[precision]
+        onnx.save(model, path)
+        graph = GraphEncoder(path, encoder.pooling.text_encoder)
+        findings.parity[precision] = _parity(precision, encoder, graph)
+        canaries[precision] = graph.embed(CANARY_TEXTS)
+        if tasks:
+            findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
+    if "int8" in precisions:
+        _refuse_loss(findings.scores)
+    if "fp32" not in precisions:
+        (folder / GRAPHS["fp32"]).unlink()
+        del findings.graphs["fp32"], findings.parity["fp32"], canaries["fp32"]
+    return findings, canaries
+
+
+def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:
+    largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
+    console.print(
+        f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
+        f"{least:.4f} at least"
+    )
+    if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
+        raise ExportError(
+            f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
+            f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
+        )
+    return largest
+
+
+def _scores(precision: Precision, graph: GraphEncoder, size: int, tasks: Sequence[Task]) -> dict[str, float]:
+    def follow(names: list[str]) -> Iterator[str]:
+        with console.status("") as status:
+            for name in names:
+                status.update(f"{precision}: {name}")
+                yield name
+
+    subject = Subject(precision, graph.embed, graph.embed, "", size)
+    scores = figures(score_tasks(subject, tasks, follow))
+    console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
+    return scores
+
+
+def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
+    if not scores:
+        console.print("int8: not compared with fp32; give --data to measure its cost")
+        return
+    before, after = scores["fp32"], scores["int8"]
+    limits = {"STS-B dev": LARGEST_LOSS} | dict.fromkeys(search_columns([before]), LARGEST_SEARCH_LOSS)
+    for name, limit in limits.items():
+        if not round(before[name] - after[name], 2) <= limit:
+            raise ExportError(
+                f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
+                f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
+            )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read as UTF-8 text ({error})") from error

@@ -1,1 +1,0 @@
-"""Parts that training methods are built from: generators, discriminators, dropout, text edits, gathering."""

@@ -1,0 +1,312 @@
+"""A run folder: everything that one training run writes, and how a command tells it from a bundle or an encoder.
+
+recipe.toml        the resolved recipe
+data.json          the files of text: names, counts, digests
+log.jsonl          one line per logged step: loss, its parts, rate, dev scores
+tensorboard/       the same for TensorBoard, where `report_to` has it
+checkpoint-N/      weights, optimiser, schedule and random states after step N
+model/             the chosen encoder, written when training is finished
+run.json           provenance: parent, recipe, data, commit, seeds, versions, scores
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from safetensors import SafetensorError
+
+from encoding.bundle import SPEC_FILE, located
+from encoding.command import FULL
+from encoding.files import write_whole
+from training.data.corpus import Corpus
+from training.errors import RunError
+from training.model.pretrained import looks_local
+from training.recipes.recipe import Recipe, to_toml
+
+__all__ = ["Kind", "Run", "kind_of", "model_folder"]
+
+# what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
+TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
+
+Kind: TypeAlias = Literal["run", "bundle", "encoder"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of one run folder, and the operations on them."""
+
+    path: Path
+
+    @classmethod
+    def fresh(cls, path: Path) -> Self:
+        """A run folder that does not exist yet. Raises RunError if something is in its place."""
+        run = cls(path)
+        if run.recipe_file.is_file():
+            raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not an empty folder; choose another --out")
+        return run
+
+    @classmethod
+    def same(cls, path: Path, recipe: Recipe) -> Self:
+        """A run folder that does not exist yet, or a run by the same recipe. Raises RunError."""
+        run = cls(path)
+        if not run.recipe_file.is_file():
+            return cls.fresh(path)
+        before, now = tomllib.loads(run.recipe_file.read_text(encoding="utf-8")), tomllib.loads(to_toml(recipe))
+        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        if changed:
+            raise RunError(f"{path} was trained with another {', '.join(changed)}; choose another --out")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run folder. Raises RunError if there is none."""
+        run = cls(path)
+        if any(path.glob("seed-*/recipe.toml")):
+            raise RunError(f"{path} holds one run per seed; continue them with the command that started them")
+        if not run.recipe_file.is_file():
+            raise RunError(
+                f"{path} is not a run folder (no recipe.toml); start one: python -m training.fit RECIPE --out {path}"
+            )
+        return run
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def data_file(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation so far, those used in training only among them."""
+        return self.path / "best.safetensors"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def provenance_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def finished(self) -> bool:
+        return self.provenance_file.is_file()
+
+    def provenance(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
+        return provenance
+
+    @contextmanager
+    def space_for(self, size: int) -> Iterator[None]:
+        """Train with room for `size` bytes in the folder; for what it has already, too.
+
+        Raises RunError before training if the disk has less, and when writing fails because it was filled since.
+        """
+        self._check_space(size)
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if _may_be_full(error):
+                self._check_space(size)
+            raise
+
+    def _check_space(self, size: int) -> None:
+        there = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
+        room = shutil.disk_usage(there).free + self._used()
+        if room < size:
+            then = (
+                f" and continue with --resume {self.path}"
+                if self.recipe_file.is_file()
+                else ", or choose another --out"
+            )
+            raise RunError(
+                f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
+                f"space{then}"
+            )
+
+    def _used(self) -> int:
+        """Bytes in the folder; a file that another process of torchrun removes meanwhile counts as none."""
+        used = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    used += os.stat(os.path.join(folder, name)).st_size
+        return used
+
+    def start(self, recipe: Recipe, corpus: Corpus) -> None:
+        """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
+        if self.data_file.is_file():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
+        write_whole(self.recipe_file, to_toml(recipe))
+        _write_json(self.data_file, _sources(corpus))
+
+    def check_text(self, corpus: Corpus) -> None:
+        """Raises RunError if the text is not that of `start`: a resumed run would be neither the old one nor a new one.
+
+        Every process compares its own files, which may lie on the disk of its node.
+        """
+        sources = _sources(corpus)
+        before = json.loads(self.data_file.read_text(encoding="utf-8"))
+        if before != sources:
+            changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
+            raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
+
+    def rewind(self, processes: int = 1) -> Path | None:
+        """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.
+
+        A checkpoint is complete if its trainer_state.json, which is written last, is complete. Raises RunError if
+        another number of processes saved it: each process continues from its own random state.
+        """
+        newest, step = None, -1
+        for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
+            if newest is None and _is_json(folder / "trainer_state.json"):
+                newest, step = folder, _step(folder)
+            elif newest is None:
+                shutil.rmtree(folder)
+        if self.log_file.is_file():
+            lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
+            write_whole(self.log_file, "".join(line + "\n" for line in lines))
+        if newest is None:
+            self.best.unlink(missing_ok=True)
+        saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
+        if saved != processes:
+            raise RunError(
+                f"{newest} was saved by {saved} processes and this would continue with {processes}; "
+                f"start {saved} with torchrun: --nnodes, a number and not a range, times --nproc-per-node"
+            )
+        return newest
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The entries of the log."""
+        return [json.loads(line) for line in self.log_file.read_text(encoding="utf-8").splitlines()]
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to the log."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def finish(self, save: Callable[[Path], None], recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
+        """Let `save` write the model folder, then write the provenance: a run with run.json is finished."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        save(self.model)
+        provenance = {
+            "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
+            "recipe": recipe.model_dump(mode="json", exclude_none=True),
+            "data": _sources(corpus),
+            "commit": _commit(),
+            "seeds": [recipe.seed],
+            "rows": len(corpus),
+            "held_out": len(corpus.held_out),
+            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
+            **figures,
+        }
+        self.write_provenance(provenance)
+
+    def write_provenance(self, provenance: dict[str, Any]) -> None:
+        """Write the last file of a run, which marks it as finished."""
+        _write_json(self.provenance_file, provenance)
+
+
+def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
+    """Whether a full disk raises this. Other errors, a GPU's out of memory among them, say nothing about the disk."""
+    match error:
+        case OSError():
+            return error.errno in FULL
+        case SafetensorError():
+            return any(f"(os error {number})" in str(error) for number in FULL)
+    return any(words in str(error) for words in TORCH_WRITING)
+
+
+def _sources(corpus: Corpus) -> list[dict[str, Any]]:
+    return [source.model_dump(mode="json") for source in corpus.sources]
+
+
+def _write_json(path: Path, content: object) -> None:
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_logged(line: str, step: int) -> bool:
+    """Whether a line of the log was written at or before `step`; the last line may be incomplete."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError):
+        return False
+
+
+def _commit() -> str | None:
+    """The commit of Cloze's own working tree; None if it does not run from one."""
+    try:
+        result = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+def kind_of(source: str) -> Kind:
+    """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
+
+    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
+    Raises RunError for a run that is not finished, and for a folder or file that is none of these.
+    """
+    path = located(source)
+    run = Run(path)
+    if (path / SPEC_FILE).is_file():
+        return "bundle"
+    if run.finished and run.model.is_dir():
+        return "run"
+    if run.recipe_file.is_file():
+        raise RunError(f"{path} is a run that is not finished; continue it: python -m training.fit --resume {path}")
+    if (path / "config.json").is_file() and not (path / "onnx").is_dir():
+        return "encoder"
+    if path.is_dir():
+        raise RunError(
+            f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
+            "it may be a folder above or below the one that is meant"
+        )
+    if looks_local(source):
+        raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
+    return "encoder"
+
+
+def model_folder(source: str) -> str:
+    """Where the weights of a run, a bundle or an encoder are. Raises RunError."""
+    return str(Run(Path(source)).model) if kind_of(source) == "run" else source

@@ -1,1 +1,0 @@
-"""Search for the template that suits an encoder best."""
