@@ -1,0 +1,60 @@
+"""A recipe, a run and a bundle that version 0.2 wrote: every later version reads them and gives the same vectors.
+
+tests/fixtures has them: PromptBERT for four steps on the sentences of conftest.py and their random BERT, exported in
+fp32 and int8. They are not to be written again; a new format gets new ones beside them.
+"""
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from live import served
+
+from encoding.bundle import Bundle
+from encoding.canaries import CANARY_TEXTS, Canaries
+from service.app import create_app
+from service.settings import Settings
+from training.average import main as average
+from training.export.__main__ import main as export
+from training.model.encoder import SentenceEncoder
+from training.model.graph_encoder import GraphEncoder
+from training.recipes.command import load_recipe
+from training.run_folder import model_folder
+
+FIXTURES = Path(__file__).with_name("fixtures")
+RUN, BUNDLE = FIXTURES / "run", FIXTURES / "bundle"
+
+
+def stored(precision: str) -> np.ndarray:
+    return np.asarray(Canaries.read(BUNDLE).vectors[precision])
+
+
+def test_the_recipe_of_the_run_is_read() -> None:
+    recipe = load_recipe(str(RUN / "recipe.toml"), {})
+    assert (recipe.method, recipe.max_steps, recipe.pooling) == ("promptbert", 4, "mask")
+
+
+def test_the_run_has_the_vectors_that_were_exported_from_it(tmp_path: Path) -> None:
+    encoder = SentenceEncoder.load(model_folder(str(RUN)))
+    np.testing.assert_allclose(encoder.embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
+    export([str(RUN), str(tmp_path / "bundle")])
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.weights == Bundle.load(BUNDLE).spec.weights
+    np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
+
+
+def test_the_run_is_averaged(tmp_path: Path) -> None:
+    average([str(RUN), str(RUN), "--out", str(tmp_path / "mean")])
+    mean = SentenceEncoder.load(model_folder(str(tmp_path / "mean")))
+    np.testing.assert_allclose(mean.embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_bundle_is_served_with_its_vectors(precision: str) -> None:
+    settings = Settings(bundle=BUNDLE, precision=precision, threads=1)
+    with served(create_app(settings)) as url:
+        found = httpx.post(f"{url}/embed", json={"inputs": list(CANARY_TEXTS)}).json()
+    expected = stored(precision)
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5 if precision == "fp32" else 0.02, rtol=0)
