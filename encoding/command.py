@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "templates": ("training.templates", "find the template that suits an encoder best"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
     "average": ("training.average", "average the weights of several runs"),
+    "completion": ("encoding.completion", "print what bash and zsh need to complete commands and options"),
 }
 GUIDE: Final = """\
 Cloze turns your own text into a sentence-embedding service. A first tour:

@@ -1,11 +1,13 @@
-"""Files that appear when they are complete."""
+"""Files that appear when they are complete, and where a result can be written."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing", "write_whole"]
+from encoding.errors import OptionError
+
+__all__ = ["check_new_file", "replacing", "write_whole"]
 
 
 @contextmanager
@@ -22,3 +24,11 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_new_file(path: Path) -> None:
+    """Check before long work that its result can be written to the file `path`. Raises OptionError."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; name a file to write in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} is not a folder; make it first, {path.name} is written there at the end")

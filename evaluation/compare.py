@@ -18,6 +18,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from encoding.command import program
+from encoding.files import check_new_file
 from evaluation.options import HELP, NOT_COMPARED, ScoringOptions
 from evaluation.sts import STS_TASKS
 from evaluation.subjects import fitting, progress, subjects
@@ -25,7 +26,6 @@ from evaluation.suites import load_suites
 from evaluation.tables import print_table
 from evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
 from training.errors import RunError
-from training.result_file import check_new_file
 
 __all__ = ["CompareOptions", "Difference", "compared", "draws", "main"]
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from encoding.files import check_new_file
 from evaluation.card import write_figures
 from evaluation.command import EvaluateOptions
 from evaluation.subjects import progress, subjects
@@ -10,7 +11,6 @@ from evaluation.suites import load_suites
 from evaluation.tables import figures, machines, show
 from evaluation.task import Score, ScoreCache, score_tasks
 from training.errors import RunError
-from training.result_file import check_new_file
 from training.run_folder import kind_of
 
 __all__ = ["evaluate"]

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from encoding.command import program
 from encoding.errors import TemplateError
+from encoding.files import check_new_file
 from encoding.options import Command
 from encoding.template import MASK, TEXT
 from evaluation.sts import Pairs, load_pairs, spearman
@@ -28,7 +29,6 @@ from training.errors import CorpusError, EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
 from training.model.pretrained import fastest_device
-from training.result_file import check_new_file
 from training.run_folder import model_folder
 
 __all__ = [

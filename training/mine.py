@@ -20,12 +20,12 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from encoding.command import program, run
+from encoding.files import check_new_file
 from evaluation.measures import units
 from evaluation.options import ModelOptions
 from evaluation.subjects import subjects
 from training.data.corpus import read_corpus
 from training.errors import RunError
-from training.result_file import check_new_file
 
 __all__ = ["main", "mine", "nearest"]
 

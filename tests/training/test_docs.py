@@ -1,4 +1,4 @@
-"""docs/training.md holds every key of every recipe, as the code has it.
+"""docs/keys.md holds every key of every recipe, as the code has it.
 
 To write the table again: python tests/training/test_docs.py
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from training.recipes.methods import RECIPES
 from training.recipes.recipe import Recipe
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
 BEGIN, END = "<!-- keys: made from the code; tests/training/test_docs.py compares -->\n", "<!-- end of keys -->"
 
 
@@ -28,10 +28,10 @@ def shown(value: object) -> str:
 
 
 def keys() -> str:
-    parts = ["### Every method\n\n" + table(Recipe, list(Recipe.model_fields))]
+    parts = ["## Every method\n\n" + table(Recipe, list(Recipe.model_fields))]
     for method, recipe in RECIPES.items():
         own = [name for name in recipe.model_fields if name not in Recipe.model_fields]
-        parts.append(f"### `{method}`\n\n" + table(recipe, own))
+        parts.append(f"## `{method}`\n\n" + table(recipe, own))
     return "\n" + "\n".join(parts) + "\n"
 
 
