@@ -1,5 +1,6 @@
 # make serve           serve the shipped model on 127.0.0.1:8080
-# make check           lint, types, directions of imports, and the workflows of continuous integration
+# make check           lint, types, directions of imports, the workflows of continuous integration, and the pages as a site
+# make site            the pages as a site with search, in build/site
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
@@ -29,6 +30,7 @@ TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 ON_CARD := transfer space cost
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE Makefile docs docker benchmarks models
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 DISTILL = distill --encoder $(PARENT) --corpus $(RUN)/texts/texts.jsonl --columns text --out $(RUN)/student \
@@ -36,17 +38,22 @@ DISTILL = distill --encoder $(PARENT) --corpus $(RUN)/texts/texts.jsonl --column
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(addprefix $(DATA)/retrieval/,med cisi cacm)
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
 
-.PHONY: serve check test test-all coverage data default-model evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check site test test-all coverage data default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
 
-check: .venv/dev
+check: .venv/dev site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
+
+site: .venv/dev
+	mkdir -p build/pages
+	for each in $(PAGES); do ln -sfn ../../$$each build/pages/$$each; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test: .venv/dev
 	$(PYTEST)
