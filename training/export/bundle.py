@@ -6,6 +6,7 @@ It is written completely or not at all. fp32 is refused if it differs from torch
 more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,13 @@ from encoding.text import TOKENIZER_FILES
 from evaluation.card import with_figures
 from evaluation.tables import figures
 from evaluation.task import Subject, Task, score_tasks, search_columns
+from training.data.corpus import read_lines
 from training.errors import ExportError, RunError
 from training.export.card import model_card, parent_metadata
 from training.export.graph import fuse, halve, trace
 from training.export.layers import Form, one_row, writable
 from training.export.parity import difference, probes
-from training.export.quantise import quantise, vocabulary_feeds
+from training.export.quantise import feeds_of, quantise, vocabulary_feeds
 from training.hub.sentence_transformer import write as write_sentence_transformer
 from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder, provider, session
@@ -50,6 +52,9 @@ __all__ = [
 
 SHAPES: Final = ((1, 16), (16, 32))  # texts and tokens on which two graphs race
 ROUNDS: Final = 8
+CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
+LEAST_CALIBRATED: Final = 8
+CLOSE: Final = 0.995  # mean cosine of int8 to torch
 
 Traced = Callable[[Form | Literal["plain"]], ModelProto]
 
@@ -61,15 +66,20 @@ console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def make_graph(
-    precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console
+    precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console, texts: Sequence[str] = ()
 ) -> tuple[ModelProto, str]:
-    """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`."""
+    """A graph and its short description; `traced` gives the encoder's graph in a form of `training.export.layers`.
+
+    int8 is fitted to the activations of `texts`, or without them of random tokens.
+    """
     written = writable(encoder.backbone)
     if precision == "int8":
         # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
-        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+        own = encoder.pooling.text_encoder
+        feeds = feeds_of(own, texts) if texts else vocabulary_feeds(own)
         model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
-        return model, "weights in 7 bits by column, activations in 8 bits"
+        fitted = f", fitted to {len(texts)} texts" if texts else ""
+        return model, f"weights in 7 bits by column, activations in 8 bits{fitted}"
     if not written:
         plain = traced("plain")
         return (plain if precision == "fp32" else halve(plain)), "plain"
@@ -113,6 +123,9 @@ class BundleOptions(Command):
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest sequence, template included")
     data: Path | None = Field(
         None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
+    )
+    calibrate: Path | None = Field(
+        None, description="text to fit the int8 graph to, one per line, for a model that random tokens do not suit"
     )
     licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
@@ -159,9 +172,10 @@ def write_bundle(
     """
     notes = _read(options.notes) if options.notes else ""
     precisions = options.precisions
+    texts = _calibration(options.calibrate, precisions) if options.calibrate else []
     with staging(out) as folder:
         encoder = load(folder)
-        findings, canaries = _graphs(encoder, folder, precisions, tasks)
+        findings, canaries = _graphs(encoder, folder, precisions, tasks, texts)
         Canaries.write(folder, canaries)
         provenance = provenance.model_copy(update=vars(findings))
         if sentence_transformers:
@@ -200,7 +214,11 @@ def _parts(encoder: SentenceEncoder) -> list[str]:
 
 
 def _graphs(
-    encoder: SentenceEncoder, folder: Path, precisions: Sequence[Precision], tasks: Sequence[Task]
+    encoder: SentenceEncoder,
+    folder: Path,
+    precisions: Sequence[Precision],
+    tasks: Sequence[Task],
+    texts: Sequence[str],
 ) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
     """Make, compare and score every precision, and always fp32: the others are measured against it.
 
@@ -212,7 +230,7 @@ def _graphs(
     made: set[Precision] = {"fp32", *precisions}
     for precision in sorted(made, key=PRECISIONS.index):
         console.print(f"{precision}: making the graph")
-        model, findings.graphs[precision] = make_graph(precision, traced, encoder, console)
+        model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
         path = folder / GRAPHS[precision]
         onnx.save(model, path)
         graph = GraphEncoder(path, encoder.pooling.text_encoder)
@@ -234,6 +252,8 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder)
         f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
         f"{least:.4f} at least"
     )
+    if precision == "int8" and mean < CLOSE:
+        console.print("int8: --calibrate TEXTS fits the graph to your own text, which may bring it closer")
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
             f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
@@ -267,6 +287,18 @@ def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
                 f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
                 f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
             )
+
+
+def _calibration(path: Path, precisions: Sequence[Precision]) -> list[str]:
+    """At most CALIBRATED lines of a file, drawn with a fixed seed. Raises ClozeError."""
+    if "int8" not in precisions:
+        raise ExportError("--calibrate fits the int8 graph; add int8 to --precision")
+    if not path.is_file():
+        raise ExportError(f"{path} is not a file; give --calibrate a text file with one text per line")
+    texts = [line.strip() for line in read_lines(path) if line.strip()]
+    if len(texts) < LEAST_CALIBRATED:
+        raise ExportError(f"{path} has {len(texts)} texts; --calibrate needs at least {LEAST_CALIBRATED}")
+    return random.Random(0).sample(texts, min(CALIBRATED, len(texts)))
 
 
 def _read(path: Path) -> str:

@@ -34,6 +34,7 @@ __all__ = [
     "Feed",
     "channel_steps",
     "codes",
+    "feeds_of",
     "observe",
     "quantise",
     "shapes",
@@ -72,14 +73,19 @@ class Channels(NamedTuple):
 
 
 def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
-    """Texts of random tokens, always the same ones, in the template. Each is its own batch, so there is no padding.
+    """Texts of random tokens, always the same ones, in the template.
 
-    No corpus is needed to measure the activations: in an encoder with layer norms a few channels have the extreme
-    values, and these come from the template and the special tokens more than from the words.
+    Most encoders need no corpus to measure the activations: in an encoder with layer norms a few channels have the
+    extreme values, and these come from the template and the special tokens more than from the words.
     """
     chance = random.Random(0)
     tokens = range(text_encoder.vocabulary_size)
     texts = [text_encoder.decode(chance.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]
+    return feeds_of(text_encoder, texts)
+
+
+def feeds_of(text_encoder: TextEncoder, texts: Sequence[str]) -> list[Feed]:
+    """Each text in the template as its own batch, so that there is no padding."""
     return [text_encoder.batch([text])._asdict() for text in texts]
 
 

@@ -26,8 +26,7 @@ from evaluation.suites.sts import StsTask
 from evaluation.task import Task
 from training.errors import ExportError, RunError
 from training.export import __main__ as export
-from training.export import bundle as shipped_graph
-from training.export import bundle as written_bundle
+from training.export import bundle as exporting
 from training.export.card import model_card, parent_metadata, provenance_of
 from training.export.layers import Form
 from training.export.parity import Difference
@@ -35,10 +34,11 @@ from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
-from training.run_folder import kind_of
+from training.run_folder import kind_of, model_folder
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64
+SENTENCES = ["Two dogs run over the green field.", "A man", "rain in the city", "she wrote", "old friend", "a stage."]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
     def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
         return traced(encoder, tiny_bert, form)
 
-    monkeypatch.setattr(written_bundle, "trace", remembered)
+    monkeypatch.setattr(exporting, "trace", remembered)
 
 
 @pytest.fixture
@@ -295,23 +295,23 @@ def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Pa
 
 def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
     encoder = SentenceEncoder.load(str(run / "model"))
-    assert written_bundle._parts(encoder) == []
+    assert exporting._parts(encoder) == []
     encoder.head = Head("tanh", encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     provenance, _ = provenance_of(run)
-    card = model_card("out", encoder.config, provenance, {}, parts=written_bundle._parts(encoder))
+    card = model_card("out", encoder.config, provenance, {}, parts=exporting._parts(encoder))
     assert "of the template's words. A tanh head comes last." in card
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(2e-4, 1.0, 1.0))
+    monkeypatch.setattr(exporting, "difference", lambda *_: Difference(2e-4, 1.0, 1.0))
     with pytest.raises(ExportError, match=r"differs from torch by 2\.0e-04.*the limit is 1e-04"):
         export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert nothing_left(tmp_path / "out")
 
 
 def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_bundle, "difference", lambda *_: Difference(float("nan"), 1.0, 1.0))
+    monkeypatch.setattr(exporting, "difference", lambda *_: Difference(float("nan"), 1.0, 1.0))
     with pytest.raises(ExportError, match="nan"):
         export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
 
@@ -340,7 +340,7 @@ def test_int8_that_costs_too_much_is_refused(
         figures = dict.fromkeys((*STS_TASKS, *DEV_TASKS, "Avg.", "weather nDCG@10"), 80.0)
         return figures if precision == "fp32" else figures | {name: after}
 
-    monkeypatch.setattr(written_bundle, "_scores", scores)
+    monkeypatch.setattr(exporting, "_scores", scores)
     if refused:
         with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
             export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
@@ -354,7 +354,7 @@ def test_int8_that_costs_too_much_is_refused(
 def test_the_faster_graph_is_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
 ) -> None:
-    monkeypatch.setattr(shipped_graph, "race", lambda *_: ratio)
+    monkeypatch.setattr(exporting, "race", lambda *_: ratio)
     export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
 
@@ -365,10 +365,44 @@ def test_a_graph_that_cannot_be_fused_stays_plain(
     def refuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         raise ExportError("fusion is incomplete")
 
-    monkeypatch.setattr(shipped_graph, "fuse", refuse)
+    monkeypatch.setattr(exporting, "fuse", refuse)
     export.main([str(run), str(tmp_path / "out"), "--precision", "fp32,fp16"])
     assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": "rows", "fp16": "plain"}
     assert "not fused" in capsys.readouterr().err
+
+
+def test_int8_is_fitted_to_texts_of_a_file(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(["", *SENTENCES, *SENTENCES]) + "\n", encoding="utf-8")
+    words = [str(run), "--precision", "int8"]
+    export.main([*words[:1], str(tmp_path / "random"), *words[1:]])
+    export.main([*words[:1], str(tmp_path / "fitted"), *words[1:], "--calibrate", str(tmp_path / "texts.txt")])
+    random, fitted = (Bundle.load(tmp_path / name) for name in ("random", "fitted"))
+    assert fitted.spec.provenance.graphs["int8"].endswith("activations in 8 bits, fitted to 12 texts")
+    assert random.spec.provenance.graphs["int8"].endswith("activations in 8 bits")
+    assert fitted.spec.files["onnx/model_int8.onnx"] != random.spec.files["onnx/model_int8.onnx"]
+    assert fitted.spec.weights == random.spec.weights
+    expected = SentenceEncoder.load(model_folder(str(run))).embed(SENTENCES)
+    found = GraphEncoder.of(fitted, "int8").embed(SENTENCES)
+    lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
+    assert ((found * expected).sum(1) / lengths).min() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "message"),
+    [
+        (["--precision", "int8"], "one\ntwo\n", "has 2 texts; --calibrate needs at least 8"),
+        (["--precision", "int8"], None, "is not a file; give --calibrate a text file with one text per line"),
+        (["--precision", "fp32,fp16"], "one\n" * 9, "--calibrate fits the int8 graph; add int8 to --precision"),
+    ],
+)
+def test_texts_that_int8_cannot_be_fitted_to_are_refused(
+    words: list[str], text: str | None, message: str, run: Path, tmp_path: Path
+) -> None:
+    if text:
+        (tmp_path / "texts.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(ExportError, match=message):
+        export.main([str(run), str(tmp_path / "out"), *words, "--calibrate", str(tmp_path / "texts.txt")])
+    assert nothing_left(tmp_path / "out")
 
 
 def drop(key: str) -> Callable[[dict[str, Any]], object]:
