@@ -1,6 +1,6 @@
 # make serve           serve the shipped model on 127.0.0.1:8080
-# make check           lint, types, directions of imports, the workflows of continuous integration, and the pages as a site
-# make site            the pages as a site with search, in build/site
+# make check           lint, types, directions of imports, the workflows of continuous integration, the documentation
+# make site            build the documentation site, with search, in build/site
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
@@ -51,7 +51,7 @@ check: .venv/dev site
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
 site: .venv/dev
-	mkdir -p build/pages
+	rm -rf build/pages && mkdir -p build/pages
 	for each in $(PAGES); do ln -sfn ../../$$each build/pages/$$each; done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -1,10 +1,10 @@
-"""python -m benchmarks.fetch_data FOLDER: public evaluation data where their authors publish them.
+"""python -m benchmarks.fetch_data FOLDER: fetch public evaluation data from where their authors publish them.
 
     senteval/downstream    what SimCSE's authors made with SentEval's script: STS, SICK-R, seven tasks to classify
     retrieval/             med, cisi and cacm of the University of Glasgow's collections, in BEIR's layout
 
 Files that are there stay as they are. benchmarks/data.sha256 has the digests of the files that Cloze's figures were
-measured on, in the format of sha256sum; a file that differs from them is named.
+measured on, in the format of sha256sum; a file that differs from them is an error, once all are there.
 """
 
 import io
@@ -13,7 +13,9 @@ import os
 import re
 import sys
 import tarfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -48,30 +50,34 @@ def main() -> None:
     folder = Path(sys.argv[1])
     listed = expected(DIGESTS)
     senteval = [path for path in listed if path.startswith("senteval/")]
-    absent = [name for name in COLLECTIONS if not (folder / "retrieval" / name / "qrels.tsv").is_file()]
-    sources = [partial(fetch_collection, folder, name) for name in absent]
-    if not all((folder / path).is_file() for path in senteval):
-        sources.insert(0, partial(fetch_senteval, folder, senteval))
+    absent = [path for path in listed if not (folder / path).is_file()]
+    names = [name for name in COLLECTIONS if any(f"/{name}/" in path for path in absent)]
+    sources = [partial(fetch_collection, folder, name, GLASGOW) for name in names]
+    if not set(absent).isdisjoint(senteval):
+        sources.insert(0, partial(fetch_senteval, folder, senteval, SENTEVAL))
     failures = []
-    for fetch in sources:  # one that cannot be reached does not keep the others away
+    for fetch in sources:  # one that cannot be reached does not stop the others
         try:
             fetch()
         except ClozeError as error:
             failures.append(str(error))
+    print(TERMS)
     if failures:
         raise ClozeError("; ".join(failures) + "; the same command later fetches what is missing")
     if others := different(folder, listed):
-        print(f"these differ from the files that Cloze's figures were measured on: {', '.join(others)}")
-    print(TERMS)
+        raise ClozeError(
+            f"these are not the files that Cloze's figures were measured on: {', '.join(others)}; figures may differ. "
+            "Delete them to fetch them again"
+        )
     if not (folder / "corpus").is_dir():
         print(MISSING.format(folder=folder))
 
 
-def fetch_senteval(folder: Path, paths: list[str], address: str = SENTEVAL) -> None:
+def fetch_senteval(folder: Path, paths: list[str], address: str) -> None:
     """Unpack the files of `paths`, senteval/downstream/..., whatever folder of the archive they are in."""
     wanted = {PurePosixPath(path).parts[2:]: path for path in paths}
     longest = max(map(len, wanted))
-    with tarfile.open(fileobj=io.BytesIO(download(address))) as archive:
+    with opened(address) as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts
             path = next((wanted.pop(parts[-n:]) for n in range(longest, 0, -1) if parts[-n:] in wanted), None)
@@ -82,10 +88,10 @@ def fetch_senteval(folder: Path, paths: list[str], address: str = SENTEVAL) -> N
         raise ClozeError(f"{address} has no {', '.join(sorted('/'.join(parts) for parts in wanted))}")
 
 
-def fetch_collection(folder: Path, name: str, address: str = GLASGOW) -> None:
+def fetch_collection(folder: Path, name: str, address: str) -> None:
     """Write one of Glasgow's collections in BEIR's layout: its documents, the queries with judgements, and those."""
     url = f"{address}/{name}/{name}.tar.gz"
-    with tarfile.open(fileobj=io.BytesIO(download(url))) as archive:
+    with opened(url) as archive:
         members = {PurePosixPath(member.name).name: member for member in archive if member.isfile()}
         if absent := [each for each in COLLECTIONS[name] if each not in members]:
             raise ClozeError(f"{url} has no {', '.join(absent)}")
@@ -123,6 +129,17 @@ def relevant_documents(text: str) -> set[tuple[int, int]]:
     return {(int(row[0]), int(row[2 if trec else 1])) for row in rows}
 
 
+@contextmanager
+def opened(address: str) -> Iterator[tarfile.TarFile]:
+    """The archive at an address. Raises ClozeError."""
+    content = download(address)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            yield archive
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ClozeError(f"{address} is not a whole tar archive ({error})") from error
+
+
 def download(address: str) -> bytes:
     """The content at an address. Raises ClozeError."""
     try:
@@ -136,7 +153,7 @@ def download(address: str) -> bytes:
                     bar.update(len(piece))
         return b"".join(pieces)
     except httpx.HTTPError as error:
-        raise ClozeError(f"{address} cannot be fetched ({error})") from error
+        raise ClozeError(f"{address} cannot be fetched ({str(error).partition(chr(10))[0]})") from error
 
 
 def write(path: Path, content: bytes) -> None:

@@ -38,12 +38,12 @@ COMMANDS: Final = {
 GUIDE: Final = """\
 Cloze turns your own text into a sentence-embedding service. A first tour:
 
-  cloze serve                                            the model that comes with Cloze, on 127.0.0.1:8080
-  cloze bulk texts.jsonl vectors                         the vectors of a file, as parquet
-  cloze fit simcse --corpus sentences.txt --out run      train that model further on your own sentences
-  cloze evaluate run --data DATA                         how good it is
-  cloze export run model --precision fp32,int8           make a bundle of it, a folder that stands alone
-  cloze serve --bundle model                             serve it
+  cloze serve                                    serve the model that comes with Cloze on 127.0.0.1:8080
+  cloze bulk texts.jsonl vectors                 write the vectors of a file, as parquet
+  cloze fit simcse --encoder cloze-mini --pooling mean --corpus sentences.txt --out run      train it further
+  cloze compare cloze-mini run --pairs pairs.csv                                 is it better than before?
+  cloze export run model --precision fp32,int8   make a bundle of it, a folder that stands alone
+  cloze serve --bundle model                     serve that
 
 All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it

@@ -23,8 +23,9 @@ _cloze() {
     case "$COMP_CWORD $name $word" in
         "1 "*) words="@COMMANDS@" ;;
         *" "*" -"*)
-            [ "$name" != fit ] || recipe="${COMP_WORDS[2]}"
-            words="$("$cloze" "$name" $recipe --help 2>/dev/null | grep -oE -e '--[a-z][a-z0-9-]*' | sort -u)" ;;
+            [ "$name" != fit ] || [ "$COMP_CWORD" = 2 ] || recipe="${COMP_WORDS[2]}"
+            words="$("$cloze" "$name" ${recipe:+"$recipe"} --help 2>/dev/null)"
+            words="$(echo "$words" | grep -oE -e '--[a-z][a-z0-9-]*' | sort -u)" ;;
         "2 fit "*) words="$("$cloze" fit 2>/dev/null | sed -n 's/^  \([a-z-]*\)  .*/\1/p')" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print('usage: cloze completion\n\nIn ~/.bashrc or ~/.zshrc: eval "$(cloze completion)"')
         return
     if words:
-        raise OptionError(f"completion takes no {words[0]}: one script serves bash and zsh")
+        raise OptionError(f"completion takes no arguments, and was given {words[0]!r}: one script serves bash and zsh")
     print(SCRIPT.replace("@COMMANDS@", " ".join(COMMANDS)), end="")
 
 

@@ -18,7 +18,7 @@ NAMES: Final = (  # of the suites
 )
 DEFAULT: Final = ("sts", "retrieval")  # with a data folder and without names
 OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels")  # that read own files or folders
-NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed of items
+NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed from items
 HELP: Final = f"what to score: {', '.join(NAMES)} (default: {' and '.join(DEFAULT)})"
 Paths = CliVariadicArg[list[Path]]
 
@@ -61,5 +61,4 @@ class ScoringOptions(ModelOptions):
     @property
     def own(self) -> dict[str, list[Path]]:
         """Suite -> the user's own files and folders."""
-        names = ("sts", "retrieval", "pairs", "triplets", "labels")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in OWN}

@@ -27,7 +27,6 @@ __all__ = [
     "Pairs",
     "average",
     "cosines_of",
-    "evaluate_sts",
     "find_downstream",
     "is_benchmark",
     "load_pairs",
@@ -196,11 +195,6 @@ def load_semeval(folder: str | Path) -> dict[str, Pairs]:
         if len(set(pairs.gold)) < 2:
             raise CorpusError(f"{folder}/STS.gs.{name}.txt has fewer than two different scores, which rank nothing")
     return parts
-
-
-def evaluate_sts(embed: Embed, tasks: dict[str, Pairs]) -> dict[str, float]:
-    """Task -> Spearman x100 with two decimals, in the tasks' order; each distinct sentence is embedded once."""
-    return {task: sts_dev(embed, pairs) for task, pairs in tasks.items()}
 
 
 def sts_dev(embed: Embed, pairs: Pairs) -> float:

@@ -53,7 +53,7 @@ Follow = Callable[[list[str]], Iterable[str]]
 
 @dataclass(frozen=True)
 class Items:
-    """What a figure is computed of, one number per item. `gold` is empty if the measure is a mean."""
+    """What a figure is computed from, one number per item. `gold` is empty if the measure is a mean."""
 
     measure: str
     values: list[float]

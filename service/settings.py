@@ -65,7 +65,7 @@ class Settings(Options):
         30, gt=0, description="Time limit until the first batch of a request. After it, the answer is 504."
     )
     body_seconds: float = Field(
-        60, gt=0, description="Time limit until a request's body has arrived. A slower one gets 408."
+        60, gt=0, description="Time limit until a request's body has arrived. A slower request gets 408."
     )
     stall_seconds: float = Field(
         30,

@@ -7,6 +7,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from functools import partial
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,6 +16,7 @@ import pytest
 from data_folder import DATA
 from patience import PATIENCE
 
+from benchmarks import fetch_data
 from benchmarks.fetch_data import (
     COLLECTIONS,
     DIGESTS,
@@ -88,6 +90,37 @@ def test_a_collection_of_glasgow_becomes_one_of_beir(site: tuple[Path, str], tmp
     assert (out / "qrels.tsv").read_text() == "query-id\tcorpus-id\tscore\n1\t2\t1\n"
 
 
+def test_all_is_fetched_and_compared_with_the_digests(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, address = site
+    pack(folder / "senteval.tar", {"MR/a.pos": "good"})
+    for name, files in COLLECTIONS.items():
+        pack(folder / name / f"{name}.tar.gz", dict(zip(files, (DOCUMENTS, QUERIES, "1 2 0 0\n"), strict=True)))
+    paths = [
+        f"retrieval/{name}/{file}" for name in COLLECTIONS for file in ("corpus.jsonl", "queries.jsonl", "qrels.tsv")
+    ]
+    paths.append("senteval/downstream/MR/a.pos")
+    digests = tmp_path / "digests"
+    for name, value in {"SENTEVAL": f"{address}/senteval.tar", "GLASGOW": address, "DIGESTS": digests}.items():
+        monkeypatch.setattr(fetch_data, name, value)
+    monkeypatch.setattr(sys, "argv", ["fetch_data", str(tmp_path / "data")])
+    digests.write_text("".join(f"{'0' * 64}  {path}\n" for path in paths))
+    with pytest.raises(
+        ClozeError, match="are not the files that Cloze's figures were measured on: retrieval/med/corpus"
+    ):
+        main()
+    digests.write_text(
+        "".join(f"{sha256((tmp_path / 'data' / path).read_bytes()).hexdigest()}  {path}\n" for path in paths)
+    )
+    (tmp_path / "data" / paths[0]).unlink()  # fetched again, and only this collection
+    (folder / "senteval.tar").unlink()
+    main()
+    out = capsys.readouterr().out
+    assert "Terms: STS-B" in out
+    assert out.splitlines()[-1].startswith(f"not fetched: {tmp_path}/data/corpus")
+
+
 @pytest.mark.parametrize("text", ["1 0 13 1\n1 0 4 1\n", "01 13  0 0\n 01 0004  0 0\n", "1 13 0 0.0\n1 4 0 0.0\n"])
 def test_judgements_are_read_in_the_three_formats(text: str) -> None:
     assert relevant_documents(text) == {(1, 13), (1, 4)}
@@ -110,8 +143,13 @@ def test_what_an_archive_lacks_is_named(site: tuple[Path, str], tmp_path: Path) 
     pack(folder / "med" / "med.tar.gz", {"MED.ALL": DOCUMENTS})
     with pytest.raises(ClozeError, match=r"med\.tar\.gz has no MED\.QRY, MED\.REL$"):
         fetch_collection(tmp_path, "med", address)
-    with pytest.raises(ClozeError, match=r"cacm\.tar\.gz cannot be fetched .*404"):
+    with pytest.raises(ClozeError, match=r"cacm\.tar\.gz cannot be fetched .*404") as found:
         fetch_collection(tmp_path, "cacm", address)
+    assert "\n" not in str(found.value)
+    (folder / "cisi").mkdir()
+    (folder / "cisi" / "cisi.tar.gz").write_text("<html>Sign in first</html>")
+    with pytest.raises(ClozeError, match=r"cisi\.tar\.gz is not a whole tar archive"):
+        fetch_collection(tmp_path, "cisi", address)
 
 
 def test_without_a_network_it_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
@@ -34,21 +35,31 @@ class Machine:
         runtime.mkdir(mode=0o700)
         self.environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(folder / "config")}
         shutil.copytree(UNITS, units)
-        for unit in units.iterdir():
-            unit.write_text(unit.read_text().replace("8080", str(self.port)).replace("8079", str(inner)))
-        serve = f"{sys.executable} -m service --bundle {bundle} --port {inner} --threads 1"
-        self._change(units, "cloze", f"ExecStart=\nExecStart={serve}\nWorkingDirectory={ROOT}\n")
-        self._change(units, "cloze-proxy", f"ExecStart=\nExecStart={PROXY} --exit-idle-time=1s 127.0.0.1:{inner}\n")
+        other = {"8080": str(self.port), "8079": str(inner), "10min": "1s"}
+        other["/opt/cloze/bin/cloze"] = f"{sys.executable} -m encoding.command"
+        for unit in list(units.iterdir()):
+            text = unit.read_text()
+            for mine, yours in other.items():
+                text = text.replace(mine, yours)
+            unit.write_text(text)
+        where = f"WorkingDirectory={ROOT}\nEnvironment=CLOZE_BUNDLE={bundle} CLOZE_THREADS=1\n"
+        for name in ("cloze", "cloze-proxy"):
+            (units / f"{name}.service.d").mkdir()
+            (units / f"{name}.service.d" / "test.conf").write_text(f"[Service]\n{where}{UNCONFINED}")
         self.log = (folder / "log").open("w+")
         command = ["unshare", "--mount", "sh", "-c", START]
         self.process = subprocess.Popen(command, env=self.environment, stdout=self.log, stderr=self.log)
         wait_until(lambda: (runtime / "systemd" / "private").exists() or self.process.poll() is not None)
+
+    def __enter__(self) -> Self:
         assert self.process.poll() is None, self.said()
         self.control("start", "cloze.socket")
+        return self
 
-    def _change(self, units: Path, name: str, lines: str) -> None:
-        (units / f"{name}.service.d").mkdir()
-        (units / f"{name}.service.d" / "test.conf").write_text(f"[Service]\n{lines}{UNCONFINED}")
+    def __exit__(self, *_: object) -> None:
+        self.control("exit")
+        self.process.wait(PATIENCE)
+        self.log.close()
 
     def said(self) -> str:
         self.log.seek(0)
@@ -66,23 +77,19 @@ class Machine:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE)
 
-    def end(self) -> None:
-        self.control("exit")
-        self.process.wait(PATIENCE)
-        self.log.close()
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where the test's files are; skipped where no systemd can be started."""
-    if not PROXY.exists() or not shutil.which("unshare") or os.geteuid() != 0:
-        pytest.skip("Starting systemd needs Debian's package `systemd` and root")
+    if not PROXY.exists() or not shutil.which("curl"):
+        pytest.skip("Debian's packages `systemd` and `curl` are missing")
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("Starting systemd needs a mount namespace, and so root")
     return tmp_path
 
 
 def test_it_starts_with_a_request_and_ends_when_idle(folder: Path) -> None:
-    machine = Machine(folder, write_bundle(folder / "tiny"))
-    try:
+    with Machine(folder, write_bundle(folder / "tiny")) as machine:
         for _ in range(2):  # it starts again
             assert machine.state("cloze.service") == machine.state("cloze-proxy.service") == "inactive", machine.said()
             with machine.client() as client:  # whose connection stays open
@@ -92,18 +99,22 @@ def test_it_starts_with_a_request_and_ends_when_idle(folder: Path) -> None:
             wait_until(lambda: machine.state("cloze.service") == "inactive", machine.said)
             assert machine.control("show", "--value", "--property", "Result", "cloze.service") == "success"
         assert machine.state("cloze.socket") == "active"
-    finally:
-        machine.end()
+
+
+def test_a_service_that_dies_is_started_by_the_next_request(folder: Path) -> None:
+    with Machine(folder, write_bundle(folder / "tiny")) as machine, machine.client() as client:
+        assert client.get("/health").status_code == 200, machine.said()
+        machine.control("kill", "--signal=KILL", "cloze.service")
+        wait_until(lambda: machine.state("cloze-proxy.service") in ("inactive", "failed"), machine.said)
+        with machine.client() as another:
+            assert another.get("/health").status_code == 200, machine.said()
 
 
 def test_a_service_that_cannot_start_ends_the_wait(folder: Path) -> None:
-    machine = Machine(folder, folder / "no-bundle")
-    try:
+    with Machine(folder, folder / "no-bundle") as machine:
         with machine.client() as client, pytest.raises(httpx.HTTPError):
             client.get("/health")
         assert machine.state("cloze.service") == "failed", machine.said()
-    finally:
-        machine.end()
 
 
 def test_systemd_finds_no_fault_in_the_units(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from harness import ROOT, Process
 from patience import PATIENCE
-from test_docs import PAGE
 
 from encoding.bundle import Bundle
 from training.model.graph_encoder import GraphEncoder
 
+PAGE = ROOT / "docs" / "training.md"
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "stage", "field", "text", "green", "old"]
 TEXTS = [f"The {a} and the {b} run over the {c}." for a in WORDS for b in WORDS for c in WORDS][:2000]
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from hashlib import file_digest
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -177,6 +178,8 @@ def write_bundle(
         encoder = load(folder)
         findings, canaries = _graphs(encoder, folder, precisions, tasks, texts)
         Canaries.write(folder, canaries)
+        if options.calibrate:
+            findings.graphs["int8"] += f" of {options.calibrate.name}, sha256 {_digest(options.calibrate)[:16]}"
         provenance = provenance.model_copy(update=vars(findings))
         if sentence_transformers:
             config = {name: (folder / name).read_bytes() for name in ("config.json", *TOKENIZER_FILES)}
@@ -234,7 +237,7 @@ def _graphs(
         path = folder / GRAPHS[precision]
         onnx.save(model, path)
         graph = GraphEncoder(path, encoder.pooling.text_encoder)
-        findings.parity[precision] = _parity(precision, encoder, graph)
+        findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts))
         canaries[precision] = graph.embed(CANARY_TEXTS)
         if tasks:
             findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
@@ -246,13 +249,13 @@ def _graphs(
     return findings, canaries
 
 
-def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder) -> float:
+def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder, fitted: bool) -> float:
     largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
     console.print(
         f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
         f"{least:.4f} at least"
     )
-    if precision == "int8" and mean < CLOSE:
+    if precision == "int8" and mean < CLOSE and not fitted:
         console.print("int8: --calibrate TEXTS fits the graph to your own text, which may bring it closer")
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
@@ -299,6 +302,11 @@ def _calibration(path: Path, precisions: Sequence[Precision]) -> list[str]:
     if len(texts) < LEAST_CALIBRATED:
         raise ExportError(f"{path} has {len(texts)} texts; --calibrate needs at least {LEAST_CALIBRATED}")
     return random.Random(0).sample(texts, min(CALIBRATED, len(texts)))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> str:

@@ -177,6 +177,7 @@ def _shares(provenance: Provenance) -> str:
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
     denoise = " --denoise" if config.denoising else ""
+    calibrate = " --calibrate TEXTS" if "fitted to" in provenance.graphs.get("int8", "") else ""
     paths = "Replace the names of files and models by the paths of your copies. Then run"
     if provenance.recipe.get("method") == OUTSIDE:
         before, commands = "With the model that sentence-transformers saved in `RUN`", []
@@ -192,7 +193,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         commands = ["python -m training.fit recipe.toml --out RUN"]
     commands += [
         f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
-        f"--max-tokens {config.max_tokens}{denoise} --data DATA",
+        f"--max-tokens {config.max_tokens}{denoise}{calibrate} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]
     shown = "\n".join(commands)

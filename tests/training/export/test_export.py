@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -377,7 +378,10 @@ def test_int8_is_fitted_to_texts_of_a_file(run: Path, tmp_path: Path) -> None:
     export.main([*words[:1], str(tmp_path / "random"), *words[1:]])
     export.main([*words[:1], str(tmp_path / "fitted"), *words[1:], "--calibrate", str(tmp_path / "texts.txt")])
     random, fitted = (Bundle.load(tmp_path / name) for name in ("random", "fitted"))
-    assert fitted.spec.provenance.graphs["int8"].endswith("activations in 8 bits, fitted to 12 texts")
+    digest = sha256((tmp_path / "texts.txt").read_bytes()).hexdigest()[:16]
+    made = f"activations in 8 bits, fitted to 12 texts of texts.txt, sha256 {digest}"
+    assert fitted.spec.provenance.graphs["int8"].endswith(made)
+    assert " --calibrate TEXTS " in (tmp_path / "fitted" / "README.md").read_text()
     assert random.spec.provenance.graphs["int8"].endswith("activations in 8 bits")
     assert fitted.spec.files["onnx/model_int8.onnx"] != random.spec.files["onnx/model_int8.onnx"]
     assert fitted.spec.weights == random.spec.weights
