@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.fit import main
-from training.loop import run as training_run
+from training.loop import run as loop
 from training.loop.callbacks import Journal
 
 RANK = os.environ.get("RANK", "0")
@@ -26,5 +26,5 @@ class Dying(Journal):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-training_run.Journal = Dying  # type: ignore[misc]
+loop.Journal = Dying  # type: ignore[misc]
 sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.loop import run as training_run
+from training.loop import run as loop
 from training.loop.callbacks import Journal
 from training.recipes.recipe import Recipe
 from training.run_folder import Run
@@ -32,13 +32,13 @@ def killed_at(step: int) -> Iterator[None]:
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run, "Journal", Kill)
+        patch.setattr(loop, "Journal", Kill)
         with pytest.raises(Killed):
             yield
 
 
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
-    return training_run.fit(recipe, run, resume)
+    return loop.fit(recipe, run, resume)
 
 
 def fit_until_killed(recipe: Recipe, run: Run, step: int = 3) -> None:

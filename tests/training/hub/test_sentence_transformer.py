@@ -30,7 +30,7 @@ from encoding.text import SpecialTokens, TextEncoder
 from training.convert import convert
 from training.errors import EncoderError, ExportError, RunError
 from training.export import __main__ as export
-from training.export import bundle as written_bundle
+from training.export import bundle as exporting
 from training.export.layers import Form
 from training.hub.prompted_transformer import PromptedTransformer
 from training.hub.sentence_transformer import saved_settings, write
@@ -253,7 +253,7 @@ def run(tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     def remembered(made: SentenceEncoder, form: Form) -> ModelProto:
         return traced(made, tiny_bert, form)
 
-    monkeypatch.setattr(written_bundle, "trace", remembered)
+    monkeypatch.setattr(exporting, "trace", remembered)
     folder = tmp_path / "run"
     encoder(tiny_bert, **AT_MASK).save(folder / "model")
     recipe = {"method": "simcse", "encoder": "tiny", "corpus": ["rain.txt"]}
@@ -339,7 +339,7 @@ def test_its_trainer_goes_on_and_export_takes_the_result(
 def test_a_bundle_without_a_digest_of_its_weights_is_not_converted(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_bundle.Canaries, "write", lambda *_: None)  # as in format 2
+    monkeypatch.setattr(exporting.Canaries, "write", lambda *_: None)  # as in format 2
     export.main([str(run), str(tmp_path / "plain"), "--precision", "fp32"])
     with pytest.raises(RunError, match="by an earlier Cloze, which stored no digest"):
         convert(tmp_path / "plain", tmp_path / "out", run)

@@ -20,7 +20,7 @@ from encoding.command import run as run_command
 from training.errors import RecipeError, RunError
 from training.fit import main
 from training.loop import processes
-from training.loop import run as training_run
+from training.loop import run as loop
 from training.loop.callbacks import Journal
 from training.recipes.recipe import Recipe
 from training.run_folder import Run
@@ -102,7 +102,7 @@ def two_with_trouble(rank: int, words: Words, folder: Path) -> dict[str, Any]:
     found["uneven"] = refusal(RecipeError, mlm, Run(folder / "uneven"))
     with pytest.MonkeyPatch.context() as patch:
         saved: list[str] = []
-        patch.setattr(training_run, "Journal", listing(saved, folder / "first-is-past"))
+        patch.setattr(loop, "Journal", listing(saved, folder / "first-is-past"))
         save = Trainer._save_rng_state
         patch.setattr(Trainer, "_save_rng_state", (first, second)[rank](save, folder / "first-is-past"))
         fit(short, Run(folder / "slow"))
@@ -117,7 +117,7 @@ def refusal(kind: type[Exception], recipe: Recipe, run: Run) -> str:
 
 
 def fit(recipe: Recipe, run: Run) -> None:
-    training_run.fit(recipe, run)
+    loop.fit(recipe, run)
 
 
 def listing(names: list[str], past: Path) -> type[Journal]:

@@ -18,7 +18,7 @@ from encoding.command import run as run_command
 from evaluation.measures import alignment, uniformity
 from training.data.corpus import Corpus
 from training.fit import main
-from training.loop import run as training_run
+from training.loop import run as loop
 from training.methods import OBJECTIVES
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
@@ -169,7 +169,7 @@ def steady(tmp_path: Path, masked: Path) -> dict[str, list[str]]:
 
 def fit_in_process(rank: int, keys: dict[str, list[str]], folder: Path) -> None:
     recipe = load_recipe("simcse", keys)
-    training_run.fit(recipe, Run(folder))
+    loop.fit(recipe, Run(folder))
 
 
 @pytest.mark.long
