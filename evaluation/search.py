@@ -24,7 +24,6 @@ from training.data.corpus import read_records
 from training.errors import CorpusError
 
 __all__ = [
-    "DEPTH",
     "METRICS",
     "Collection",
     "find_collections",

@@ -34,9 +34,7 @@ from training.run_folder import model_folder
 __all__ = [
     "PREFIXES",
     "RELATIONS",
-    "ScoreOf",
     "Scorer",
-    "Watched",
     "greedy",
     "main",
     "rank",

@@ -31,7 +31,7 @@ from training.errors import RunError
 from training.model.pretrained import looks_local
 from training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["Kind", "Run", "kind_of", "model_folder"]
+__all__ = ["Run", "kind_of", "model_folder"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")

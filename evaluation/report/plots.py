@@ -21,17 +21,11 @@ from evaluation.task import Score
 from training.run_folder import Run
 
 __all__ = [
-    "COLOURS",
-    "MARKERS",
-    "SERIES",
     "SPEED",
     "STYLE",
-    "canvas",
     "cosine_histograms",
-    "inline",
     "layer_grid",
     "pair_map",
-    "quiet_axes",
     "speed_plot",
     "training_curves",
     "word_map",

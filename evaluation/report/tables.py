@@ -11,8 +11,6 @@ from evaluation.report.contents import Card, Examples, Row, Table
 from evaluation.task import Score
 
 __all__ = [
-    "AVERAGED",
-    "Published",
     "baseline_table",
     "beside_papers",
     "neighbour_examples",

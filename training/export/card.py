@@ -21,7 +21,7 @@ from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
 from training.run_folder import Run
 
-__all__ = ["OUTSIDE", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
+__all__ = ["model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 

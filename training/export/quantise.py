@@ -30,14 +30,11 @@ from training.model.graph_encoder import session
 
 __all__ = [
     "WEIGHT_LEVELS",
-    "Channels",
-    "Feed",
     "channel_steps",
     "codes",
     "feeds_of",
     "observe",
     "quantise",
-    "shapes",
     "vocabulary_feeds",
 ]
 

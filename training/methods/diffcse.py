@@ -30,7 +30,7 @@ from training.model.pretrained import word_embeddings
 from training.model.views import View, view
 from training.recipes.methods import DiffCSERecipe
 
-__all__ = ["ConditionalTask", "DiffCSE", "Discriminator", "WordGuesser"]
+__all__ = ["DiffCSE"]
 
 VIEWS: Final = ("first", "second")
 EDITED: Final = {"same": ("same", "same"), "next": ("next", "next"), "both": ("same", "next")}  # for the two views

@@ -28,9 +28,7 @@ __all__ = [
     "opt3",
     "parameter_drift",
     "similarity_divergence",
-    "two_sided",
     "uniformity",
-    "unit_rows",
 ]
 
 ROUNDING: Final = 1e-6  # of a cosine in fp32

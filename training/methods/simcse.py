@@ -24,7 +24,7 @@ from training.model.pooling import Pooling
 from training.model.views import Pass, View, view
 from training.recipes.methods import SimCSERecipe, SSimCSERecipe
 
-__all__ = ["MaskedWordLoss", "SimCSE"]
+__all__ = ["SimCSE"]
 
 
 class MaskedWordLoss(nn.Module):
