@@ -9,7 +9,6 @@ measured on, in the format of sha256sum; a file that differs from them is an err
 
 import io
 import json
-import os
 import re
 import sys
 import tarfile
@@ -17,15 +16,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import httpx
 from tqdm import tqdm
 
+from encoding.bundle import sha256
 from encoding.command import run
 from encoding.errors import ClozeError
+from encoding.files import replacing
 
 SENTEVAL: Final = "https://huggingface.co/datasets/princeton-nlp/datasets-for-simcse/resolve/main/senteval.tar"
 GLASGOW: Final = "http://ir.dcs.gla.ac.uk/resources/test_collections"
@@ -89,7 +89,7 @@ def fetch_senteval(folder: Path, paths: list[str], address: str) -> None:
 
 
 def fetch_collection(folder: Path, name: str, address: str) -> None:
-    """Write one of Glasgow's collections in BEIR's layout: its documents, the queries with judgements, and those."""
+    """Write one of Glasgow's collections in BEIR's layout: documents, judged queries, and judgements."""
     url = f"{address}/{name}/{name}.tar.gz"
     with opened(url) as archive:
         members = {PurePosixPath(member.name).name: member for member in archive if member.isfile()}
@@ -157,10 +157,13 @@ def download(address: str) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    """Raises ClozeError where the folder cannot be written to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise ClozeError(f"{path} cannot be written ({error.strerror}); give another folder") from error
 
 
 def expected(file: Path) -> dict[str, str]:
@@ -170,7 +173,7 @@ def expected(file: Path) -> dict[str, str]:
 
 
 def different(folder: Path, listed: dict[str, str]) -> list[str]:
-    return [path for path, digest in listed.items() if sha256((folder / path).read_bytes()).hexdigest() != digest]
+    return [path for path, digest in listed.items() if sha256(folder / path) != digest]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     eval "$(cloze completion)"      in ~/.bashrc or ~/.zshrc
 
-Options and recipes come from the commands themselves, so that there is no list of them to keep.
+The script asks the commands themselves for their options and recipes.
 """
 
 import sys

@@ -173,6 +173,14 @@ def test_the_digests_are_those_of_the_data_of_the_tests(
     assert capsys.readouterr().out.startswith("Terms: ")
 
 
+def test_a_folder_that_cannot_be_written_to_is_one_line(site: tuple[Path, str], tmp_path: Path) -> None:
+    folder, address = site
+    pack(folder / "senteval.tar", {"MR/a.pos": "good"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClozeError, match=r"a\.pos cannot be written \(Not a directory\); give another folder"):
+        fetch_senteval(tmp_path / "file", ["senteval/downstream/MR/a.pos"], f"{address}/senteval.tar")
+
+
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(f"{'0' * 64}  retrieval/med/qrels.tsv\n")
     (tmp_path / "retrieval" / "med").mkdir(parents=True)

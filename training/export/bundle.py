@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from hashlib import file_digest
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -23,7 +22,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from rich.console import Console
 
-from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, Precision, Provenance, seal, staging
+from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, Precision, Provenance, seal, sha256, staging
 from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
@@ -179,7 +178,7 @@ def write_bundle(
         findings, canaries = _graphs(encoder, folder, precisions, tasks, texts)
         Canaries.write(folder, canaries)
         if options.calibrate:
-            findings.graphs["int8"] += f" of {options.calibrate.name}, sha256 {_digest(options.calibrate)[:16]}"
+            findings.graphs["int8"] += f" of {options.calibrate.name}, sha256 {sha256(options.calibrate)[:16]}"
         provenance = provenance.model_copy(update=vars(findings))
         if sentence_transformers:
             config = {name: (folder / name).read_bytes() for name in ("config.json", *TOKENIZER_FILES)}
@@ -302,11 +301,6 @@ def _calibration(path: Path, precisions: Sequence[Precision]) -> list[str]:
     if len(texts) < LEAST_CALIBRATED:
         raise ExportError(f"{path} has {len(texts)} texts; --calibrate needs at least {LEAST_CALIBRATED}")
     return random.Random(0).sample(texts, min(CALIBRATED, len(texts)))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> str:
