@@ -28,7 +28,9 @@ LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
 
 
 class ServerEncoder:
-    """A server's /embed. Requests that the server is too busy for are sent again after the time in Retry-After.
+    """A server's /embed, asked in the class bulk, so that a server of Cloze answers interactive requests first.
+
+    Requests that the server is too busy for are sent again after the time in Retry-After.
 
     Raises ServerError if the server cannot be reached, refuses a request or stays busy. Tests replace `transport` and
     `wait`.
@@ -44,7 +46,7 @@ class ServerEncoder:
     ) -> None:
         self.url = url.rstrip("/")
         self._transport = transport
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"x-priority": "bulk"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._wait = wait
         self.info: Any = None
         with self._client() as client:

@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from encoding.errors import OptionError
 from service.errors import Unauthorized
+from service.inference.queue import Client, Priority
 
 SHORTEST: Final = 16  # characters of a key
 ADMIN: Final = "/admin/"
@@ -25,29 +26,32 @@ VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class Keys(dict[bytes, str]):
-    """The clients' names, by the digests of their keys. Two keys may share a name while one replaces the other."""
+class Keys(dict[bytes, Client]):
+    """The clients, by the digests of their keys. Two keys may share a name while one replaces the other.
+
+    The requests of a client of the class bulk are bulk, whatever they ask for.
+    """
 
     @classmethod
     def load(cls, setting: str) -> Self:
         """Read the keys of a setting, separated by commas; `@FILE` stands for the keys in a file.
 
-        The file has one key per line, or `name key`; blank lines and lines that begin with # are ignored. A key
-        without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
+        The file has one key per line, `name key` or `name key bulk`; blank lines and lines that begin with # are
+        ignored. A key without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
         """
         keys = cls()
-        for place, name, key in _read_setting(setting):
+        for place, name, key, priority in _read_setting(setting):
             _check(place, name, key)
             digest = _digest(key)
             if digest in keys:
                 raise OptionError(f"{place} is the same as another key; remove it, or give the client its own")
-            keys[digest] = name or f"key-{len(keys) + 1}"
+            keys[digest] = Client(name or f"key-{len(keys) + 1}", priority)
         return keys
 
     def __repr__(self) -> str:
-        return f"Keys({', '.join(self.values())})"
+        return f"Keys({', '.join(client.name for client in self.values())})"
 
-    def client(self, header: str | None) -> str:
+    def client(self, header: str | None) -> Client:
         """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
 
         Raises Unauthorized, which never contains what was sent. Every key is compared, whether or not one has matched.
@@ -56,9 +60,9 @@ class Keys(dict[bytes, str]):
             raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
         scheme, _, key = header.strip().partition(" ")
         sent, found = _digest(key.strip() if scheme.lower() == "bearer" else header.strip()), None
-        for digest, name in self.items():
+        for digest, client in self.items():
             if hmac.compare_digest(sent, digest):
-                found = name
+                found = client
         if found is None:
             raise Unauthorized("the API key is not known; ask the service's operator for one")
         return found
@@ -76,8 +80,8 @@ class Authentication:
     admin: Keys
     public: Sequence[str]
 
-    def client(self, scope: Scope, path: str) -> str | None:
-        """Return the name of the request's key; None where the request needs no key. Raises Unauthorized.
+    def client(self, scope: Scope, path: str) -> Client | None:
+        """Return whose key the request has; None where the request needs no key. Raises Unauthorized.
 
         `path` is the path that the client asked for, which decides what is needed.
         """
@@ -95,8 +99,8 @@ class Authentication:
         return None
 
 
-def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what an error calls each key, its name and the key; a stray comma is ignored."""
+def _read_setting(setting: str) -> Iterator[tuple[str, str, str, Priority]]:
+    """Yield what an error calls each key, its name, the key and its class; a stray comma is ignored."""
     words = [word.strip() for word in setting.split(",") if word.strip()]
     if setting and not words:
         raise OptionError("the setting of the API keys contains no key; write at least one, or unset it")
@@ -104,10 +108,10 @@ def _read_setting(setting: str) -> Iterator[tuple[str, str, str]]:
         if word.startswith("@"):
             yield from _read_file(Path(word[1:]))
         else:
-            yield f"API key {number} of the setting", "", word
+            yield f"API key {number} of the setting", "", word, "interactive"
 
 
-def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
+def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
     try:
         lines = file.read_text("utf-8-sig").splitlines()
     except OSError as error:
@@ -118,8 +122,11 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
     if not keys:
         raise OptionError(f"{file} contains no API key; write one per line, or unset the setting")
     for number, words in keys:
+        priority: Priority = "interactive"
+        if len(words) == 3 and words[2] == "bulk":
+            words, priority = words[:2], "bulk"
         name, key = words if len(words) == 2 else ("", " ".join(words))
-        yield f"the API key in line {number} of {file}", name, key
+        yield f"the API key in line {number} of {file}", name, key, priority
 
 
 def _check(place: str, name: str, key: str) -> None:

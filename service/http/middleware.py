@@ -26,6 +26,7 @@ from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unava
 from service.http.auth import ADMIN, Authentication
 from service.http.request import JSONRoute
 from service.inference.admission import Admission
+from service.inference.queue import PERIODS, Client
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
 from service.routes import MODEL_ROUTES, label, resolve
@@ -59,7 +60,7 @@ class RequestMiddleware:
             return
         identity = accept_id(Headers(scope=scope).get("x-request-id"))
         address = str(scope["client"][0]) if scope.get("client") else "local"  # a Unix socket
-        request = RequestRecord(identity, scope["path"], perf_counter(), client=address)
+        request = RequestRecord(identity, scope["path"], perf_counter(), Client(address))
         token = current_request.set(request)
         self.traffic.in_flight += 1
         try:
@@ -119,6 +120,7 @@ class _Exchange:
         if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
             await middleware.app(self.scope, self.receive, self.send)
             return
+        self.request.client = _in_class(self.request.client, self.scope)
         with middleware.admission.request(self.request.client):
             await self._run_within_limits()
 
@@ -231,11 +233,13 @@ class _Exchange:
         if request.error_type is not None:
             metrics.failures.labels(request.error_type).inc()
         elif route in MODEL_ROUTES and self._status < 400:
-            metrics.request_seconds.labels(route).observe(seconds)
-        fields = {"status": self._status, "ms": round(1000 * seconds, 1), "client": request.client}
+            metrics.request_seconds.labels(route, request.client.priority).observe(seconds)
+        fields = {"status": self._status, "ms": round(1000 * seconds, 1), "client": request.client.name}
         for name in ("error_type", "model", "texts", "tokens"):
             if (value := getattr(request, name)) is not None:
                 fields[name] = value
+        if request.client.priority == "bulk":
+            fields["priority"] = "bulk"
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
 
@@ -246,6 +250,14 @@ def _too_late(seconds: float, *, body: bool) -> Exception:
     return DeadlineExceeded(
         f"the request was not answered in {seconds:g} s, the time it had; send fewer texts, or send it later"
     )
+
+
+def _in_class(client: Client, scope: Scope) -> Client:
+    """Return the client in the class that its request's `x-priority` says; one whose key is bulk stays in it."""
+    asked = Headers(scope=scope).get("x-priority", client.priority)
+    if asked not in PERIODS:
+        raise ValidationFailed(f"the header x-priority is {asked!r:.50}; write interactive, the default, or bulk")
+    return client._replace(priority="bulk") if asked == "bulk" else client
 
 
 def _deadline(scope: Scope, most: float) -> float:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from service.errors import Overloaded, Unavailable
+from service.inference.queue import Client
 
 MEMORY: Final = 10.0  # seconds of work over which the rate is averaged
 LONGEST: Final = 60  # seconds, the longest Retry-After
 
 
 def share(limit: int, *, known: bool) -> int:
-    """Return the limit that applies to a client: a tenth, rounded up, is kept for clients with nothing in flight."""
+    """Return the limit that applies to a client: a tenth, rounded up, is kept from `known` ones, which have some."""
     return limit - (limit + 9) // 10 if known and limit > 1 else limit
 
 
@@ -57,9 +58,9 @@ class _InFlight:
     limit: int
     unit: str
     total: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
+    clients: Counter[Client] = field(default_factory=Counter)
 
-    def change(self, amount: int, client: str) -> None:
+    def change(self, amount: int, client: Client) -> None:
         self.total += amount
         self.clients[client] += amount
         if not self.clients[client]:
@@ -69,8 +70,9 @@ class _InFlight:
 class Admission:
     """Decides whether a request may enter: by count before its body is read, by tokens after it is tokenised.
 
-    A tenth of each limit is kept for clients that have nothing in flight, so that one client cannot take all of it. A
-    request with more tokens than the limit is admitted while no other tokens are in flight.
+    A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
+    all bulk clients together can take all of it. A request with more tokens than the limit is admitted while no other
+    tokens are in flight.
     """
 
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +89,7 @@ class Admission:
         return self._tokens.total
 
     @contextmanager
-    def request(self, client: str = "") -> Iterator[None]:
+    def request(self, client: Client) -> Iterator[None]:
         """Count a request as in flight within the block. Raises Overloaded where it or one token does not fit."""
         self._check(self._requests, 1, client)
         self._check(self._tokens, 1, client)
@@ -98,7 +100,7 @@ class Admission:
             self._requests.change(-1, client)
 
     @contextmanager
-    def tokens(self, count: int, client: str = "") -> Iterator[None]:
+    def tokens(self, count: int, client: Client) -> Iterator[None]:
         """Count tokens as in flight within the block. Raises Overloaded."""
         self._check(self._tokens, count, client)
         self._work()
@@ -113,18 +115,19 @@ class Admission:
         """Refuse all from now on with Unavailable; requests in flight finish."""
         self._closed = True
 
-    def _check(self, used: _InFlight, amount: int, client: str) -> None:
+    def _check(self, used: _InFlight, amount: int, client: Client) -> None:
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
-        known = client in used.clients
-        most = share(used.limit, known=known)
+        bulk, known = client.priority == "bulk", client in used.clients
+        most = share(used.limit, known=bulk or known)
         if not used.total or used.total + amount <= most:
             return
         rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
         seconds = max(1, math.ceil(min(LONGEST, rest)))
+        whom = " for bulk requests" if bulk else " for a client that has some in flight" if known else ""
         raise Overloaded(
-            f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}"
-            f"{' for a client that has some in flight' if known else ''}; send it again in {seconds} s",
+            f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}{whom}; send "
+            f"it again in {seconds} s",
             retry_after=seconds,
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from service.errors import DeadlineExceeded, Unavailable
-from service.inference.queue import FairQueue, Waiting
+from service.inference.queue import Client, PriorityQueue, Waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -68,9 +68,9 @@ class Failed(Exception):
 class Batcher(Generic[Item, Result]):
     """Runs items in batches whose padded cost, longest × count, is at most `max_cost`, `max_padding` of it padding.
 
-    FairQueue chooses the items: clients take turns by cost, and items of similar cost share a batch. `cost` is 1 or
-    more; an item that costs more than `max_cost` runs alone. A batch that fails is halved until the item that fails is
-    alone; only the requests that contain it fail.
+    PriorityQueue chooses the items: interactive ones first, clients take turns by cost, and items of similar cost share
+    a batch. `cost` is 1 or more; an item that costs more than `max_cost` runs alone. A batch that fails is halved until
+    the item that fails is alone; only the requests that contain it fail.
 
     Up to `parallel` batches run at once; when several may start, they share what waits.
 
@@ -88,7 +88,7 @@ class Batcher(Generic[Item, Result]):
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._queue: FairQueue[_Entry[Item, Result]] = FairQueue()
+        self._queue: PriorityQueue[_Entry[Item, Result]] = PriorityQueue()
         self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # queued and running, by key
         self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
         self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
@@ -118,7 +118,7 @@ class Batcher(Generic[Item, Result]):
             for number in range(self.parallel)
         ]
 
-    async def submit(self, items: Sequence[Item], client: str = "") -> list[Result]:
+    async def submit(self, items: Sequence[Item], client: Client) -> list[Result]:
         """Wait for the results, in order. Where the caller is cancelled, its items leave the queue.
 
         Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
@@ -145,7 +145,7 @@ class Batcher(Generic[Item, Result]):
             self._expiry.cancel()
         self._abandon(Unavailable(STOPPED))
 
-    def _enqueue(self, items: Sequence[Item], client: str) -> _Request[Result]:
+    def _enqueue(self, items: Sequence[Item], client: Client) -> _Request[Result]:
         request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))
         entries: dict[Hashable, _Entry[Item, Result]] = {}
         for place, item in enumerate(items):
@@ -200,7 +200,7 @@ class Batcher(Generic[Item, Result]):
 
     def _abandon(self, error: Exception) -> None:
         """Fail every request, so that no caller waits for ever."""
-        self._queue = FairQueue()
+        self._queue = PriorityQueue()
         self._same.clear()
         self._running.clear()
         for request in self._requests:

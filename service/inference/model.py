@@ -26,6 +26,7 @@ from service import VERSION
 from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.inference.admission import Admission
 from service.inference.batcher import Batcher, Failed
+from service.inference.queue import Client
 from service.inference.session import Session
 from service.inference.threads import Executors
 from service.monitoring.metrics import Metrics, ModelMetrics
@@ -227,7 +228,7 @@ class Model:
             self._probe = None
         return None
 
-    async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: str) -> Embeddings:
+    async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: Client) -> Embeddings:
         """Return one vector per text, or per list of the text's own token ids, of all parts in order.
 
         Needs a lease. Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed;
@@ -294,7 +295,7 @@ class Model:
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
         return [(tokens, _key(self.graph, tokens.ids)) for tokens in found]
 
-    async def _compute(self, items: list[_Item], positions: list[int], client: str) -> list[_Row]:
+    async def _compute(self, items: list[_Item], positions: list[int], client: Client) -> list[_Row]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
         if not items:
             return []

@@ -1,9 +1,21 @@
 """The queue of texts that wait for a batch, in fair order between clients. Knows neither asyncio nor text."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from sortedcontainers import SortedKeyList  # type: ignore[import-untyped]
+
+Priority = Literal["interactive", "bulk"]
+
+PERIODS: Final[Mapping[Priority, int]] = {"interactive": 1, "bulk": 64}  # what a token costs its class
+
+
+class Client(NamedTuple):
+    """Who sends a request, and in which class. One name in two classes is two clients."""
+
+    name: str
+    priority: Priority = "interactive"
 
 
 @dataclass(eq=False, slots=True)
@@ -11,7 +23,7 @@ class Waiting:
     """An entry of the queue; the queue sets `tag`, and `order` while the entry waits."""
 
     cost: int
-    client: str
+    client: Client
     tag: int = field(default=0, init=False)
     order: int | None = field(default=None, init=False)
 
@@ -72,7 +84,7 @@ class FairQueue(Generic[Entry]):
         self.cost = 0  # of all entries
         self._time = 0
         self._orders = 0
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[Client, _Client] = {}
         self._by_tag: SortedKeyList[Entry] = SortedKeyList(key=lambda entry: (entry.tag, entry.order))
         self._by_cost: SortedKeyList[Entry] = SortedKeyList(key=lambda entry: (entry.cost, entry.tag, entry.order))
 
@@ -133,3 +145,48 @@ class FairQueue(Generic[Entry]):
             start, stop = queue.bisect_key_left((cost,)), queue.bisect_key_left((cost + 1,))
             above, below = (stop, below) if nearest == above else (above, start - 1)
             batch.add(list(queue[start : min(stop, start + batch.room(cost))]))
+
+
+class PriorityQueue(Generic[Entry]):
+    """A fair queue for each class. While both classes wait, one token of bulk is taken for 64 interactive ones.
+
+    Start-time fair queueing (Goyal, Vin and Cheng 1996) between the classes: the class with the least start tag gives
+    the next batch, which then adds its cost × PERIODS to that tag; virtual time is the tag of the last batch, and a
+    class in which nothing waited begins at it. Therefore an interactive entry waits for at most one batch of bulk while
+    interactive clients ask for less than their share, and bulk never starves. No batch has entries of both classes: one
+    with an interactive entry is as short as it can be.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[Priority, FairQueue[Entry]] = {priority: FairQueue() for priority in PERIODS}
+        self._starts: dict[Priority, int] = dict.fromkeys(PERIODS, 0)
+        self._time = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def cost(self) -> int:
+        """Return the cost of all entries."""
+        return sum(queue.cost for queue in self._queues.values())
+
+    def add(self, entry: Entry) -> None:
+        priority = entry.client.priority
+        if not self._queues[priority]:
+            self._starts[priority] = max(self._starts[priority], self._time)
+        self._queues[priority].add(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry, if it still waits."""
+        self._queues[entry.client.priority].remove(entry)
+
+    def take(self, max_cost: int, max_padding: int) -> list[Entry]:
+        """Remove and return the next batch, as FairQueue does; empty where nothing waits."""
+        waiting = [priority for priority, queue in self._queues.items() if queue]
+        if not waiting:
+            return []
+        priority = min(waiting, key=self._starts.__getitem__)  # of equal tags the first: interactive
+        batch = self._queues[priority].take(max_cost, max_padding)
+        self._time = self._starts[priority]
+        self._starts[priority] += PERIODS[priority] * sum(entry.cost for entry in batch)
+        return batch

@@ -25,12 +25,15 @@ from types import TracebackType
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from service.inference.queue import Client
+
 LogFormat = Literal["text", "json"]
 
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 PLAIN: Final = re.compile(r"[^\s\"=\\]+")
 SHOWN: Final = 200  # characters of a path
+ANYONE: Final = Client("")
 
 
 @dataclass
@@ -40,7 +43,7 @@ class RequestRecord:
     id: str
     path: str = ""  # that the client asked for
     started: float = 0.0  # seconds of `time.perf_counter`
-    client: str = ""
+    client: Client = ANYONE
     model: str | None = None  # the name of the model that is used
     texts: int | None = None
     tokens: int | None = None

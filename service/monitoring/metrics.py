@@ -5,6 +5,7 @@ have a fixed window, and would miss what happens between two scrapes.
 """
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from prometheus_client import (
@@ -18,6 +19,7 @@ from prometheus_client import (
 )
 
 from service.errors import ERROR_TYPES, STATUSES
+from service.inference.queue import PERIODS
 from service.monitoring.drift import DriftSample
 from service.routes import LABELS, MODEL_ROUTES, OTHER, POST_ROUTES
 
@@ -78,6 +80,7 @@ class Metrics:
         Histogram,
         "Seconds from the head of a request to the end of its answer. Successes on routes that run a model only.",
         "route",
+        "priority",
         SECONDS,
     ]
     ready: Annotated[Gauge, "1 while the service is ready, 0 otherwise."]
@@ -103,9 +106,10 @@ class Metrics:
         for route in LABELS:
             for status in (*STATUSES, CLIENT_GONE if route in (*POST_ROUTES, OTHER) else 304):
                 self.requests.labels(route, str(status))
+        for route, priority in product(MODEL_ROUTES, PERIODS):
+            self.request_seconds.labels(route, priority)
         for metric, words in (
             (self.failures, REASONS),
-            (self.request_seconds, MODEL_ROUTES),
             (self.reloads, get_args(Outcome)),
             (self.background_errors, get_args(Task)),
         ):

@@ -8,6 +8,7 @@ import pytest
 
 from service.errors import Overloaded, Unavailable
 from service.inference.admission import Admission, share
+from service.inference.queue import Client
 
 
 class Clock:
@@ -20,13 +21,16 @@ class Clock:
         return self.now
 
 
-def enter(admission: Admission, client: str = "") -> None:
+A, B, C, REFUSED = map(Client, ("a", "b", "c", "refused"))
+
+
+def enter(admission: Admission, client: Client) -> None:
     """Ask what a request is asked before its body is read: is there room for it, and for one token?"""
     with admission.request(client):
         pass
 
 
-def retry_after(admission: Admission, tokens: int = 10**9, client: str = "refused") -> int:
+def retry_after(admission: Admission, tokens: int = 10**9, client: Client = REFUSED) -> int:
     with pytest.raises(Overloaded) as caught, admission.tokens(tokens, client):
         pass
     seconds = int(caught.value.headers["retry-after"])
@@ -37,9 +41,9 @@ def retry_after(admission: Admission, tokens: int = 10**9, client: str = "refuse
 def test_tokens_are_in_flight_within_the_block() -> None:
     admission = Admission(1024, 100)
     assert admission.tokens_in_flight == 0
-    with admission.tokens(30, "a"):
+    with admission.tokens(30, A):
         assert admission.tokens_in_flight == 30
-        with admission.tokens(70, "b"):
+        with admission.tokens(70, B):
             assert admission.tokens_in_flight == 100
         assert admission.tokens_in_flight == 30
     assert admission.tokens_in_flight == 0
@@ -47,42 +51,42 @@ def test_tokens_are_in_flight_within_the_block() -> None:
 
 def test_a_request_that_fails_gives_its_tokens_back() -> None:
     admission = Admission(1024, 100)
-    with pytest.raises(ZeroDivisionError), admission.tokens(30, "a"):
+    with pytest.raises(ZeroDivisionError), admission.tokens(30, A):
         raise ZeroDivisionError
     assert admission.tokens_in_flight == 0
 
 
 def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
     admission = Admission(1024, 100)
-    with admission.tokens(95, "a"):
+    with admission.tokens(95, A):
         message = "95 tokens are in flight and the request brings 6; the limit is 100; send it again in 1 s"
-        with pytest.raises(Overloaded, match=message), admission.tokens(6, "b"):
+        with pytest.raises(Overloaded, match=message), admission.tokens(6, B):
             pytest.fail("it came in")
         assert admission.tokens_in_flight == 95
-        with admission.tokens(5, "b"):
+        with admission.tokens(5, B):
             assert admission.tokens_in_flight == 100
 
 
 def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
     admission = Admission(1024, 100)
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         assert admission.tokens_in_flight == 1000
-        with pytest.raises(Overloaded), admission.tokens(1, "b"):
+        with pytest.raises(Overloaded), admission.tokens(1, B):
             pass
-    with admission.tokens(1, "b"), pytest.raises(Overloaded, match="brings 1000"), admission.tokens(1000, "a"):
+    with admission.tokens(1, B), pytest.raises(Overloaded, match="brings 1000"), admission.tokens(1000, A):
         pass
 
 
 def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
     admission = Admission(1024, 100)
-    with admission.tokens(80, "a"):
+    with admission.tokens(80, A):
         with pytest.raises(Overloaded, match="the limit is 90 for a client that has some in flight"):
-            admission.tokens(11, "a").__enter__()
-        with admission.tokens(10, "a"), admission.tokens(10, "b"):
+            admission.tokens(11, A).__enter__()
+        with admission.tokens(10, A), admission.tokens(10, B):
             assert admission.tokens_in_flight == 100
-        with admission.tokens(15, "b"), pytest.raises(Overloaded):
-            enter(admission, "b")
-    with admission.tokens(100, "a"):
+        with admission.tokens(15, B), pytest.raises(Overloaded):
+            enter(admission, B)
+    with admission.tokens(100, A):
         assert admission.tokens_in_flight == 100  # nothing was in flight: the tenth too
 
 
@@ -94,31 +98,31 @@ def test_a_tenth_is_rounded_up(limit: int, known: int) -> None:
 
 def test_a_client_without_a_name_is_a_client() -> None:
     admission = Admission(1024, 100)
-    with admission.tokens(90):
+    with admission.tokens(90, Client("")):
         with pytest.raises(Overloaded):
-            enter(admission)
-        enter(admission, "a")
+            enter(admission, Client(""))
+        enter(admission, A)
 
 
 def test_a_request_is_refused_where_one_token_would_be() -> None:
     admission = Admission(1024, 10)
-    enter(admission, "a")
-    with admission.tokens(9, "a"):
+    enter(admission, A)
+    with admission.tokens(9, A):
         with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings 1; the limit is 9"):
-            enter(admission, "a")
-        enter(admission, "b")
-        with admission.tokens(1, "b"), pytest.raises(Overloaded, match="the limit is 10; send"):
-            enter(admission, "c")
+            enter(admission, A)
+        enter(admission, B)
+        with admission.tokens(1, B), pytest.raises(Overloaded, match="the limit is 10; send"):
+            enter(admission, C)
 
 
 def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
     admission = Admission(1024, 100)
-    with admission.tokens(30, "a"):
+    with admission.tokens(30, A):
         admission.close()
         assert admission.tokens_in_flight == 30
         with pytest.raises(Unavailable, match="the service is stopping; send the request to another instance"):
-            enter(admission, "b")
-        with pytest.raises(Unavailable), admission.tokens(1, "b"):
+            enter(admission, B)
+        with pytest.raises(Unavailable), admission.tokens(1, B):
             pass
     assert admission.tokens_in_flight == 0
 
@@ -126,7 +130,7 @@ def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
 def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> None:
     clock = Clock()
     admission = Admission(1024, 100, clock)
-    with admission.tokens(100, "a"):
+    with admission.tokens(100, A):
         assert retry_after(admission) == 1
         clock.now += 1000
         assert retry_after(admission) == 1
@@ -139,9 +143,9 @@ def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(took: float, seco
     clock = Clock()
     admission = Admission(1024, 1000, clock)
     for _ in range(5):
-        with admission.tokens(1000, "a"):
+        with admission.tokens(1000, A):
             clock.now += took
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         assert retry_after(admission) == seconds
 
 
@@ -150,22 +154,22 @@ def test_the_rate_forgets() -> None:
     clock = Clock()
     admission = Admission(1024, 10_000, clock)
     for _ in range(100):
-        with admission.tokens(10, "a"):
+        with admission.tokens(10, A):
             clock.now += 1
     for _ in range(100):
-        with admission.tokens(100, "a"):
+        with admission.tokens(100, A):
             clock.now += 0.1
-    with admission.tokens(10_000, "a"):
+    with admission.tokens(10_000, A):
         assert retry_after(admission) == 16  # 10,000 / 639
 
 
 def test_time_without_work_does_not_count() -> None:
     clock = Clock()
     admission = Admission(1024, 1000, clock)
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         clock.now += 4.5
     clock.now += 100_000
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         assert retry_after(admission) == 5
 
 
@@ -173,18 +177,18 @@ def test_time_without_work_does_not_count() -> None:
 def test_work_that_does_not_end_makes_the_wait_the_longest(seconds: float) -> None:
     clock = Clock()
     admission = Admission(1024, 1000, clock)
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         clock.now += 1
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         clock.now += seconds
         assert retry_after(admission) == 60
 
 
 def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
     admission = Admission(1024, 1000, Clock())
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         pass
-    with admission.tokens(1000, "a"):
+    with admission.tokens(1000, A):
         assert retry_after(admission) == 1
 
 
@@ -195,14 +199,14 @@ def test_whoever_comes_and_goes(seed: int) -> None:
     kept = {1: 1, 9: 8, 100: 90, 1000: 900}  # but for newcomers
     limit = dice.choice(list(kept))
     admission = Admission(1024, limit, clock)
-    inside: list[tuple[str, int, ExitStack]] = []
+    inside: list[tuple[Client, int, ExitStack]] = []
     refused = 0
     for _ in range(500):
         clock.now += dice.random()
         if inside and dice.random() < 0.4:
             inside.pop(dice.randrange(len(inside)))[2].close()
-        client, tokens, stack = dice.choice("abcd"), dice.randint(1, limit), ExitStack()
-        flight = Counter[str]()
+        client, tokens, stack = Client(dice.choice("abcd")), dice.randint(1, limit), ExitStack()
+        flight = Counter[Client]()
         for name, count, _ in inside:
             flight[name] += count
         total = flight.total()
@@ -225,11 +229,26 @@ def test_requests_are_counted_as_tokens_are() -> None:
     admission = Admission(10, 100)
     with ExitStack() as held:
         for _ in range(9):
-            held.enter_context(admission.request("a"))
+            held.enter_context(admission.request(A))
         message = "9 requests are in flight and the request brings 1; the limit is 9 for a client that has some in"
         with pytest.raises(Overloaded, match=message):
-            enter(admission, "a")
-        with admission.request("b"), pytest.raises(Overloaded, match=r"10 requests are in flight .* limit is 10; send"):
-            enter(admission, "c")
-    enter(admission, "a")
+            enter(admission, A)
+        with admission.request(B), pytest.raises(Overloaded, match=r"10 requests are in flight .* limit is 10; send"):
+            enter(admission, C)
+    enter(admission, A)
     assert not admission._requests.clients
+
+
+def test_bulk_requests_leave_a_tenth_to_the_others() -> None:
+    admission = Admission(10, 100)
+    with ExitStack() as held:
+        for number in range(9):
+            held.enter_context(admission.request(Client(str(number), "bulk")))
+        with pytest.raises(Overloaded, match="the limit is 9 for bulk requests; send it again"):
+            enter(admission, Client("new", "bulk"))
+        enter(admission, Client("0"))
+    with admission.tokens(80, Client("a", "bulk")):
+        with pytest.raises(Overloaded, match="the limit is 90 for bulk requests"):
+            admission.tokens(11, Client("b", "bulk")).__enter__()
+        with admission.tokens(20, A):
+            assert admission.tokens_in_flight == 100

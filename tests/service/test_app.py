@@ -2,12 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 import httpx
 import pytest
-from harness import PATIENCE, Hold, MakeApp, MakeClient, default_model, distinct, open_client, services, until
+from harness import (
+    PATIENCE,
+    Hold,
+    MakeApp,
+    MakeClient,
+    default_model,
+    distinct,
+    open_client,
+    samples_of,
+    services,
+    until,
+)
 from tiny_bundle import sequence
 
 from encoding.errors import OptionError
@@ -172,6 +184,60 @@ async def test_a_deadline_is_seconds(both: httpx.AsyncClient, sent: str) -> None
         response = await both.post(path, json=EMBEDDING[path], headers={"x-request-timeout": sent})
         assert response.status_code == 422
         assert f"x-request-timeout is '{sent}'; write seconds" in response.text
+
+
+# Priorities
+
+
+async def test_a_request_is_of_the_class_that_it_or_its_key_says(
+    client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"search {KEY}\nnightly {OTHER_KEY} bulk\n")
+    caplog.set_level("INFO")
+    classes = list[tuple[str, str | None, str | None]]()
+    async with client(api_keys=f"@{keys}") as http:
+        for key in (KEY, OTHER_KEY):
+            for asked in (None, "interactive", "bulk"):
+                headers = {"authorization": key} | ({"x-priority": asked} if asked else {})
+                caplog.clear()
+                assert (await http.post("/embed", json={"inputs": "a"}, headers=headers)).status_code == 200
+                [fields] = [record.fields for record in caplog.records if record.getMessage() == "POST /embed"]
+                classes.append((fields["client"], asked, fields.get("priority")))
+        found = samples_of((await http.get("/metrics")).text)
+    assert classes == [
+        ("search", None, None),
+        ("search", "interactive", None),
+        ("search", "bulk", "bulk"),
+        ("nightly", None, "bulk"),
+        ("nightly", "interactive", "bulk"),
+        ("nightly", "bulk", "bulk"),
+    ]
+    counts = [found[f"cloze_request_seconds_count{{priority={each},route=/embed}}"] for each in ("interactive", "bulk")]
+    assert counts == [2, 4]
+
+
+async def test_another_class_is_refused(both: httpx.AsyncClient) -> None:
+    for path in ("/embed", "/v1/embeddings", "/v2/embed"):
+        response = await both.post(path, json=EMBEDDING[path], headers={"x-priority": "urgent"})
+        assert response.status_code in (400, 422)
+        assert "x-priority is 'urgent'; write interactive, the default, or bulk" in response.text
+
+
+async def test_bulk_leaves_places_to_interactive_requests(make_app: MakeApp, hold: Hold) -> None:
+    app = make_app(max_concurrent_requests=10)
+    async with open_client(app) as http:
+
+        def post(priority: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(http.post("/embed", json={"inputs": "a"}, headers={"x-priority": priority}))
+
+        with hold():
+            taken = [post("bulk") for _ in range(9)]
+            await until(lambda: services(app).traffic.in_flight == 9)
+            assert "the limit is 9 for bulk requests" in (await post("bulk")).json()["error"]
+            own = post("interactive")
+            await until(lambda: services(app).traffic.in_flight == 10)
+        assert [(await each).status_code for each in [*taken, own]] == [200] * 10
 
 
 async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp, hold: Hold) -> None:

@@ -9,8 +9,9 @@ import pytest
 from encoding.errors import OptionError
 from service.errors import Unauthorized
 from service.http.auth import Authentication, Keys
+from service.inference.queue import Client
 
-ONE, TWO, THREE = "one-secret-key-0123456789", "two-secret-key-0123456789", "three-secret-key-01234567"
+ONE, TWO, THREE, FOUR = (f"{each}-secret-key-0123456789" for each in ("one", "two", "three", "four"))
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")
 
 
@@ -20,15 +21,17 @@ def scope(path: str, key: str | None = None, method: str = "GET", **more: Any) -
 
 
 def admit(authentication: Authentication, sent: dict[str, Any]) -> str | None:
-    return authentication.client(sent, sent["path"])
+    client = authentication.client(sent, sent["path"])
+    return client and client.name
 
 
 def test_setting_and_file_are_one_set_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"\ufeff# our clients\n\n  search\t {TWO}  \n{THREE}\n")
+    file.write_text(f"\ufeff# our clients\n\n  search\t {TWO}  \n{THREE}\nnightly {FOUR} bulk")
     keys = Keys.load(f" {ONE} ,@{file}")
-    assert tuple(keys.values()) == ("key-1", "search", "key-3")
-    assert [keys.client(key) for key in (ONE, TWO, THREE)] == ["key-1", "search", "key-3"]
+    clients = [Client("key-1"), Client("search"), Client("key-3"), Client("nightly", "bulk")]
+    assert list(keys.values()) == clients
+    assert [keys.client(key) for key in (ONE, TWO, THREE, FOUR)] == clients
     assert keys
 
 
@@ -38,7 +41,7 @@ def test_no_keys_is_false() -> None:
 
 @pytest.mark.parametrize("header", [f"Bearer {ONE}", f"bearer {ONE}", f"BEARER   {ONE} ", ONE, f" {ONE}"])
 def test_bearer_in_any_case_or_the_bare_key(header: str) -> None:
-    assert Keys.load(f"{TWO},{ONE}").client(header) == "key-2"
+    assert Keys.load(f"{TWO},{ONE}").client(header).name == "key-2"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
     compare = auth.hmac.compare_digest
     monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
     keys = Keys.load(f"{ONE},{TWO},{THREE}")
-    assert keys.client(ONE) == "key-1"
+    assert keys.client(ONE).name == "key-1"
     assert compared == list(keys)
 
 
@@ -117,7 +120,7 @@ def test_a_client_may_have_two_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"search {ONE}\nsearch {TWO}")
     keys = Keys.load(f"@{file}")
-    assert keys.client(ONE) == keys.client(TWO) == "search"
+    assert keys.client(ONE) == keys.client(TWO) == Client("search")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from harness import PATIENCE
 
 from service.errors import DeadlineExceeded, Unavailable
 from service.inference.batcher import Batcher, Failed
+from service.inference.queue import Client, Priority
 
 pytestmark = pytest.mark.anyio
 
 Fault = Callable[[list[int]], bool]
+
+A = Client("a")
 
 
 class Worker:
@@ -77,9 +80,11 @@ def start(
     return batcher
 
 
-async def submit(batcher: Batcher[int, int], *items: int, client: str = "") -> "asyncio.Task[list[int]]":
+async def submit(
+    batcher: Batcher[int, int], *items: int, client: str = "", priority: Priority = "interactive"
+) -> "asyncio.Task[list[int]]":
     """Submit and come back as soon as the items wait."""
-    task = asyncio.create_task(batcher.submit(items, client))
+    task = asyncio.create_task(batcher.submit(items, Client(client, priority)))
     await asyncio.sleep(0)
     return task
 
@@ -87,7 +92,7 @@ async def submit(batcher: Batcher[int, int], *items: int, client: str = "") -> "
 async def test_results_keep_the_order_of_the_items() -> None:
     worker = Worker()
     batcher = start(worker, max_cost=8)
-    assert await batcher.submit([3, 1, 4, 1, 5, 9, 2, 6]) == [6, 2, 8, 2, 10, 18, 4, 12]
+    assert await batcher.submit([3, 1, 4, 1, 5, 9, 2, 6], A) == [6, 2, 8, 2, 10, 18, 4, 12]
     assert len(worker.batches) > 2
     await batcher.stop()
 
@@ -95,7 +100,7 @@ async def test_results_keep_the_order_of_the_items() -> None:
 async def test_no_items_give_no_results_and_no_batch() -> None:
     worker = Worker()
     batcher = start(worker)
-    assert await batcher.submit([]) == []
+    assert await batcher.submit([], A) == []
     assert worker.batches == []
     await batcher.stop()
 
@@ -103,7 +108,7 @@ async def test_no_items_give_no_results_and_no_batch() -> None:
 async def test_a_lone_item_does_not_wait_for_company() -> None:
     worker = Worker()
     batcher = start(worker)
-    assert await batcher.submit([7]) == [14]
+    assert await batcher.submit([7], A) == [14]
     assert worker.batches == [[7]]
     await batcher.stop()
 
@@ -177,7 +182,7 @@ async def test_an_item_that_runs_in_one_batch_does_not_run_in_another() -> None:
 async def test_a_failure_in_one_batch_leaves_the_other_alone() -> None:
     worker = Worker(fails=lambda batch: 13 in batch)
     batcher = start(worker, max_cost=13, parallel=2)
-    results = await asyncio.gather(*(batcher.submit([item]) for item in (13, 4, 5, 6)), return_exceptions=True)
+    results = await asyncio.gather(*(batcher.submit([item], A) for item in (13, 4, 5, 6)), return_exceptions=True)
     assert isinstance(results[0], Failed)
     assert results[1:] == [[8], [10], [12]]
     await batcher.stop()
@@ -200,7 +205,7 @@ async def test_what_arrives_while_a_batch_runs_is_the_next_batch() -> None:
 async def test_padded_cost_stays_within_the_limit(max_cost: int) -> None:
     worker = Worker()
     batcher = start(worker, max_cost)
-    await batcher.submit([item % 10 + 1 for item in range(200)])
+    await batcher.submit([item % 10 + 1 for item in range(200)], A)
     assert all(max(batch) * len(batch) <= max_cost for batch in worker.batches)
     assert sum(map(len, worker.batches)) == 200
     await batcher.stop()
@@ -209,7 +214,7 @@ async def test_padded_cost_stays_within_the_limit(max_cost: int) -> None:
 async def test_an_item_dearer_than_the_limit_runs_alone() -> None:
     worker = Worker()
     batcher = start(worker, max_cost=10)
-    assert await batcher.submit([1, 50, 1]) == [2, 100, 2]
+    assert await batcher.submit([1, 50, 1], A) == [2, 100, 2]
     assert sorted(worker.batches, key=len) == [[50], [1, 1]]
     await batcher.stop()
 
@@ -244,6 +249,25 @@ async def test_one_item_is_in_the_next_batch_whatever_another_client_has_waiting
     assert len(worker.batches) == first + 3  # the one that ran, its own, and the one that runs now
     worker.let_go()
     assert await many == [2] * 10_000
+    await batcher.stop()
+
+
+@pytest.mark.parametrize("batches", [0, 1, 10])
+async def test_an_interactive_item_is_alone_in_the_next_batch_whatever_bulk_waits(batches: int) -> None:
+    worker = Worker(free=False)
+    batcher = start(worker, max_cost=8)
+    bulk = [await submit(batcher, *[1] * 100, client=str(number), priority="bulk") for number in range(64)]
+    bulk.append(await submit(batcher, *[1] * 100, client="own", priority="bulk"))
+    await worker.entered.wait()
+    for _ in range(batches):
+        await worker.release()
+    own = await submit(batcher, 1, client="own")
+    await worker.release()  # the batch that runs
+    await worker.release()
+    assert await own == [2]
+    assert worker.batches[batches + 1] == [1]
+    worker.let_go()
+    assert await asyncio.gather(*bulk) == [[2] * 100] * 65
     await batcher.stop()
 
 
@@ -374,7 +398,6 @@ async def test_many_cancelled_requests_leave_nothing_behind() -> None:
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.stop()
     assert not batcher._requests
-    assert not batcher._queue._by_tag
 
 
 async def test_one_bad_item_fails_alone() -> None:
@@ -395,7 +418,7 @@ async def test_a_failed_request_takes_the_rest_of_its_items_with_it() -> None:
     worker = Worker(fails=lambda batch: 13 in batch)
     batcher = start(worker, max_cost=13)
     with pytest.raises(Failed, match="item 0 failed"):
-        await batcher.submit([13, 13, 13, 13])
+        await batcher.submit([13, 13, 13, 13], A)
     assert worker.batches == [[13]]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.stop()
@@ -405,7 +428,7 @@ async def test_a_failed_batch_is_not_run_further_for_a_request_that_has_failed()
     worker = Worker(fails=lambda batch: True)
     batcher = start(worker)
     with pytest.raises(Failed, match="item 0 failed"):
-        await batcher.submit([5, 5, 5, 5])
+        await batcher.submit([5, 5, 5, 5], A)
     await batcher.stop()
     assert [len(batch) for batch in worker.batches] == [4, 2, 1]
 
@@ -417,7 +440,7 @@ async def test_an_item_may_fail_after_its_caller_has_gone() -> None:
     await worker.entered.wait()
     gone.cancel()
     worker.let_go()
-    assert await batcher.submit([6]) == [12]
+    assert await batcher.submit([6], A) == [12]
     await batcher.stop()
 
 
@@ -427,7 +450,7 @@ async def test_everything_may_fail_and_the_next_request_is_served() -> None:
     tasks = [await submit(batcher, item) for item in range(1, 20)]
     assert all(isinstance(result, Failed) for result in await asyncio.gather(*tasks, return_exceptions=True))
     worker.fails = lambda batch: False
-    assert await batcher.submit([5]) == [10]
+    assert await batcher.submit([5], A) == [10]
     await batcher.stop()
 
 
@@ -440,8 +463,8 @@ async def test_a_bug_in_the_batcher_leaves_no_caller_waiting(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(batcher, "_take", broken)
         with pytest.raises(ZeroDivisionError):
-            await batcher.submit([1, 2])
-    assert await batcher.submit([3]) == [6]
+            await batcher.submit([1, 2], A)
+    assert await batcher.submit([3], A) == [6]
     assert (batcher.waiting, batcher.waiting_items) == (0, 0)
     await batcher.stop()
 
@@ -453,7 +476,7 @@ async def test_a_run_that_loses_results_is_an_error() -> None:
     batcher: Batcher[int, int] = Batcher(forgetful, lambda item: item, 100, 100, 30)
     batcher.start()
     with pytest.raises(Failed) as failed:
-        await batcher.submit([1])
+        await batcher.submit([1], A)
     assert str(failed.value.__cause__) == "1 items gave 0 results. This is a bug."
     await batcher.stop()
 
@@ -467,10 +490,10 @@ async def test_a_run_that_is_cancelled_is_an_error_and_the_next_is_served() -> N
     batcher: Batcher[int, int] = Batcher(run, lambda item: item, 100, 100, 30)
     batcher.start()
     with pytest.raises(Failed) as failed:
-        await batcher.submit([12, 13])
+        await batcher.submit([12, 13], A)
     assert failed.value.place == 1
     assert str(failed.value.__cause__) == "a batch was cancelled while it ran. This is a bug."
-    assert await batcher.submit([3]) == [3]
+    assert await batcher.submit([3], A) == [3]
     await batcher.stop()
 
 
@@ -486,7 +509,7 @@ async def test_stop_fails_what_is_not_finished() -> None:
             await task
     assert batcher.waiting_items == 0
     with pytest.raises(Unavailable, match="has stopped; send the request again"):
-        await batcher.submit([5])
+        await batcher.submit([5], A)
 
 
 async def test_a_large_request_joined_by_small_ones_is_served_in_full() -> None:
@@ -605,7 +628,7 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
 
     async def call(items: list[int], leaves: bool) -> None:
         nonlocal answers
-        task = asyncio.create_task(batcher.submit(items, dice.choice("abc")))
+        task = asyncio.create_task(batcher.submit(items, Client(dice.choice("abc"))))
         if leaves:
             for _ in range(dice.randrange(20)):
                 await asyncio.sleep(0)

@@ -1,5 +1,7 @@
 """What the service reports to Prometheus: label sets, counts, models that come and go, and the table."""
 
+from itertools import product
+
 import httpx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from reference.tables import documented, metrics_table
 
 from service.errors import ERROR_TYPES
 from service.inference.model import Cache
+from service.inference.queue import PERIODS
 from service.monitoring.metrics import REASONS, Metrics, ModelMetrics
 from service.routes import LABELS, MODEL_ROUTES, OTHER, label
 
@@ -56,7 +59,8 @@ def test_every_label_set_is_there_from_the_start() -> None:
     found = samples(Metrics())
     assert all(found[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in LABELS)
     assert all(found[f"cloze_requests_total{{route={route},status=429}}"] == 0 for route in MODEL_ROUTES)
-    assert all(found[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
+    for route, priority in product(MODEL_ROUTES, PERIODS):
+        assert found[f"cloze_request_seconds_count{{priority={priority},route={route}}}"] == 0
     assert all(found[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
     assert set(ERROR_TYPES) < set(REASONS)
     assert len(set(REASONS)) == len(REASONS)
@@ -109,7 +113,7 @@ async def test_answers_are_counted_by_route_whatever_the_model_is_called(both: h
     assert changed["cloze_requests_total{route=/embed,status=422}"] == 1
     assert changed["cloze_requests_total{route=other,status=404}"] == 1
     assert changed["cloze_failures_total{reason=NotFound}"] == changed["cloze_failures_total{reason=Validation}"] == 1
-    assert changed["cloze_request_seconds_count{route=/embed}"] == 3  # successes only
+    assert changed["cloze_request_seconds_count{priority=interactive,route=/embed}"] == 3  # successes only
     assert set(after) == set(before)
 
 

@@ -17,9 +17,12 @@ from encoding.text import Batch
 from service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
 from service.inference.admission import Admission
 from service.inference.model import Cache, Model, Part
+from service.inference.queue import Client
 from service.inference.threads import Executors, Threads
 from service.monitoring.metrics import Metrics
 from service.settings import Settings
+
+A = Client("a")
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +64,7 @@ async def model(cold: Callable[..., Model]) -> AsyncIterator[Model]:
 
 
 async def embed(model: Model, inputs: list[str] | list[list[int]], *, truncate: bool = True) -> NDArray[np.float32]:
-    found = await model.embed(Part(inputs), truncate=truncate, direction="right", client="")
+    found = await model.embed(Part(inputs), truncate=truncate, direction="right", client=A)
     return np.stack(found.rows)
 
 
@@ -79,7 +82,7 @@ async def test_many_callers_at_once_get_their_own(model: Model) -> None:
 
 async def test_what_each_text_took(model: Model) -> None:
     template = len(sequence(""))
-    found = await model.embed(Part(["", "a man", "a " * 100]), truncate=True, direction="left", client="")
+    found = await model.embed(Part(["", "a man", "a " * 100]), truncate=True, direction="left", client=A)
     assert found.tokens == template + template + 2 + MAX_TOKENS
     assert found.characters == 0 + 5 + 200
     assert np.stack(found.rows).shape == (3, DIMENSION)
@@ -89,7 +92,7 @@ async def test_what_each_text_took(model: Model) -> None:
 async def test_token_ids_are_texts(model: Model) -> None:
     words = [sequence(text, "[X]")[1:-1] for text in TEXTS]
     np.testing.assert_allclose(await embed(model, words), EXPECTED, atol=1e-6)
-    found = await model.embed(Part(words[:1]), truncate=True, direction="right", client="")
+    found = await model.embed(Part(words[:1]), truncate=True, direction="right", client=A)
     assert (found.characters, found.tokens) == (0, len(sequence(TEXTS[0])))
     with pytest.raises(TextError, match=r"text 1, place 2: id 99999 is outside"):
         await embed(model, [[5], [5, 6, 99999]])
@@ -100,7 +103,7 @@ async def test_token_ids_are_texts(model: Model) -> None:
 async def test_the_side_that_is_cut(model: Model) -> None:
     text = "man " + "a " * 100 + "dogs"
     for direction, kept in (("right", "man " + "a " * (KEPT - 1)), ("left", "a " * (KEPT - 1) + "dogs")):
-        found = await model.embed(Part([text]), truncate=True, direction=direction, client="")
+        found = await model.embed(Part([text]), truncate=True, direction=direction, client=A)
         np.testing.assert_allclose(np.stack(found.rows)[0], vector(sequence(kept)), atol=1e-6)
 
 
@@ -193,7 +196,7 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
         each.start(Metrics())
     before = asyncio.create_task(embed(other, ["a"]))
     await until(begun.is_set)
-    after = asyncio.create_task(model.embed(Part(["a"]), truncate=True, direction="right", client=""))
+    after = asyncio.create_task(model.embed(Part(["a"]), truncate=True, direction="right", client=A))
     await until(lambda: model.admission.tokens_in_flight and not model.batcher.waiting)
     now += 7
     free.set()
@@ -259,7 +262,7 @@ async def test_what_is_kept_is_not_computed_again(cold: Callable[..., Model], mo
 
     with monkeypatch.context() as patch:
         patch.setattr(model.session, "_infer", never)
-        found = await model.embed(Part(["a", "two dogs run"] * 30), truncate=True, direction="right", client="")
+        found = await model.embed(Part(["a", "two dogs run"] * 30), truncate=True, direction="right", client=A)
     assert np.array_equal(np.stack(found.rows), np.tile(first[::-1], (30, 1)))
     assert (found.timing.queue, found.timing.inference) == (0, 0)
     counts = samples_of(metrics.text().decode())

@@ -6,21 +6,23 @@ from itertools import pairwise
 
 import pytest
 
-from service.inference.queue import FairQueue, Waiting
+from service.inference.queue import Client, FairQueue, Priority, PriorityQueue, Waiting
 
 Queue = FairQueue[Waiting]
 
 
-def arrive(queue: Queue, client: str, *costs: int) -> list[Waiting]:
-    entries = [Waiting(cost, client) for cost in costs]
+def arrive(
+    queue: Queue | PriorityQueue[Waiting], name: str, *costs: int, priority: Priority = "interactive"
+) -> list[Waiting]:
+    entries = [Waiting(cost, Client(name, priority)) for cost in costs]
     for entry in entries:
         queue.add(entry)
     return entries
 
 
-def take(queue: Queue, max_cost: int) -> str:
+def take(queue: Queue | PriorityQueue[Waiting], max_cost: int) -> str:
     """The clients of the next batch, the seed's first."""
-    return "".join(entry.client for entry in queue.take(max_cost, max_cost))
+    return "".join(entry.client.name for entry in queue.take(max_cost, max_cost))
 
 
 def seeds(queue: Queue, count: int) -> str:
@@ -96,7 +98,7 @@ def test_what_fills_a_batch_is_paid_for() -> None:
     tokens = Counter[str]()
     for _ in range(300):
         for entry in queue.take(8, 8):
-            tokens[entry.client] += entry.cost
+            tokens[entry.client.name] += entry.cost
         assert abs(tokens["a"] - tokens["b"]) <= 8 + 5
     assert tokens["a"] > 900
     assert tokens["b"] > 900
@@ -229,3 +231,52 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
         pass
     assert (len(queue), queue.cost) == (0, 0)
     assert held(queue) == 0
+
+
+def test_of_two_saturated_classes_bulk_gets_one_token_in_65() -> None:
+    queue = PriorityQueue[Waiting]()
+    arrive(queue, "i", *[1] * 64_000)
+    arrive(queue, "b", *[1] * 64_000, priority="bulk")
+    turns = "".join(take(queue, 8) for _ in range(65 * 100))
+    assert (turns.count("i"), turns.count("b")) == (8 * 64 * 100, 8 * 100)
+    assert max(map(len, turns.split("b" * 8))) <= 8 * 65
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_interactive_entry_is_the_next_batch_among_64_bulk_clients(together: bool) -> None:
+    """Also while the clients of a class have equal tags, and while an interactive client keeps asking."""
+    queue = PriorityQueue[Waiting]()
+    for number in range(64):
+        arrive(queue, "b", *[7 + (0 if together else number)] * 100, priority="bulk")
+        arrive(queue, f"b{number}", *[7] * 100, priority="bulk")
+    for _ in range(500):
+        [entry] = arrive(queue, "i", 7)
+        assert queue.take(100, 100) == [entry]
+        assert {each.client.priority for each in queue.take(100, 100)} == {"bulk"}
+
+
+def test_a_class_saves_nothing_up_while_nothing_of_it_waits() -> None:
+    queue = PriorityQueue[Waiting]()
+    arrive(queue, "b", *[1] * 1000, priority="bulk")
+    assert [take(queue, 8) for _ in range(60)] == ["b" * 8] * 60
+    arrive(queue, "i", *[1] * 1000)
+    assert [take(queue, 8)[0] for _ in range(66)] == ["i"] * 65 + ["b"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_arrives_in_both_classes_is_taken_once_and_in_its_class(seed: int) -> None:
+    dice = random.Random(seed)
+    queue, waiting = PriorityQueue[Waiting](), set[Waiting]()
+    for _ in range(500):
+        for _ in range(dice.choice([0, 1, 5])):
+            priority: Priority = dice.choice(["interactive", "bulk"])
+            waiting.update(arrive(queue, dice.choice("abc"), dice.randint(1, 30), priority=priority))
+        for entry in [entry for entry in waiting if dice.random() < 0.02]:
+            queue.remove(entry)
+            waiting.remove(entry)
+        assert (len(queue), queue.cost) == (len(waiting), sum(entry.cost for entry in waiting))
+        batch = queue.take(60, 20)
+        assert bool(batch) == bool(waiting)
+        assert len({entry.client.priority for entry in batch}) <= 1
+        assert waiting.issuperset(batch)
+        waiting.difference_update(batch)

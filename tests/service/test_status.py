@@ -185,7 +185,8 @@ async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_b
         assert (await http.get("/", headers={"if-none-match": "*"})).status_code == 304
         after = samples_of((await http.get("/metrics")).text)
     assert all(before[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in LABELS)
-    assert all(before[f"cloze_request_seconds_count{{route={route}}}"] == 0 for route in MODEL_ROUTES)
+    counts = [before[f"cloze_request_seconds_count{{priority=interactive,route={route}}}"] for route in MODEL_ROUTES]
+    assert not any(counts)
     assert all(before[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
     shapes = ("cloze_space_mean_cosine", "cloze_space_mean_norm", "cloze_space_truncated_ratio")  # of no text is none
     assert {name for name in after if not name.startswith(shapes)} == set(before)
