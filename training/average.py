@@ -22,7 +22,7 @@ from encoding.command import run as run_command
 from encoding.options import Command
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder
-from training.run_folder import Run, kind_of
+from training.run_folder import Run, kind_of, parent_name
 
 __all__ = ["average", "main"]
 
@@ -40,19 +40,29 @@ class AverageOptions(Command):
     parent_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
         0.0, description="the parent's share of the mean; the runs have the rest"
     )
+    parent: str = Field(
+        "", description="encoder that is the parent (default: the one that the first run's recipe names)"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AverageOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.average"))
-    average(options.runs, options.out, options.weights, options.parent_share)
+    average(options.runs, options.out, options.weights, options.parent_share, options.parent)
 
 
-def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = None, parent_share: float = 0.0) -> None:
+def average(
+    runs: Sequence[Path],
+    out: Path,
+    weights: Sequence[float] | None = None,
+    parent_share: float = 0.0,
+    parent: str = "",
+) -> None:
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
 
-    `weights` has one share per run; they need not sum to 1, and are equal if none are given. Their parent, the encoder
-    that the first run's recipe names, has `parent_share` of the mean.
+    `weights` has one share per run; they need not sum to 1, and are equal if none are given. `parent` has
+    `parent_share` of the mean. It is the encoder that the first run's recipe names unless it is given: a run that
+    continues another one has that one's weights there, and the parent of both further back.
     """
     if len(runs) < (1 if parent_share else 2):
         raise RunError(
@@ -74,16 +84,17 @@ def average(runs: Sequence[Path], out: Path, weights: Sequence[float] | None = N
     mean = encoders[0]
     states = [encoder.state_dict() for encoder in encoders]
     parts = shares / shares.sum()
+    source = parent or provenances[0]["recipe"]["encoder"]
     if parent_share:
-        parent = _parent(provenances[0]["recipe"]["encoder"], mean)
-        _refuse_difference(runs[0], Path(provenances[0]["recipe"]["encoder"]), "shapes", _shapes(mean), _shapes(parent))
-        states.append(parent.state_dict())
+        ancestor = _parent(source, mean)
+        _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
+        states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
     mean.load_state_dict({name: _mean([state[name] for state in states], parts) for name in states[0]})
     made.path.mkdir(parents=True, exist_ok=True)
     mean.save(made.model)
-    made.write_provenance(_provenance(provenances, shares.tolist(), parent_share))
+    made.write_provenance(_provenance(provenances, shares.tolist(), parent_share, parent))
     console.print(f"{made.model}: the mean of {len(states)} models; next: python -m training.export {out} models/NAME")
 
 
@@ -115,12 +126,14 @@ def _refuse_difference(first: Path, other: Path, what: str, one: str, another: s
         raise RunError(f"{first} and {other} have different {what}{shown}; average runs that share them")
 
 
-def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float], parent_share: float) -> dict[str, Any]:
+def _provenance(
+    parts: Sequence[dict[str, Any]], weights: Sequence[float], parent_share: float, parent: str
+) -> dict[str, Any]:
     """The provenance of the first run with the recipes, files, rows and seeds of all runs."""
     data = {source["sha256"]: source for part in parts for source in part["data"]}
     recipe = {
         "method": "average",
-        "encoder": parts[0]["recipe"]["encoder"],
+        "encoder": parent or parts[0]["recipe"]["encoder"],
         "weights": list(weights),
         "parent_share": parent_share,
         "runs": [part["recipe"] for part in parts],
@@ -131,8 +144,8 @@ def _provenance(parts: Sequence[dict[str, Any]], weights: Sequence[float], paren
         "seeds": [seed for part in parts for seed in part["seeds"]],
         "rows": max(part["rows"] for part in parts),
     }
-    kept = ("parent", "commit", "versions")
-    return {name: parts[0][name] for name in kept} | together
+    kept = {name: parts[0][name] for name in ("parent", "commit", "versions")}
+    return kept | ({"parent": parent_name(parent)} if parent else {}) | together
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from training.errors import RunError
 from training.model.pretrained import looks_local
 from training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["Run", "kind_of", "model_folder"]
+__all__ = ["Run", "kind_of", "model_folder", "parent_name"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
@@ -211,7 +211,7 @@ class Run:
         shutil.rmtree(self.model, ignore_errors=True)
         save(self.model)
         provenance = {
-            "parent": Path(recipe.encoder).name if Path(recipe.encoder).is_dir() else recipe.encoder,
+            "parent": parent_name(recipe.encoder),
             "recipe": recipe.model_dump(mode="json", exclude_none=True),
             "data": _sources(corpus),
             "commit": _commit(),
@@ -226,6 +226,11 @@ class Run:
     def write_provenance(self, provenance: dict[str, Any]) -> None:
         """Write the last file of a run, which marks it as finished."""
         _write_json(self.provenance_file, provenance)
+
+
+def parent_name(encoder: str) -> str:
+    """What a provenance calls an encoder: a hub name as it is, a folder without its path."""
+    return Path(encoder).name if Path(encoder).is_dir() else encoder
 
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:

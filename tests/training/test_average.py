@@ -73,6 +73,24 @@ def test_the_parent_has_its_share(runs: list[Path], tiny_bert: Path, tmp_path: P
     assert "The weights are 0.5 of the trained ones and 0.5 of the parent's." in card
 
 
+def test_the_parent_of_a_continued_run_may_be_named(runs: list[Path], tiny_bert: Path, tmp_path: Path) -> None:
+    """The first run continues the second, whose weights its recipe names as its encoder."""
+    name_encoder(runs[0], runs[1] / "model")
+    average(runs[:1], tmp_path / "mean", parent_share=0.25, parent=str(tiny_bert))
+    continued = SentenceEncoder.load(str(runs[0] / "model"))
+    parent = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    mean = SentenceEncoder.load(str(tmp_path / "mean" / "model"))
+    for name, weight in parent.named_parameters():
+        expected = 0.25 * weight + 0.75 * continued.get_parameter(name)
+        torch.testing.assert_close(mean.get_parameter(name), expected, rtol=1e-6, atol=1e-7)
+    export([str(tmp_path / "mean"), str(tmp_path / "bundle")])
+    assert Bundle.load(tmp_path / "bundle").spec.provenance.parent == tiny_bert.name
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert f"--weights 1 --parent-share 0.25 --parent {tiny_bert.name}\n" in card
+    with pytest.raises(EncoderError, match="nowhere"):
+        average(runs[:1], tmp_path / "other", parent_share=0.25, parent="./nowhere")
+
+
 def test_a_parent_that_is_gone_is_named(runs: list[Path], tmp_path: Path) -> None:
     name_encoder(runs[0], tmp_path / "gone")
     with pytest.raises(EncoderError, match="gone' cannot be loaded as an encoder: it is not a folder"):
