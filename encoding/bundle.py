@@ -2,6 +2,7 @@
 
     config.json                 the encoder's architecture
     canaries.json               ten texts and their vectors; bundles of before format 3 have none
+    calibration.json            what a cosine means, where `cloze calibrate` has added it
     tokenizer.json, tokenizer_config.json
     onnx/model.onnx             fp32; and/or model_fp16.onnx, model_int8.onnx
     README.md                   the model card
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from encoding.calibration import CALIBRATION_FILE, Calibration
 from encoding.canaries import CANARY_FILE, Canaries
 from encoding.errors import BundleError, TemplateError
 from encoding.files import write_whole
@@ -222,6 +224,11 @@ class Bundle:
     def canaries(self) -> Canaries | None:
         """The texts whose vectors are known. Raises BundleError."""
         return Canaries.read(self.path) if CANARY_FILE in self.spec.files else None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What a cosine of the bundle's vectors means. Raises BundleError."""
+        return Calibration.read(self.path) if CALIBRATION_FILE in self.spec.files else None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
     "compare": ("training.compare", "show which differences between models are more than chance"),
+    "calibrate": ("evaluation.calibrate", "learn what a cosine means from judged pairs"),
     "texts": ("training.texts", "make texts to learn search and similarity from"),
     "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
@@ -47,7 +48,12 @@ Cloze turns your own text into a sentence-embedding service. A first tour:
 
 All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
-EXTRAS: Final = {"service": "cpu", "service.bulk": "cpu,bulk", "training": "train"}  # that a module needs
+EXTRAS: Final = {
+    "service": "cpu",
+    "service.bulk": "cpu,bulk",
+    "evaluation": "train",
+    "training": "train",
+}  # that a module needs
 REPORTS: Final = ("matplotlib", "tensorboard")  # packages of the extra `report`
 
 

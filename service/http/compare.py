@@ -23,7 +23,7 @@ from service.http.schemas import (
     Sentences,
     SimilarityRequest,
 )
-from service.inference.model import Part
+from service.inference.model import Model, Part
 from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
 from service.routes import EITHER, SEARCH, SIMILARITY
 
@@ -48,8 +48,9 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     layout = _layout(body.inputs)
     with lease(context, body.model, options.model) as model:
         parts = [Part(layout.texts, named_template(model, options.prompt_name))]
+        meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, options, layout.field)
-        return await respond(lambda: to_json(layout.compare(np.stack(found.rows))), context, model, found)
+        return await respond(lambda: to_json(meaning(layout.compare(np.stack(found.rows)))), context, model, found)
 
 
 @router.post(
@@ -73,13 +74,30 @@ async def search(body: SearchRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
         parts = [Part([body.query], named_template(model, body.prompt_name) or query), Part(body.texts, document)]
+        meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
-        return await respond(lambda: _ranked(body, cosines(np.stack(found.rows))), context, model, found)
+        return await respond(lambda: _ranked(body, cosines(np.stack(found.rows)), meaning), context, model, found)
 
 
-def _ranked(body: SearchRequest, scores: Array) -> bytes:
-    """Write the best texts; equal scores keep the order of the texts."""
-    best = np.argsort(-scores, kind="stable")[: body.top_k]
+def _meaning(model: Model, asked: bool) -> Callable[[Array], Array]:
+    """Return what turns cosines into the answer's numbers. Raises ValidationFailed where the model has no curve."""
+    if not asked:
+        return lambda cosines: cosines
+    curve = model.calibration and model.calibration.curves.get(model.session.precision)
+    if not curve:
+        raise ValidationFailed(
+            f"calibrated is true, and model {model.name} has no calibration of its {model.session.precision} graph; "
+            "leave it out, or add one to the bundle with `cloze calibrate`"
+        )
+    return curve
+
+
+def _ranked(body: SearchRequest, cosines: Array, meaning: Callable[[Array], Array]) -> bytes:
+    """Write the best texts by their cosines; equal ones keep the order of the texts."""
+    scores = meaning(cosines)
+    best = np.argsort(-cosines, kind="stable")[: body.top_k]
+    if body.threshold is not None:
+        best = best[scores[best] >= body.threshold]
     ranked: list[dict[str, Any]] = [{"index": int(index), "score": float(scores[index])} for index in best]
     if body.return_text:
         ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from encoding.calibration import Meaning
 from service.http.request import AnyIds, Inputs, TextList, TextOrTexts
 from service.inference.vectors import Format
 
@@ -99,6 +100,11 @@ def _comparison(value: Any) -> str:
     return "Pairs" if "pairs" in keys else "Lists" if "source_sentences" in keys else "Sentences"
 
 
+Calibrated = Annotated[
+    bool, Field(description="Answer what each cosine means by the model's calibration, as /info describes it")
+]
+
+
 class SimilarityRequest(_Body):
     """Cosines of one text with others, of pairs, or of every text of one list with every text of another."""
 
@@ -108,6 +114,7 @@ class SimilarityRequest(_Body):
     ]
     parameters: Options | None = None
     model: ModelName = None
+    calibrated: Calibrated = False
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -138,6 +145,8 @@ class SearchRequest(Options):
     texts: TextList
     top_k: int | None = Field(None, ge=1, description="How many texts to return; null: all")
     return_text: bool = Field(False, description="Return each text with its index")
+    calibrated: Calibrated = False
+    threshold: float | None = Field(None, description="Return only texts with this score or a higher one")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -147,7 +156,10 @@ class SearchRequest(Options):
 
 
 class Found(BaseModel):
-    """One text of a search: its index in `texts`, its cosine with the query, and the text where it was asked for."""
+    """One text of a search: its index in `texts`, its score, and the text where it was asked for.
+
+    The score is the cosine with the query, or what that means, where `calibrated` was asked for.
+    """
 
     index: int
     score: float
@@ -196,6 +208,18 @@ class TemplateInfo(BaseModel):
     denoising: bool
 
 
+class CalibrationInfo(BaseModel):
+    """What the answers of /similarity and /search are where `calibrated` is asked for."""
+
+    meaning: Meaning = Field(description="score: as people give it; probability: of the same meaning")
+    lowest: float = Field(description="of the scale")
+    highest: float
+    source: str = Field(description="the file of judged pairs")
+    pairs: int
+    error: float = Field(description="expected calibration error on held-out pairs, as a share of the scale")
+    thresholds: dict[str, float] = Field(description="values, by what they are best for")
+
+
 class Info(BaseModel):
     """The model and the limits, under text-embeddings-inference's keys and further ones."""
 
@@ -230,6 +254,7 @@ class Info(BaseModel):
     max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo
     templates: dict[str, str] = Field(description="further templates, which a request names by `prompt_name`")
+    calibration: CalibrationInfo | None = Field(description="null: the model has none")
     embedding_space: str = Field(description="digest of all that decides a vector; also the header x-embedding-space")
     models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
     default_model: str

@@ -10,9 +10,9 @@ from service import VERSION
 from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
 from service.http.request import Context, lease
-from service.http.schemas import Info, TemplateInfo
+from service.http.schemas import CalibrationInfo, Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
-from service.inference.model import MAX_TEXT_CHARACTERS
+from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.models import Reloaded
 from service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STARTUP
 
@@ -87,11 +87,21 @@ async def info(context: Context) -> Info:
                 denoising=spec.denoising,
             ),
             templates=spec.templates,
+            calibration=_calibration(model),
             embedding_space=model.space,
             models=list(models.served),
             default_model=models.default,
             aliases=models.aliases,
         )
+
+
+def _calibration(model: Model) -> CalibrationInfo | None:
+    found, precision = model.calibration, model.session.precision
+    if found is None or precision not in found.curves:
+        return None
+    facts = found.model_dump(include={"meaning", "lowest", "highest", "source", "pairs"})
+    curve = found.curves[precision]
+    return CalibrationInfo(**facts, error=curve.error, thresholds=curve.thresholds)
 
 
 @probes.get(METRICS.path, responses={200: {"content": {"text/plain": {}}}})

@@ -116,6 +116,7 @@ class Model:
             bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
+        self.calibration = bundle.calibration
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
         self.admission = admission

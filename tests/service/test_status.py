@@ -124,6 +124,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "default_model": "tiny",
         "aliases": {},
         "templates": {},
+        "calibration": None,
         "embedding_space": loaded.spec.space,
         "template": {
             "text": TEMPLATE,

@@ -1,0 +1,203 @@
+"""cloze calibrate BUNDLE --pairs FILE: what a cosine of the bundle means, as a score or a probability.
+
+Two curves are tried, isotonic regression and Platt's logistic one (Platt 1999; Zadrozny and Elkan 2002), by
+cross-validation: the one with the smaller squared error on held-out pairs is fitted to all pairs, once for each
+precision, and becomes a file of the bundle. No vector changes.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from sklearn.isotonic import IsotonicRegression  # type: ignore[import-untyped]
+from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+from sklearn.metrics import precision_recall_curve  # type: ignore[import-untyped]
+from sklearn.model_selection import KFold  # type: ignore[import-untyped]
+
+from encoding.bundle import Bundle, EmbeddingConfig, seal, staging
+from encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
+from encoding.command import program, run
+from encoding.files import write_whole
+from encoding.options import Command
+from evaluation.measures import Pairs, cosines_of
+from evaluation.own_data import columns_of, load_duplicates
+from evaluation.sts import is_benchmark, load_pairs
+from training.errors import CorpusError
+from training.model.graph_encoder import GraphEncoder
+
+__all__ = ["calibration_error", "fitted", "main", "with_section"]
+
+LEAST: Final = 100  # pairs, of each label where there are labels
+FOLDS: Final = 5
+BINS: Final = 10  # of the calibration error
+GRID: Final = np.linspace(-1, 1, 201)  # cosines at which Platt's curve is stored: an error below 1e-3 of the scale
+TITLE: Final = "## What a cosine means\n"
+
+Numbers = NDArray[np.float64]
+
+
+class CalibrateOptions(Command):
+    """Learn from judged pairs what a cosine of a bundle means, and add the curve to the bundle."""
+
+    bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
+    pairs: Path = Field(
+        description="csv, tsv, jsonl or parquet with sentence1, sentence2 and label (1 for the same meaning, else 0) "
+        "or score; or an sts-*.csv of the STS benchmark"
+    )
+    wanted_precision: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="precision for which a threshold is found, where the pairs have labels"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = CalibrateOptions.read(sys.argv[1:] if arguments is None else arguments, program("evaluation.calibrate"))
+    bundle = Bundle.load(options.bundle)
+    pairs, meaning = _judged(options.pairs)
+    gold = np.array(pairs.gold)
+    lowest, highest = float(gold.min()), float(gold.max())
+    curves = {}
+    for precision in bundle.precisions:
+        cosines = np.array(cosines_of(GraphEncoder.of(bundle, precision).embed, pairs))
+        curves[precision] = fitted(cosines, gold, options.wanted_precision if meaning == "probability" else None)
+    found = Calibration(
+        meaning=meaning, lowest=lowest, highest=highest, pairs=len(pairs), source=options.pairs.name, curves=curves
+    )
+    _write(bundle, found)
+    console = Console(soft_wrap=True, highlight=False)
+    for precision, curve in curves.items():
+        console.print(
+            f"{precision}: {curve.method}; calibration error {curve.error_before:.3f} before, {curve.error:.3f} after"
+            + "".join(f"; threshold for {name}: {value:.2f}" for name, value in curve.thresholds.items())
+        )
+
+
+def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:
+    """The better of the two curves for these pairs, (n) each; with `wanted_precision`, gold is 0 or 1.
+
+    Errors and thresholds are of held-out pairs: each fifth is predicted by the curve of the other four.
+    """
+    scale = gold.min(), np.ptp(gold)
+    held_out = {name: np.empty_like(cosines) for name in METHODS}
+    for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(cosines):
+        for name, method in METHODS.items():
+            points = method(cosines[train], gold[train], *scale)
+            held_out[name][test] = np.interp(cosines[test], *points)
+    name = min(METHODS, key=lambda name: float(((held_out[name] - gold) ** 2).mean()))
+    knots, values = METHODS[name](cosines, gold, *scale)
+    return Curve(
+        method=name,
+        cosines=tuple(knots.tolist()),
+        values=tuple(values.tolist()),
+        error_before=round(calibration_error(scale[0] + np.clip(cosines, 0, 1) * scale[1], gold), 4),
+        error=round(calibration_error(held_out[name], gold), 4),
+        thresholds={} if wanted_precision is None else _thresholds(held_out[name], gold, wanted_precision),
+    )
+
+
+def calibration_error(predicted: Numbers, gold: Numbers) -> float:
+    """The expected calibration error, as a share of gold's range (Naeini et al. 2015, with bins of equal counts).
+
+    The pairs, (n), are put into ten bins by their predicted value. The error of a bin is the difference of its means of
+    predicted and gold; the result is the mean over all pairs.
+    """
+    order = np.argsort(predicted, kind="stable")
+    errors = [abs(predicted[rows].mean() - gold[rows].mean()) * len(rows) for rows in np.array_split(order, BINS)]
+    return float(sum(errors) / len(gold) / np.ptp(gold))
+
+
+def _isotonic(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:
+    model = IsotonicRegression(out_of_bounds="clip").fit(cosines, gold)
+    return model.X_thresholds_.astype(np.float64), model.y_thresholds_.astype(np.float64)
+
+
+def _platt(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:
+    """A score between the two ends of the scale counts as a share of a positive pair and a share of a negative one."""
+    share = (gold - lowest) / scale
+    rows, labels = np.concatenate([cosines, cosines])[:, None], np.repeat([1, 0], len(gold))
+    model = LogisticRegression(C=np.inf).fit(rows, labels, sample_weight=np.concatenate([share, 1 - share]))
+    return GRID, lowest + scale * model.predict_proba(GRID[:, None])[:, 1]
+
+
+METHODS: Final[dict[str, Callable[[Numbers, Numbers, float, float], tuple[Numbers, Numbers]]]] = {
+    "isotonic": _isotonic,
+    "platt": _platt,
+}
+
+
+def _thresholds(predicted: Numbers, gold: Numbers, wanted: float) -> dict[str, float]:
+    """The probability with the best F1, and the least one from which on the wanted precision is reached."""
+    precision, recall, values = precision_recall_curve(gold, predicted)
+    precision, recall = precision[:-1], recall[:-1]  # the last is of no threshold
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    found = {"F1": float(values[f1.argmax()])}
+    if (reached := np.flatnonzero(precision >= wanted)).size:
+        found[f"precision {wanted:g}"] = float(values[reached[0]])
+    return found
+
+
+def _judged(path: Path) -> tuple[Pairs, Meaning]:
+    """Pairs, and what their gold is. Raises CorpusError."""
+    labelled = not is_benchmark(path) and "label" in columns_of(path)
+    pairs = load_duplicates(path) if labelled else load_pairs(path)
+    counts = [pairs.gold.count(each) for each in (0.0, 1.0)] if labelled else [len(pairs)]
+    if min(counts) < LEAST:
+        what = f"{counts[0]} pairs labelled 0 and {counts[1]} labelled 1" if labelled else f"{len(pairs)} pairs"
+        each = f"{LEAST} of each label" if labelled else LEAST
+        raise CorpusError(f"{path} has {what}; a curve needs at least {each}")
+    return pairs, "probability" if labelled else "score"
+
+
+def _write(bundle: Bundle, calibration: Calibration) -> None:
+    """Put the file and a section of the card into the bundle, which is replaced as a whole."""
+    path, spec = bundle.path, bundle.spec
+    with staging(path.resolve()) as folder:  # a link stays a link
+        shutil.copytree(path, folder, dirs_exist_ok=True)
+        write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
+        card = folder / "README.md"
+        card.write_text(with_section(card.read_text(encoding="utf-8"), calibration), encoding="utf-8")
+        config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
+        seal(folder, config, spec.dimension, spec.weights, spec.provenance)
+
+
+def with_section(card: str, calibration: Calibration) -> str:
+    """The card with its section about the calibration, in place of a former one or at its end."""
+    before, title, rest = card.partition(TITLE)
+    following = rest.find("\n## ")
+    after = rest[following + 1 :] if title and following >= 0 else ""
+    return f"{before.rstrip()}\n\n{TITLE}\n{_section(calibration)}\n" + (f"\n{after}" if after else "")
+
+
+def _section(calibration: Calibration) -> str:
+    unit = "the probability that two texts mean the same" if calibration.meaning == "probability" else (
+        f"the score, from {calibration.lowest:g} to {calibration.highest:g}, that people give a pair"
+    )  # fmt: skip
+    lines = [
+        f"`calibration.json` turns a cosine into {unit}: fitted to {calibration.pairs:,} pairs of "
+        f"{calibration.source}. It holds for text like theirs.",
+        "",
+        "| cosine | " + " | ".join(calibration.curves) + " |",
+        "| ---: |" + " ---: |" * len(calibration.curves),
+    ]
+    for cosine in np.arange(0, 1.01, 0.1):
+        cells = " | ".join(f"{curve(cosine):.2f}" for curve in calibration.curves.values())
+        lines.append(f"| {cosine:.1f} | {cells} |")
+    lines.append("")
+    for precision, curve in calibration.curves.items():
+        thresholds = "".join(f" The best threshold for {name} is {at:.2f}." for name, at in curve.thresholds.items())
+        lines.append(
+            f"{precision}: expected calibration error on held-out pairs, as a share of the scale, {curve.error:.3f} "
+            f"({curve.error_before:.3f} where the cosine itself is read as the value; {curve.method}).{thresholds}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,90 @@
+"""/similarity and /search with `calibrated`: the curve of the bundle over the same cosines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from harness import MakeClient
+from tiny_bundle import write_bundle
+
+from encoding.bundle import SPEC_FILE, sha256
+from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = ["a man plays", "two dogs run", "the guitar"]
+CURVE = Curve(
+    method="platt", cosines=(-1, 0, 0.5, 1), values=(0, 0.1, 0.4, 1), error_before=0.3, error=0.02,
+    thresholds={"F1": 0.45},
+)  # fmt: skip
+INPUTS: list[dict[str, Any]] = [
+    {"source_sentence": TEXTS[0], "sentences": TEXTS},
+    {"pairs": [TEXTS[:2], TEXTS[1:]]},
+    {"source_sentences": TEXTS[:2], "sentences": TEXTS},
+]
+
+
+def calibrate(bundle: Path, precision: str = "fp32") -> Path:
+    made = Calibration(
+        meaning="probability", lowest=0, highest=1, pairs=300, source="pairs.csv", curves={precision: CURVE}
+    )
+    file = bundle / CALIBRATION_FILE
+    file.write_text(made.model_dump_json())
+    spec = json.loads((bundle / SPEC_FILE).read_text())
+    spec["files"][CALIBRATION_FILE] = sha256(file)
+    (bundle / SPEC_FILE).write_text(json.dumps(spec))
+    return bundle
+
+
+async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_values_are_the_curve_of_the_cosines(client: MakeClient, tmp_path: Path) -> None:
+    async with client(bundle=calibrate(write_bundle(tmp_path / "tiny"))) as http:
+        for inputs in INPUTS:
+            cosines = await post(http, "/similarity", inputs=inputs)
+            found = await post(http, "/similarity", inputs=inputs, calibrated=True)
+            np.testing.assert_allclose(found, CURVE(np.array(cosines)), atol=1e-12)
+            assert await post(http, "/", inputs=inputs, calibrated=True) == found
+        plain = await post(http, "/search", query=TEXTS[0], texts=TEXTS)
+        found = await post(http, "/search", query=TEXTS[0], texts=TEXTS, calibrated=True)
+        assert [each["index"] for each in found] == [each["index"] for each in plain]
+        expected = CURVE(np.array([each["score"] for each in plain]))
+        np.testing.assert_allclose([each["score"] for each in found], expected, atol=1e-12)
+        assert (await http.get("/info")).json()["calibration"] == {
+            "meaning": "probability", "lowest": 0, "highest": 1, "source": "pairs.csv", "pairs": 300, "error": 0.02,
+            "thresholds": {"F1": 0.45},
+        }  # fmt: skip
+
+
+async def test_a_threshold_keeps_what_reaches_it(client: MakeClient, tmp_path: Path) -> None:
+    async with client(bundle=calibrate(write_bundle(tmp_path / "tiny"))) as http:
+        for calibrated in (False, True):
+            body = {"query": TEXTS[0], "texts": TEXTS, "calibrated": calibrated}
+            found = await post(http, "/search", **body)
+            for count, each in enumerate(found, 1):
+                assert await post(http, "/search", **body, threshold=each["score"]) == found[:count]
+            assert await post(http, "/search", **body, threshold=1.1) == []
+            assert await post(http, "/search", **body, threshold=-1, top_k=1) == found[:1]
+
+
+async def test_a_model_without_a_curve_says_how_to_add_one(
+    both: httpx.AsyncClient, client: MakeClient, tmp_path: Path
+) -> None:
+    for path, body in (
+        ("/similarity", {"inputs": INPUTS[0]}),
+        ("/search", {"query": "a", "texts": TEXTS}),
+    ):
+        response = await both.post(path, json=body | {"calibrated": True})
+        assert response.status_code == 422
+        assert "model tiny has no calibration of its fp32 graph; leave it out, or add one" in response.json()["error"]
+    assert (await both.get("/info")).json()["calibration"] is None
+    async with client(bundle=calibrate(write_bundle(tmp_path / "tiny"), "int8")) as http:
+        assert (await http.post("/similarity", json={"inputs": INPUTS[0], "calibrated": True})).status_code == 422
+        assert (await http.get("/info")).json()["calibration"] is None
