@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "export": ("training.export", "make a bundle of a finished run"),
     "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
     "convert": ("training.convert", "make a bundle loadable by sentence-transformers too"),
+    "distil-static": ("training.distil_static", "make a much faster bundle whose vectors are means of word vectors"),
     "push": ("training.push", "upload a bundle to the Hugging Face hub"),
     "templates": ("training.templates", "find the template that suits an encoder best"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
@@ -131,7 +132,7 @@ def _advice(command: str, module: str, error: ModuleNotFoundError) -> str | None
 
 
 def _usage() -> str:
-    lines = [f"  {name:10} {meaning}" for name, (_, meaning) in COMMANDS.items()]
+    lines = [f"  {name:13} {meaning}" for name, (_, meaning) in COMMANDS.items()]
     return "\n".join(["usage: cloze COMMAND ...", "", *lines, "", "Options of a command: cloze COMMAND --help"])
 
 

@@ -42,7 +42,7 @@ def _main(arguments: Sequence[str]) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     settings = Command.read(arguments)
     configure(settings.log_level, settings.log_format)
-    _limit_free_memory()
+    limit_free_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
     if settings.check:
         _check(settings)
@@ -74,7 +74,7 @@ def _check(settings: Settings) -> None:
     print("ok")
 
 
-def _limit_free_memory() -> None:
+def limit_free_memory() -> None:
     """Make glibc return freed blocks of a mebibyte or more, and use two arenas; does nothing with another C library.
 
     By default glibc raises that threshold to 32 MiB by itself, and each thread keeps the largest bodies and answers it

@@ -21,9 +21,11 @@ from encoding.command import program, run
 from encoding.machine import available_cpus, memory_limit, processor, versions
 from encoding.options import Command
 from service import VERSION
-from service.inference.session import Session
+from service.__main__ import limit_free_memory
+from service.inference.memory import need, resident
+from service.inference.session import Session, run_largest
 from service.inference.threads import share_threads
-from service.settings import PrecisionChoice, ProviderChoice
+from service.settings import PrecisionChoice, ProviderChoice, Settings
 
 PACKAGES: Final = ("onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "fastapi", "uvicorn", "ray", "pyarrow")
 TRAINING: Final = ("torch", "transformers", "sentence-transformers", "onnx", "datasets")
@@ -94,13 +96,23 @@ def _gpu(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> str:
 
 def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
     """Load, check and time a bundle. Raises BundleError, SessionError."""
+    limit_free_memory()  # as the service does
     started, threads = perf_counter(), share_threads(0)
     bundle = Bundle.load(path)
+    before = resident()
     yield "bundle", f"{bundle.spec.template!r}, pooling {bundle.spec.pooling}, {', '.join(bundle.precisions)}"
     session = Session.load(bundle, precision=options.precision, provider=options.provider, threads=threads.per_batch)
     seconds = perf_counter() - started
     yield "graph", f"{session.precision} on {session.provider}, loaded and checked in {seconds:.2f} s"
     encoder = bundle.text_encoder
+    if session.provider == "cpu" and before is not None:
+        run_largest(session, encoder, session.batch_tokens, threads.batches)
+        estimate = sum(need(bundle, Settings(precision=options.precision)))
+        taken = (resident() or before) - before
+        yield (
+            "takes",
+            f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before; estimated {estimate / 2**20:.0f}",
+        )
     length = min(TOKENS, len(encoder.longest))
     batch, runs, started = encoder.pad([encoder.longest[:length]] * TEXTS), 0, perf_counter()
     while perf_counter() < started + SECONDS:

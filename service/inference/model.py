@@ -7,7 +7,6 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -27,7 +26,7 @@ from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.inference.admission import Admission
 from service.inference.batcher import Batcher, Failed
 from service.inference.queue import Client
-from service.inference.session import Session
+from service.inference.session import Session, most_texts, run_largest
 from service.inference.threads import Executors
 from service.monitoring.metrics import Metrics, ModelMetrics
 from service.settings import Settings
@@ -145,11 +144,9 @@ class Model:
         Raises SessionError where the graph cannot.
         """
         started, encoder = perf_counter(), self.bundle.text_encoder
-        texts = -(-self.max_batch_tokens // len(encoder.longest))  # rounded up: no batch is larger
+        texts = most_texts(encoder, self.max_batch_tokens)
         try:
-            largest = encoder.pad([encoder.longest] * texts)
-            with ThreadPoolExecutor(self._parallel) as pool:
-                list(pool.map(self.session.run, [largest] * self._parallel))
+            run_largest(self.session, encoder, self.max_batch_tokens, self._parallel)
             self.session.run(encoder.pad([encoder.shortest]))
         except BackendFailed as error:
             raise SessionError(

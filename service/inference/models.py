@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from encoding.bundle import SPEC_FILE, Bundle, located, unreadable
 from encoding.errors import BundleError, ClozeError, OptionError
 from service.errors import ModelNotFound, SessionError, ValidationFailed
+from service.inference.memory import check as check_memory
 from service.inference.model import Model
 from service.inference.threads import run_apart
 from service.monitoring.background import Background
@@ -61,6 +62,7 @@ class Models:
         self.served: dict[str, Model] = {}
         bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
         _check_names(settings, [bundle.name for bundle in bundles])  # before the graphs are loaded
+        check_memory(settings, bundles)
         for bundle in bundles:
             loading = run_apart(partial(self._load, bundle))
             if not wait([loading], self._limit).done:
@@ -149,6 +151,7 @@ class Models:
             bundle = await self._step(Bundle.load, folder)
             known = self.served.get(bundle.name)
             if known is None or known.bundle.spec != bundle.spec:
+                check_memory(self._settings, [bundle], [model.bundle for model in self])
                 known = await self._step(self._load, bundle)
             served[bundle.name] = known
         _check_names(self._settings, list(served))

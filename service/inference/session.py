@@ -5,6 +5,7 @@ Several threads may run it at once. A session knows since when it fails.
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from threading import get_ident
@@ -94,7 +95,7 @@ class Session:
         """
         candidates: tuple[Provider, ...] = ("cuda", "cpu") if provider == "auto" else (provider,)
         for candidate in candidates:
-            choices = _choices(bundle, candidate) if precision == "auto" else (precision,)
+            choices = suitable(bundle, candidate) if precision == "auto" else (precision,)
             opened = [(choice, _open(bundle, candidate, choice, threads or available_cpus())) for choice in choices]
             dimension = bundle.spec.dimension
             sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
@@ -169,11 +170,23 @@ def fastest(
     return chosen
 
 
-def _choices(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
+def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
     """Return the precisions to choose from by a race, or the preferred one."""
     profile = PROFILES[provider]
     there = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
     return tuple(precision for precision in there if precision in profile.raced) or there[:1]
+
+
+def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
+    """Return how many of the longest texts make a batch that no other exceeds."""
+    return -(-batch_tokens // len(encoder.longest))  # rounded up
+
+
+def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, parallel: int) -> None:
+    """Run so many of the largest batch at once. Raises BackendFailed."""
+    largest = encoder.pad([encoder.longest] * most_texts(encoder, batch_tokens))
+    with ThreadPoolExecutor(parallel) as pool:
+        list(pool.map(session.run, [largest] * parallel))
 
 
 def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession | None:

@@ -209,7 +209,7 @@ def at_load(block: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
 
 
 def at_race(block: Callable[..., Any], patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(session, "_choices", lambda bundle, provider: ("fp32", "fp32"))  # so that there is a race
+    patch.setattr(session, "suitable", lambda bundle, provider: ("fp32", "fp32"))  # so that there is a race
     patch.setattr(Session, "_forward", block)
 
 

@@ -21,7 +21,7 @@ from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
 from training.run_folder import Run
 
-__all__ = ["model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
+__all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
@@ -90,7 +90,7 @@ def model_card(
     """
     about = {"license": licence, "language": language, "library_name": library}
     sections = [
-        _front_matter(provenance, about),
+        front_matter(provenance, about),
         f"# {name}\n\n{_summary(config, provenance, parts)}",
         f"## Files\n\n{_files(sizes, provenance)}",
         "## Figures",
@@ -111,7 +111,7 @@ def parent_metadata(parent: Path, key: str) -> Any:
     return (metadata or {}).get(key)
 
 
-def _front_matter(provenance: Provenance, about: Mapping[str, Any]) -> str:
+def front_matter(provenance: Provenance, about: Mapping[str, Any]) -> str:
     """The metadata that the hub reads."""
     hub_name = provenance.parent.count("/") == 1
     data = ModelCardData(

@@ -36,9 +36,12 @@ class GraphEncoder:
 
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
         """Texts -> vectors (n, d) float32, in the texts' order."""
-        sequences = [tokens.ids for tokens in self.text_encoder.encode(texts)]
+        return self.embed_ids([tokens.ids for tokens in self.text_encoder.encode(texts)], batch_tokens)
+
+    def embed_ids(self, sequences: Sequence[Sequence[int]], batch_tokens: int = 8192) -> NDArray[np.float32]:
+        """Sequences of ids, template included -> vectors (n, d) float32, in the sequences' order."""
         dimension = self.session.get_outputs()[0].shape[1]
-        vectors = np.empty((len(texts), dimension), dtype=np.float32)
+        vectors = np.empty((len(sequences), dimension), dtype=np.float32)
         for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
             batch = self.text_encoder.pad([sequences[row] for row in rows])
             vectors[rows] = self.session.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
