@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
     "compare": ("training.compare", "show which differences between models are more than chance"),
     "texts": ("training.texts", "make texts to learn search and similarity from"),
+    "bridge": ("training.bridge", "search an old index with a new model"),
     "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
     "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
