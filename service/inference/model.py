@@ -131,7 +131,7 @@ class Model:
             bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
-        self._key = bytes.fromhex(self.graph + (bridge.sha256 if bridge else ""))
+        self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
         self.admission = admission
@@ -309,7 +309,7 @@ class Model:
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return [(tokens, _key(self._key, tokens.ids)) for tokens in found]
+        return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
 
     async def _compute(self, items: list[_Item], positions: list[int], client: str) -> list[_Row]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
@@ -351,9 +351,9 @@ class Model:
         return vectors, started, perf_counter() - started
 
 
-def _key(model: bytes, ids: Sequence[int]) -> bytes:
-    """Hash what determines a vector: the sha256 of graph and bridge, and the token ids, the template's included."""
-    return blake2b(array("q", ids).tobytes(), key=model, digest_size=32).digest()
+def _key(model: str, ids: Sequence[int]) -> bytes:
+    """Hash what determines a vector: the sha256 of graph and bridge, in hex, and the token ids, the template's included."""
+    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(model), digest_size=32).digest()
 
 
 def _slices(parts: Iterable[Part]) -> Iterator[Part]:
