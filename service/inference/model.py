@@ -352,7 +352,7 @@ class Model:
 
 
 def _key(model: str, ids: Sequence[int]) -> bytes:
-    """Hash what determines a vector: the sha256 of graph and bridge, in hex, and the token ids, the template's included."""
+    """Hash what determines a vector: the sha256 of graph and bridge, in hex, and the token ids with the template's."""
     return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(model), digest_size=32).digest()
 
 
