@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "compare": ("training.compare", "show which differences between models are more than chance"),
     "calibrate": ("evaluation.calibrate", "learn what a cosine means from judged pairs"),
     "texts": ("training.texts", "make texts to learn search and similarity from"),
+    "bridge": ("training.bridge", "search an old index with a new model"),
     "mine": ("training.mine", "find hard negatives for pairs"),
     "export": ("training.export", "make a bundle of a finished run"),
     "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),

@@ -69,7 +69,7 @@ def _check(settings: Settings) -> None:
         spec = model.bundle.spec
         print(
             f"{model.name}{' (default)' * (model.name == models.default)}: {spec.template!r}, pooling {spec.pooling}, "
-            f"dimension {spec.dimension}, {model.session.precision} on {model.session.provider}"
+            f"dimension {model.dimension}, {model.session.precision} on {model.session.provider}"
         )
     print("ok")
 

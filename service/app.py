@@ -12,6 +12,8 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from encoding.bridge import Bridge
+from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import answer, respond
@@ -57,7 +59,11 @@ def create_app(settings: Settings) -> FastAPI:
     tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
     background = Background(metrics.background_errors)
-    models = Models(settings, metrics, background, lambda bundle: Model(bundle, settings, executors, admission, cache))
+
+    def load_model(bundle: Bundle, bridge: Bridge | None) -> Model:
+        return Model(bundle, settings, executors, admission, cache, bridge)
+
+    models = Models(settings, metrics, background, load_model)
     health = Health(lambda: models, lambda: executors.busy_for, background, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",

@@ -41,6 +41,9 @@ class Settings(Options):
     )
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
     alias: str = Field("", description="Other names of models, as NAME=MODEL, separated by commas.")
+    bridge: str = Field(
+        "", description="File of `cloze bridge`: the model that it was made for gives the vectors of the old one."
+    )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")
     provider: ProviderChoice = Field("auto", description="Where to run the graph. auto: CUDA where it is available.")
     threads: int = Field(0, ge=0, le=1024, description="Threads that run graphs on the CPU. 0: the available CPUs.")

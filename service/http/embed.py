@@ -111,7 +111,7 @@ def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) ->
 
 def check_dimensions(dimensions: int | None, model: Model) -> None:
     """Raise ValidationFailed where more dimensions are asked for than there are."""
-    most = model.bundle.spec.dimension
+    most = model.dimension
     if dimensions is not None and dimensions > most:
         raise ValidationFailed(f"dimensions is {dimensions}; the model has {most}: ask for that or fewer")
 

@@ -66,7 +66,7 @@ async def info(context: Context) -> Info:
             auto_truncate=settings.auto_truncate,
             tokenization_workers=services.executors.tokenization_workers,
             version=VERSION,
-            dimension=spec.dimension,
+            dimension=model.dimension,
             provider=session.provider,
             threads=threads.batches * threads.per_batch,
             threads_per_batch=threads.per_batch,

@@ -18,6 +18,7 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from encoding.bridge import Bridge, BridgeError
 from encoding.bundle import GRAPHS, Bundle
 from encoding.errors import TextTooLong
 from encoding.text import Direction, TextEncoder, Tokens
@@ -106,16 +107,32 @@ class Model:
     """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease."""
 
     def __init__(
-        self, bundle: Bundle, settings: Settings, executors: Executors, admission: Admission, cache: Cache
+        self,
+        bundle: Bundle,
+        settings: Settings,
+        executors: Executors,
+        admission: Admission,
+        cache: Cache,
+        bridge: Bridge | None = None,
     ) -> None:
-        """Load the bundle's graph. Raises BundleError or SessionError."""
+        """Load the bundle's graph. With a bridge, vectors come out in its old space.
+
+        Raises BundleError, BridgeError or SessionError.
+        """
         started, spec = perf_counter(), bundle.spec
-        self.name, self.bundle, self.space = bundle.name, bundle, spec.space
+        self.name, self.bundle, self.bridge = bundle.name, bundle, bridge
+        self.space, self.dimension = spec.space, spec.dimension
+        if bridge:
+            width, self.dimension = bridge.matrix.shape
+            if width != spec.dimension:
+                raise BridgeError(f"the bridge takes {width} dimensions, and {bundle.path} has {spec.dimension}")
+            self.space = bridge.about.old
         self.session = session = Session.load(
             bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
-        self.calibration = bundle.calibration
+        self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
+        self.calibration = None if bridge else bundle.calibration  # which is of the bundle's own space
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
         self.admission = admission
@@ -168,7 +185,7 @@ class Model:
             "precision": session.precision,
             "version": VERSION,
             "pooling": spec.pooling,
-            "dimension": str(spec.dimension),
+            "dimension": str(self.dimension),
             "sha256": self.graph,
             "space": self.space,
         }
@@ -291,7 +308,7 @@ class Model:
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return [(tokens, _key(self.graph, tokens.ids)) for tokens in found]
+        return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
 
     async def _compute(self, items: list[_Item], positions: list[int], client: Client) -> list[_Row]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
@@ -328,12 +345,14 @@ class Model:
         """Return the vectors (texts, dimension) of one batch, when it began, and the seconds it ran."""
         started = perf_counter()  # in the thread: other batches may have come first
         vectors = self.session.run(self.text_encoders[None].pad(sequences))
+        if self.bridge:
+            vectors = self.bridge(vectors)
         return vectors, started, perf_counter() - started
 
 
-def _key(graph: str, ids: Sequence[int]) -> bytes:
-    """Hash what determines a vector: the graph's sha256, in hex, and the token ids, the template's included."""
-    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(graph), digest_size=32).digest()
+def _key(model: str, ids: Sequence[int]) -> bytes:
+    """Hash what determines a vector: the sha256 of graph and bridge, in hex, and the token ids with the template's."""
+    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(model), digest_size=32).digest()
 
 
 def _slices(parts: Iterable[Part]) -> Iterator[Part]:

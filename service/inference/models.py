@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from encoding.bridge import Bridge, BridgeError
 from encoding.bundle import SPEC_FILE, Bundle, located, unreadable
 from encoding.errors import BundleError, ClozeError, OptionError
 from service.errors import ModelNotFound, SessionError, ValidationFailed
@@ -46,12 +47,16 @@ class Models:
     """A model for every bundle in `settings.bundle`; one of them is the default."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, background: Background, load_model: Callable[[Bundle], Model]
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        background: Background,
+        load_model: Callable[[Bundle, Bridge | None], Model],
     ) -> None:
         """Load every bundle, check it and warm it up.
 
-        Raises BundleError or SessionError where one cannot be served, OptionError where the default or an alias is not
-        clear. A graph that hangs ends the process.
+        Raises BundleError, BridgeError or SessionError where one cannot be served, OptionError where the default or an
+        alias is not clear. A graph that hangs ends the process.
         """
         self._settings, self._metrics, self._background = settings, metrics, background
         self._load_model = load_model
@@ -63,8 +68,10 @@ class Models:
         bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
         _check_names(settings, [bundle.name for bundle in bundles])  # before the graphs are loaded
         check_memory(settings, bundles)
+        bridge = _bridge(settings.bridge)
+        _check_bridge(bridge, bundles)
         for bundle in bundles:
-            loading = run_apart(partial(self._load, bundle))
+            loading = run_apart(partial(self._load, bridge, bundle))
             if not wait([loading], self._limit).done:
                 problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
                 logger.critical(problem, bundle.name, self._limit, HUNG)
@@ -147,13 +154,15 @@ class Models:
     async def _load_changed(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
         served: dict[str, Model] = {}
+        bridge = await self._step(_bridge, self._settings.bridge)
         for folder in await self._step(_folders, self._settings.bundle):
             bundle = await self._step(Bundle.load, folder)
             known = self.served.get(bundle.name)
-            if known is None or known.bundle.spec != bundle.spec:
+            if known is None or known.bundle.spec != bundle.spec or not _same(known.bridge, _over(bridge, bundle)):
                 check_memory(self._settings, [bundle], [model.bundle for model in self])
-                known = await self._step(self._load, bundle)
+                known = await self._step(partial(self._load, bridge), bundle)
             served[bundle.name] = known
+        _check_bridge(bridge, [model.bundle for model in served.values()])
         _check_names(self._settings, list(served))
         return served
 
@@ -168,13 +177,13 @@ class Models:
                 "try it with `python -m service --check`, or raise stall_seconds"
             ) from error
 
-    def _load(self, bundle: Bundle) -> Model:
+    def _load(self, bridge: Bridge | None, bundle: Bundle) -> Model:
         """Load a bundle's graph, check it and warm it up.
 
         Raises BundleError where the folder changed meanwhile: the graph may be another's.
         """
         try:
-            model = self._load_model(bundle)
+            model = self._load_model(bundle, _over(bridge, bundle))
             model.warm_up()
             return model
         finally:
@@ -197,6 +206,28 @@ def _folders(path: Path) -> list[Path]:
             "with `python -m training.export RUN OUT`"
         )
     return found
+
+
+def _bridge(path: str) -> Bridge | None:
+    return Bridge.load(Path(path)) if path else None
+
+
+def _over(bridge: Bridge | None, bundle: Bundle) -> Bridge | None:
+    """Return the bridge if it was made for this bundle."""
+    return bridge if bridge and bridge.about.new == bundle.spec.space else None
+
+
+def _same(one: Bridge | None, other: Bridge | None) -> bool:
+    return (one and one.sha256) == (other and other.sha256)
+
+
+def _check_bridge(bridge: Bridge | None, bundles: list[Bundle]) -> None:
+    if bridge and not any(_over(bridge, bundle) for bundle in bundles):
+        there = ", ".join(f"{bundle.name} {bundle.spec.space}" for bundle in bundles)
+        raise BridgeError(
+            f"the bridge leads from space {bridge.about.new} to {bridge.about.old}, but the models have {there}; "
+            "make one with `cloze bridge OLD NEW OUT`, or leave it out"
+        )
 
 
 def _check_names(settings: Settings, names: list[str]) -> None:
