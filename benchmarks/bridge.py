@@ -1,0 +1,63 @@
+"""Measure what a bridge keeps of an old index: recall@10 of its results, and nDCG@10, on the search collections.
+
+    python -m benchmarks.bridge OLD NEW --data DATA
+
+The maps are fitted on 6,000 sentences of Wikipedia. Queries are embedded by NEW, documents by OLD. The command adds its
+figures to benchmarks/results/bridge.json and prints them.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.measures import units
+from evaluation.options import ModelOptions
+from evaluation.search import find_collections, load_collection, rankings, search_metrics
+from evaluation.subjects import subjects
+from training.bridge import affine, interval, kept, orthogonal
+
+RESULTS: Final = Path(__file__).parent / "results" / "bridge.json"
+SENTENCES: Final = 6000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("--data", type=Path, required=True)
+    options = parser.parse_args()
+    old, new = (next(subjects(path, ModelOptions())) for path in (options.old, options.new))
+    lines = (options.data / "corpus/enwiki_sentences.txt").read_text(encoding="utf-8").splitlines()
+    sentences = random.Random(0).sample(list(dict.fromkeys(filter(None, map(str.strip, lines)))), SENTENCES)
+    fitted_to = units(new.documents(sentences)), units(old.documents(sentences))
+    maps = {method.__name__: method(*fitted_to) for method in (orthogonal, affine)}
+    found: dict[str, Any] = {}
+    for folder in find_collections(options.data):
+        collection = load_collection(folder)
+        before, after = units(old.embed_queries(collection.queries)), units(new.embed_queries(collection.queries))
+        documents = units(old.documents(collection.documents))
+
+        def score(queries: NDArray[np.floating]) -> dict[str, Any]:
+            mean, least, most = interval(kept(queries, before, documents))  # noqa: B023 - called in this round
+            ranked = rankings(queries, documents, collection.own)  # noqa: B023
+            ndcg = float(np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))  # noqa: B023
+            return {"recall@10": [round(each, 3) for each in (mean, least, most)], "nDCG@10": round(100 * ndcg, 2)}
+
+        rows = {name: score(made(after)) for name, made in maps.items()} | {"old queries": score(before)}
+        if before.shape[1] == after.shape[1]:
+            rows["unmapped"] = score(after)
+        found[folder.name] = rows
+        for name, row in rows.items():
+            print(folder.name, name, row, flush=True)
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    known[f"{Path(options.new).name} to {Path(options.old).name}"] = found
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
