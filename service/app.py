@@ -17,7 +17,7 @@ from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import answer, respond
-from service.http import cohere, compare, embed, openai, pages, status, tokens
+from service.http import cohere, compare, embed, explain, openai, pages, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.request import JSONRoute
@@ -39,7 +39,7 @@ DESCRIPTION = (
     "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
     "/info, /health and /v1/models also exist under /models/NAME."
 )
-JSON_ROUTERS = (openai.posts, cohere.router, embed.router, compare.router, tokens.router)
+JSON_ROUTERS = (openai.posts, cohere.router, embed.router, compare.router, explain.router, tokens.router)
 BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     needs_key = [Security(BEARER)] if keys else []
-    for router in (openai.router, cohere.router, embed.router, compare.router, tokens.router, status.router):
+    for router in (openai.router, *(each for each in JSON_ROUTERS if each is not openai.posts), status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
     app.include_router(status.admin, dependencies=[Security(BEARER)])

@@ -22,6 +22,7 @@ EITHER: Final = Route("/", posts=True, embeds=True, public=True)  # read, it is 
 EMBED: Final = Route("/embed", posts=True, embeds=True, of_model=True)
 SIMILARITY: Final = Route("/similarity", posts=True, embeds=True, of_model=True)
 SEARCH: Final = Route("/search", posts=True, embeds=True, of_model=True)
+EXPLAIN: Final = Route("/explain", posts=True, embeds=True, of_model=True)
 OPENAI: Final = Route("/v1/embeddings", posts=True, embeds=True, of_model=True)
 COHERE: Final = Route("/v2/embed", posts=True, embeds=True, of_model=True)
 TOKENIZE: Final = Route("/tokenize", posts=True, of_model=True)

@@ -166,6 +166,35 @@ class Found(BaseModel):
     text: str | None = None
 
 
+class ExplainRequest(Options):
+    """Two texts whose cosine is to be explained by their words."""
+
+    inputs: Annotated[TextList, Field(min_length=2, max_length=2, description="The two texts")]
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"inputs": ["A man plays a guitar.", "Someone makes music."]}}
+    )
+
+
+class ExplainedWord(BaseModel):
+    """One word, its place in the text, in characters, and the cosine without the word minus the cosine.
+
+    Below 0 the word makes the texts more similar. null for a text's only word: nothing would be left to compare.
+    """
+
+    word: str
+    start: int
+    stop: int
+    change: float | None
+
+
+class Explanation(BaseModel):
+    """The cosine of the two texts, and the words of each."""
+
+    cosine: float
+    texts: list[list[ExplainedWord]]
+
+
 class TokenizeRequest(_Sided):
     """Texts to show as the model sees them."""
 
@@ -250,6 +279,7 @@ class Info(BaseModel):
     max_text_characters: int = Field(description="characters, or token ids, of one text")
     max_body_bytes: int = Field(description="bytes of one request's body")
     max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
+    max_explained_words: int = Field(description="words of the two texts of /explain")
     max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
     max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo

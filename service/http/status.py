@@ -9,6 +9,7 @@ from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
+from service.http.explain import most_words
 from service.http.request import Context, lease
 from service.http.schemas import CalibrationInfo, Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
@@ -76,6 +77,7 @@ async def info(context: Context) -> Info:
             max_text_characters=MAX_TEXT_CHARACTERS,
             max_body_bytes=settings.payload_limit,
             max_similarities=MAX_SIMILARITIES,
+            max_explained_words=most_words(settings),
             max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
             max_decode_ids=MAX_DECODE_IDS,
             template=TemplateInfo(

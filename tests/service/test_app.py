@@ -35,6 +35,7 @@ EMBEDDING = {
     "/": {"inputs": "a man"},
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["man"]}},
     "/search": {"query": "a", "texts": ["man"]},
+    "/explain": {"inputs": ["a", "man"]},
     "/v1/embeddings": {"input": "a man"},
     "/embeddings": {"input": "a man"},
     "/models/other": {"inputs": "a man"},
@@ -53,7 +54,7 @@ TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time"
 async def test_the_headers_tell_what_the_work_was(both: httpx.AsyncClient, path: str) -> None:
     headers = (await both.post(path, json=EMBEDDING[path])).headers
     assert headers["x-compute-type"] == "cpu"
-    assert headers["x-compute-characters"] == ("4" if "similarity" in path or "search" in path else "5")
+    assert headers["x-compute-characters"] == ("4" if path in ("/similarity", "/search", "/explain") else "5")
     ms = {name: int(headers[name]) for name in TIMES}
     assert ms["x-compute-time"] <= ms["x-total-time"]
     parts = dict(part.strip().split(";dur=") for part in headers["server-timing"].split(","))
@@ -487,6 +488,7 @@ async def test_neither_texts_nor_keys_are_logged(
         ("/similarity", {"inputs": {"source_sentence": secret, "sentences": [secret, None]}}),
         ("/similarity", {"inputs": {"pairs": [[secret, "poison"]]}}),
         ("/search", {"query": secret, "texts": [secret, f"poison {secret}"], "return_text": True}),
+        ("/explain", {"inputs": [secret, f"poison {secret}"]}),
         ("/tokenize", {"inputs": secret}),
         ("/tokenize", {"inputs": [secret, 5]}),
         ("/decode", {"ids": [secret]}),

@@ -392,6 +392,7 @@ EVERY = {
     "/": {"inputs": "a"},
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
     "/search": {"query": "a", "texts": ["a"]},
+    "/explain": {"inputs": ["a", "a"]},
     "/tokenize": {"inputs": "a"},
     "/decode": {"ids": [5]},
 }
@@ -488,6 +489,9 @@ async def test_two_models_at_once_are_refused(both: httpx.AsyncClient, path: str
         ("/search", {"texts": ["a"]}, 422, "Validation", "query: Field required"),
         ("/search", {"query": "a", "texts": "a"}, 422, "Validation", "texts: Input should be a valid list"),
         ("/search", {"query": "a", "texts": ["a"], "top_k": 0}, 422, "Validation", "top_k: Input should be greater"),
+        ("/explain", {"inputs": "a"}, 422, "Validation", "inputs: Input should be a valid list"),
+        ("/explain", {"inputs": ["a"]}, 422, "Validation", "inputs: List should have at least 2 items"),
+        ("/explain", {"inputs": ["a", 1]}, 422, "Validation", "inputs[1]: Input should be a valid string"),
         ("/tokenize", {"inputs": [5]}, 422, "Validation", "inputs: should be a text or a list of texts"),
         ("/decode", {"ids": 5}, 422, "Validation", "ids: should be a list of token ids, or a list of such lists"),
         ("/decode", {"ids": [5, [5]]}, 422, "Validation", "ids[1]: Input should be a valid integer"),

@@ -28,6 +28,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/embed": {"inputs": "a man"},
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["man"]}},
     "/search": {"query": "a", "texts": ["man"]},
+    "/explain": {"inputs": ["a", "man"]},
     "/v1/embeddings": {"input": "a man"},
     "/v2/embed": {"texts": ["a man"]},
     "/models/other/embed": {"inputs": "a man"},

@@ -118,6 +118,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "max_text_characters": 1_000_000,
         "max_body_bytes": 1500,
         "max_similarities": 4_194_304,
+        "max_explained_words": 9,
         "max_tokenize_characters": 262_144,
         "max_decode_ids": 262_144,
         "models": ["tiny"],
@@ -171,6 +172,7 @@ async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_b
             "/embed": {"inputs": ["a", "dogs", "a " * 100]},
             "/similarity": {"inputs": {"pairs": [["a", "dogs"]]}},
             "/search": {"query": "a", "texts": ["dogs", "man"]},
+            "/explain": {"inputs": ["two dogs", "a man"]},
         }
         for path, body in bodies.items():
             assert (await http.post(path, json=body)).status_code == 200
@@ -268,7 +270,7 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
         for status in ("400", "401", "404", "408", "412", "413", "415", "422", failed, "429", "503", "504"):
             assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["oneOf"][0]["type"] == "string"
-    native = ("/embed", "/similarity", "/search", "/tokenize", "/decode")
+    native = ("/embed", "/similarity", "/search", "/explain", "/tokenize", "/decode")
     assert set(document["paths"]) == {
         *native,
         *("/", "/info", "/v1/embeddings", "/v1/models", "/v1/models/{model}", "/v2/embed"),
