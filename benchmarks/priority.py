@@ -90,7 +90,7 @@ def measure(url: str, sentences: list[str], requests: int) -> dict[str, float]:
             seconds.append(time.perf_counter() - started)
             time.sleep(PAUSE)
     took, after = time.perf_counter() - began, metrics(url)
-    grown = {name: after[name] - before[name] for name in after}
+    grown = {name: after[name] - before[name] for name in before}
     batches = grown["cloze_inference_seconds_count"]
     p50, p99 = 1000 * np.percentile(seconds, [50, 99])
     return {
