@@ -20,7 +20,28 @@ from training.export.__main__ import main as export
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder, session
 
-WORDS = "a man is playing the guitar on stage two dogs run over green field she wrote letter rain grows here".split()
+WORDS = [
+    "a",
+    "man",
+    "is",
+    "playing",
+    "the",
+    "guitar",
+    "on",
+    "stage",
+    "two",
+    "dogs",
+    "run",
+    "over",
+    "green",
+    "field",
+    "she",
+    "wrote",
+    "letter",
+    "rain",
+    "grows",
+    "here",
+]
 TEXTS = ["", "a man", "Two dogs run over the green field.", "rain " * 100, "[MASK] 日本 naïve"]
 
 
