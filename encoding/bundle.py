@@ -15,6 +15,7 @@ A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ __all__ = [
     "Provenance",
     "Source",
     "Spec",
+    "altered",
     "default_bundle",
     "located",
     "seal",
@@ -286,6 +288,20 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
     text = json.dumps(spec.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / SPEC_FILE, text)
     return spec
+
+
+@contextmanager
+def altered(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
+    """Yield a copy of a bundle's folder to alter, which is sealed and replaces the bundle at the end of the block.
+
+    The graphs and all that decides a vector have to stay as they are. `provenance` replaces the bundle's own.
+    """
+    spec = bundle.spec
+    with staging(bundle.path.resolve()) as folder:  # a link stays a link
+        shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
+        yield folder
+        config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
+        seal(folder, config, spec.dimension, spec.weights, provenance or spec.provenance)
 
 
 def upgrade(content: Any) -> Any:

@@ -50,12 +50,12 @@ Cloze turns your own text into a sentence-embedding service. A first tour:
 
 All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
-EXTRAS: Final = {
+EXTRAS: Final = {  # that a module needs
     "service": "cpu",
     "service.bulk": "cpu,bulk",
     "evaluation": "train",
     "training": "train",
-}  # that a module needs
+}
 REPORTS: Final = ("matplotlib", "tensorboard")  # packages of the extra `report`
 
 

@@ -5,7 +5,6 @@ cross-validation: the one with the smaller squared error on held-out pairs is fi
 precision, and becomes a file of the bundle. No vector changes.
 """
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyp
 from sklearn.metrics import precision_recall_curve  # type: ignore[import-untyped]
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
-from encoding.bundle import Bundle, EmbeddingConfig, seal, staging
+from encoding.bundle import Bundle, altered
 from encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from encoding.command import program, run
 from encoding.files import write_whole
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lowest, highest = float(gold.min()), float(gold.max())
     curves = {}
     for precision in bundle.precisions:
-        cosines = np.array(cosines_of(GraphEncoder.of(bundle, precision).embed, pairs))
+        cosines = cosines_of(GraphEncoder.of(bundle, precision).embed, pairs)
         curves[precision] = fitted(cosines, gold, options.wanted_precision if meaning == "probability" else None)
     found = Calibration(
         meaning=meaning, lowest=lowest, highest=highest, pairs=len(pairs), source=options.pairs.name, curves=curves
@@ -157,14 +156,10 @@ def _judged(path: Path) -> tuple[Pairs, Meaning]:
 
 def _write(bundle: Bundle, calibration: Calibration) -> None:
     """Put the file and a section of the card into the bundle, which is replaced as a whole."""
-    path, spec = bundle.path, bundle.spec
-    with staging(path.resolve()) as folder:  # a link stays a link
-        shutil.copytree(path, folder, dirs_exist_ok=True)
+    with altered(bundle) as folder:
         write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
         card = folder / "README.md"
         card.write_text(with_section(card.read_text(encoding="utf-8"), calibration), encoding="utf-8")
-        config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
-        seal(folder, config, spec.dimension, spec.weights, spec.provenance)
 
 
 def with_section(card: str, calibration: Calibration) -> str:

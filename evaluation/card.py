@@ -1,6 +1,5 @@
 """The figures on a bundle's model card: a section of the card, and metadata that the hub shows."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +7,7 @@ from typing import Any, Final
 from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from encoding.bundle import GRAPHS, PRECISIONS, Bundle, EmbeddingConfig, Precision, Provenance, seal, staging
+from encoding.bundle import GRAPHS, PRECISIONS, Bundle, Precision, Provenance, altered
 from evaluation.sts import DEV_TASKS, STS_TASKS
 from evaluation.tables import machine_note
 from evaluation.task import search_columns
@@ -50,13 +49,10 @@ def write_figures(
     merged = former | {precision: former.get(precision, {}) | dict(row) for precision, row in scores.items()}
     provenance = spec.provenance.model_copy(update={"scores": merged})
     sizes = {name: (path / GRAPHS[name]).stat().st_size for name in PRECISIONS if GRAPHS[name] in spec.files}
-    with staging(path.resolve()) as folder:  # a link stays a link
-        shutil.copytree(path, folder, dirs_exist_ok=True)
+    with altered(bundle, provenance) as folder:
         file = folder / "README.md"
         card = with_figures(file.read_text(encoding="utf-8"), path.name, provenance, sizes, beside, machines)
         file.write_text(card, encoding="utf-8")
-        config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
-        seal(folder, config, spec.dimension, spec.weights, provenance)
 
 
 def with_figures(

@@ -37,7 +37,7 @@ from training.errors import CorpusError
 from training.export.card import front_matter, parent_metadata
 from training.model.graph_encoder import GraphEncoder
 
-__all__ = ["Rows", "fit", "graph", "main", "quantised", "vocabulary_vectors"]
+__all__ = ["Rows", "fit", "graph", "main", "measured", "quantised", "vocabulary_vectors"]
 
 A: Final = 1e-3  # of the weights a / (a + p)
 BATCH: Final = 512  # sentences of a step
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vectors = fit(started, [sequences[row] for row in fitted], targets[fitted])
         rows = quantised(vectors, config.max_tokens)
         made, parity = _write_graph(folder, rows, vectors, text_encoder)
-        found = _measured(_units(made.embed([texts[row] for row in held_out])), targets[held_out])
+        found = measured(_units(made.embed([texts[row] for row in held_out])), targets[held_out])
         _write_rest(folder, options.out.name, bundle, config, rows, found, corpus.sources, parity)
     console.print(f"{options.out}: {found}, on {len(held_out):,} sentences that were held out")
 
@@ -197,7 +197,7 @@ def _write_graph(folder: Path, rows: Rows, vectors: Floats, text_encoder: TextEn
     return made, float(np.abs(found - expected).max() / np.linalg.norm(expected, axis=1).max())
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     cosine: float
     recall: float
 
@@ -208,7 +208,7 @@ class _Measured(NamedTuple):
         )
 
 
-def _measured(found: Floats, targets: Floats) -> _Measured:
+def measured(found: Floats, targets: Floats) -> Measured:
     """Of vectors (n, d) and the encoder's: how many of each text's nearest among the encoder's vectors are the same."""
     nearest = []
     for queries in (found, targets):
@@ -216,7 +216,7 @@ def _measured(found: Floats, targets: Floats) -> _Measured:
         np.fill_diagonal(cosines, -np.inf)  # the text itself
         nearest.append(np.argpartition(-cosines, NEAREST - 1, axis=1)[:, :NEAREST])
     same = [len(np.intersect1d(*pair)) for pair in zip(*nearest, strict=True)]
-    return _Measured(float((found * targets).sum(1).mean()), float(np.mean(same)) / NEAREST)
+    return Measured(float((found * targets).sum(1).mean()), float(np.mean(same)) / NEAREST)
 
 
 def _write_rest(
@@ -225,7 +225,7 @@ def _write_rest(
     bundle: Bundle,
     config: EmbeddingConfig,
     rows: Rows,
-    found: _Measured,
+    found: Measured,
     sources: list[Source],
     parity: float,
 ) -> None:

@@ -26,7 +26,7 @@ from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unava
 from service.http.auth import ADMIN, Authentication
 from service.http.request import JSONRoute
 from service.inference.admission import Admission
-from service.inference.queue import PERIODS, Client
+from service.inference.queue import STRIDES, Client
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
 from service.routes import MODEL_ROUTES, label, resolve
@@ -255,7 +255,7 @@ def _too_late(seconds: float, *, body: bool) -> Exception:
 def _in_class(client: Client, scope: Scope) -> Client:
     """Return the client in the class that its request's `x-priority` says; one whose key is bulk stays in it."""
     asked = Headers(scope=scope).get("x-priority", client.priority)
-    if asked not in PERIODS:
+    if asked not in STRIDES:
         raise ValidationFailed(f"the header x-priority is {asked!r:.50}; write interactive, the default, or bulk")
     return client._replace(priority="bulk") if asked == "bulk" else client
 

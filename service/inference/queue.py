@@ -8,7 +8,7 @@ from sortedcontainers import SortedKeyList  # type: ignore[import-untyped]
 
 Priority = Literal["interactive", "bulk"]
 
-PERIODS: Final[Mapping[Priority, int]] = {"interactive": 1, "bulk": 64}  # what a token costs its class
+STRIDES: Final[Mapping[Priority, int]] = {"interactive": 1, "bulk": 64}  # added to a class's tag for each token
 
 
 class Client(NamedTuple):
@@ -151,15 +151,15 @@ class PriorityQueue(Generic[Entry]):
     """A fair queue for each class. While both classes wait, one token of bulk is taken for 64 interactive ones.
 
     Start-time fair queueing (Goyal, Vin and Cheng 1996) between the classes: the class with the least start tag gives
-    the next batch, which then adds its cost × PERIODS to that tag; virtual time is the tag of the last batch, and a
+    the next batch, which then adds its cost × STRIDES to that tag; virtual time is the tag of the last batch, and a
     class in which nothing waited begins at it. Therefore an interactive entry waits for at most one batch of bulk while
     interactive clients ask for less than their share, and bulk never starves. No batch has entries of both classes: one
     with an interactive entry is as short as it can be.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Priority, FairQueue[Entry]] = {priority: FairQueue() for priority in PERIODS}
-        self._starts: dict[Priority, int] = dict.fromkeys(PERIODS, 0)
+        self._queues: dict[Priority, FairQueue[Entry]] = {priority: FairQueue() for priority in STRIDES}
+        self._starts: dict[Priority, int] = dict.fromkeys(STRIDES, 0)
         self._time = 0
 
     def __len__(self) -> int:
@@ -188,5 +188,5 @@ class PriorityQueue(Generic[Entry]):
         priority = min(waiting, key=self._starts.__getitem__)  # of equal tags the first: interactive
         batch = self._queues[priority].take(max_cost, max_padding)
         self._time = self._starts[priority]
-        self._starts[priority] += PERIODS[priority] * sum(entry.cost for entry in batch)
+        self._starts[priority] += STRIDES[priority] * sum(entry.cost for entry in batch)
         return batch

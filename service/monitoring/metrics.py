@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 
 from service.errors import ERROR_TYPES, STATUSES
-from service.inference.queue import PERIODS
+from service.inference.queue import STRIDES
 from service.monitoring.drift import DriftSample
 from service.routes import LABELS, MODEL_ROUTES, OTHER, POST_ROUTES
 
@@ -106,7 +106,7 @@ class Metrics:
         for route in LABELS:
             for status in (*STATUSES, CLIENT_GONE if route in (*POST_ROUTES, OTHER) else 304):
                 self.requests.labels(route, str(status))
-        for route, priority in product(MODEL_ROUTES, PERIODS):
+        for route, priority in product(MODEL_ROUTES, STRIDES):
             self.request_seconds.labels(route, priority)
         for metric, words in (
             (self.failures, REASONS),

@@ -11,7 +11,7 @@ from reference.tables import documented, metrics_table
 
 from service.errors import ERROR_TYPES
 from service.inference.model import Cache
-from service.inference.queue import PERIODS
+from service.inference.queue import STRIDES
 from service.monitoring.metrics import REASONS, Metrics, ModelMetrics
 from service.routes import LABELS, MODEL_ROUTES, OTHER, label
 
@@ -59,7 +59,7 @@ def test_every_label_set_is_there_from_the_start() -> None:
     found = samples(Metrics())
     assert all(found[f"cloze_requests_total{{route={route},status=200}}"] == 0 for route in LABELS)
     assert all(found[f"cloze_requests_total{{route={route},status=429}}"] == 0 for route in MODEL_ROUTES)
-    for route, priority in product(MODEL_ROUTES, PERIODS):
+    for route, priority in product(MODEL_ROUTES, STRIDES):
         assert found[f"cloze_request_seconds_count{{priority={priority},route={route}}}"] == 0
     assert all(found[f"cloze_failures_total{{reason={reason}}}"] == 0 for reason in REASONS)
     assert set(ERROR_TYPES) < set(REASONS)

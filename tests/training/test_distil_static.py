@@ -15,7 +15,7 @@ from encoding.command import run as run_command
 from evaluation.measures import units
 from service.app import create_app
 from service.settings import Settings
-from training.distil_static import Rows, _measured, fit, graph, main, quantised, vocabulary_vectors
+from training.distil_static import Rows, fit, graph, main, measured, quantised, vocabulary_vectors
 from training.export.__main__ import main as export
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder, session
@@ -167,9 +167,9 @@ def test_the_fit_raises_the_cosine() -> None:
 def test_what_is_measured_by_hand() -> None:
     angles = np.linspace(0, 3, 12)
     targets = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    assert _measured(targets, targets) == pytest.approx((1.0, 1.0))
+    assert measured(targets, targets) == pytest.approx((1.0, 1.0))
     turned = -targets  # its 10 nearest are all but the farthest of 11, and for -x all but the nearest
-    found = _measured(turned, targets)
+    found = measured(turned, targets)
     assert found.cosine == pytest.approx(-1)
     assert found.recall == pytest.approx(0.9)
 
