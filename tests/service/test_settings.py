@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 from pydantic import ValidationError
 from reference.tables import documented, settings_table
 
@@ -147,6 +148,13 @@ def test_no_error_shows_a_key(arguments: str, environ: dict[str, str]) -> None:
     with pytest.raises(OptionError) as caught:
         read(arguments, **environ)
     assert SECRET not in str(caught.value)
+
+
+def test_compose_names_every_setting() -> None:
+    composed = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text(encoding="utf-8"))
+    own = {"hostname", "port"}  # of the published port
+    expected = {variable(name) for name in Settings.model_fields if name not in own}
+    assert composed["services"]["service"]["environment"].keys() == expected | {"FORWARDED_ALLOW_IPS"}
 
 
 def test_the_documented_table_is_the_code() -> None:
