@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from encoding.bundle import Bundle
 from encoding.machine import available_cpus, processor, versions
-from encoding.text import Batch, TextEncoder
+from encoding.text import Batch, TextEncoder, token_batches
 from evaluation.search import find_collections, load_collection
 from evaluation.sts import load_pairs
 from service.inference.threads import share_threads
@@ -27,7 +27,6 @@ from training.export.graph import fuse, trace
 from training.export.layers import one_row
 from training.export.quantise import quantise, vocabulary_feeds
 from training.model.encoder import SentenceEncoder
-from training.model.pooling import token_batches
 
 RESULTS = Path(__file__).parent / "results" / "graphs.json"
 PACKAGES = ("onnxruntime", "onnx", "torch", "numpy")

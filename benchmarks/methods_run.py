@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from benchmarks.methods_plan import Found, Plan, Row
 from encoding.machine import available_cpus, processor
 from encoding.options import flag
+from encoding.text import token_batches
 from evaluation.measures import Embed
 from evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
 from evaluation.templates import main as search_templates
 from training import fit
 from training.model.encoder import SentenceEncoder
-from training.model.pooling import token_batches
 from training.model.pretrained import fastest_device
 
 __all__ = ["Paths", "digest", "pretraining", "source_of", "trained", "tried", "untrained"]

@@ -3,6 +3,7 @@
     config.json                 the encoder's architecture
     canaries.json               ten texts and their vectors; bundles of before format 3 have none
     calibration.json            what a cosine means, where `cloze calibrate` has added it
+    heads/NAME.json             classifiers on the vectors, which `cloze head` adds
     tokenizer.json, tokenizer_config.json
     onnx/model.onnx             fp32; and/or model_fp16.onnx, model_int8.onnx
     README.md                   the model card
@@ -29,6 +30,7 @@ from encoding.calibration import CALIBRATION_FILE, Calibration
 from encoding.canaries import CANARY_FILE, Canaries
 from encoding.errors import BundleError, TemplateError
 from encoding.files import write_whole
+from encoding.heads import HEAD_FOLDER, Head
 from encoding.template import MASK, PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
 
@@ -231,6 +233,16 @@ class Bundle:
     def calibration(self) -> Calibration | None:
         """What a cosine of the bundle's vectors means. Raises BundleError."""
         return Calibration.read(self.path) if CALIBRATION_FILE in self.spec.files else None
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        """The classifiers on the bundle's vectors, by name. Raises BundleError."""
+        paths = [PurePosixPath(name) for name in self.spec.files]
+        return {
+            path.stem: Head.read(self.path / path, self.spec.dimension)
+            for path in sorted(paths)
+            if path.parts[:-1] == (HEAD_FOLDER,) and path.suffix == ".json"
+        }
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -1,8 +1,8 @@
 """The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
 
-0 done, 2 an error that its user can put right (a ClozeError or a full disk), 3 done but for some rows (`bulk`), 130
-interrupted. Any other exception is a bug and keeps its traceback. Commands are named by strings, so that neither side
-is imported before it is asked for.
+0 done, 1 a difference (`verify`), 2 an error that its user can put right (a ClozeError or a full disk), 3 done but for
+some rows (`bulk`), 130 interrupted. Any other exception is a bug and keeps its traceback. Commands are named by
+strings, so that neither side is imported before it is asked for.
 """
 
 import errno
@@ -25,6 +25,8 @@ COMMANDS: Final = {
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
     "compare": ("training.compare", "show which differences between models are more than chance"),
     "calibrate": ("evaluation.calibrate", "learn what a cosine means from judged pairs"),
+    "head": ("evaluation.head", "learn to answer with labels from labelled texts"),
+    "verify": ("evaluation.verify", "compare a server's vectors with those of a model"),
     "texts": ("training.texts", "make texts to learn search and similarity from"),
     "bridge": ("training.bridge", "search an old index with a new model"),
     "mine": ("training.mine", "find hard negatives for pairs"),

@@ -31,6 +31,7 @@ __all__ = [
     "TextEncoder",
     "Token",
     "Tokens",
+    "token_batches",
     "with_final_period",
 ]
 
@@ -404,3 +405,15 @@ class TextEncoder:
                 "pooling and a template without it"
             )
         return self.special.mask
+
+
+def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows

@@ -25,19 +25,20 @@ from encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from encoding.command import program, run
 from encoding.files import write_whole
 from encoding.options import Command
+from evaluation.card import with_section
 from evaluation.measures import Pairs, cosines_of
 from evaluation.own_data import columns_of, load_duplicates
 from evaluation.sts import is_benchmark, load_pairs
 from training.errors import CorpusError
 from training.model.graph_encoder import GraphEncoder
 
-__all__ = ["calibration_error", "fitted", "main", "with_section"]
+__all__ = ["calibration_error", "fitted", "main"]
 
 LEAST: Final = 100  # pairs, of each label where there are labels
 FOLDS: Final = 5
 BINS: Final = 10  # of the calibration error
 GRID: Final = np.linspace(-1, 1, 201)  # cosines at which Platt's curve is stored: an error below 1e-3 of the scale
-TITLE: Final = "## What a cosine means\n"
+TITLE: Final = "What a cosine means"
 
 Numbers = NDArray[np.float64]
 
@@ -109,7 +110,7 @@ def calibration_error(predicted: Numbers, gold: Numbers) -> float:
     """
     order = np.argsort(predicted, kind="stable")
     errors = [abs(predicted[rows].mean() - gold[rows].mean()) * len(rows) for rows in np.array_split(order, BINS)]
-    return float(sum(errors) / len(gold) / np.ptp(gold))
+    return float(sum(errors) / len(gold) / (np.ptp(gold) or 1))
 
 
 def _isotonic(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:
@@ -159,15 +160,7 @@ def _write(bundle: Bundle, calibration: Calibration) -> None:
     with altered(bundle) as folder:
         write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
         card = folder / "README.md"
-        card.write_text(with_section(card.read_text(encoding="utf-8"), calibration), encoding="utf-8")
-
-
-def with_section(card: str, calibration: Calibration) -> str:
-    """The card with its section about the calibration, in place of a former one or at its end."""
-    before, title, rest = card.partition(TITLE)
-    following = rest.find("\n## ")
-    after = rest[following + 1 :] if title and following >= 0 else ""
-    return f"{before.rstrip()}\n\n{TITLE}\n{_section(calibration)}\n" + (f"\n{after}" if after else "")
+        card.write_text(with_section(card.read_text(encoding="utf-8"), TITLE, _section(calibration)), encoding="utf-8")
 
 
 def _section(calibration: Calibration) -> str:

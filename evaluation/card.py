@@ -9,13 +9,14 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from encoding.bundle import GRAPHS, PRECISIONS, Bundle, Precision, Provenance, altered
 from evaluation.sts import DEV_TASKS, STS_TASKS
+from evaluation.suites.probes import FAR
 from evaluation.tables import machine_note
 from evaluation.task import search_columns
 from training.errors import ExportError
 
-__all__ = ["with_figures", "write_figures"]
+__all__ = ["with_figures", "with_section", "write_figures"]
 
-TITLE: Final = "## Figures\n"
+TITLE: Final = "Figures"
 SECTIONS: Final = {
     "pairs": "Own pairs: correlations ×100, or average precision ×100 and the best F1 ×100.",
     "triplets": "Own triplets.",
@@ -28,6 +29,10 @@ SECTIONS: Final = {
 }
 """What the card says of the suites that come after similarity and search."""
 NOT_SHOWN: Final = ("maps", "baselines")
+RIGHT: Final = " accuracy"
+PROBES: Final = """\
+What it does not understand: how often a text that says the same is nearer than one that does not, ×100 (chance is 50; \
+±6 at most with 300 items, 95 %), and the mean cosine with the one that does not. Both are made by rules."""
 
 
 def write_figures(
@@ -77,15 +82,19 @@ def with_figures(
     data: Any = changed.data
     data.eval_results = _best_results(provenance, list(sizes))
     data.model_name = (data.model_name or name) if data.eval_results else None
-    before, *former = changed.text.split(TITLE, 1)
-    _, *after = "".join(former).split("\n## ", 1)
-    sections = [
-        before.rstrip(),
-        f"{TITLE}\n{_tables(provenance, sizes, beside or {}, machines or {})}",
-        *(f"## {rest}" for rest in after),
-    ]
-    changed.text = "\n\n".join(sections).rstrip() + "\n"
+    tables = _tables(provenance, sizes, beside or {}, machines or {})
+    changed.text = with_section(changed.text, TITLE, tables)
     return str(changed)
+
+
+def with_section(card: str, title: str, text: str) -> str:
+    """The card with a section of that title, in place of a former one or at its end; without text, with none."""
+    heading = f"## {title}\n"
+    before, _, former = card.partition(f"\n{heading}")
+    _, following, after = former.partition("\n## ")
+    rest = f"\n{following}{after}".rstrip() if following else ""
+    section = f"\n\n{heading}\n{text}" if text else ""
+    return f"{before.rstrip()}{section}{rest}\n"
 
 
 def _tables(
@@ -106,7 +115,11 @@ def _tables(
     columns = [column for column in every if not column.endswith(" peak memory MB")]  # the export's, not the service's
     search = search_columns(rows.values())
     papers = [column for column in (*STS_TASKS, "Avg.", *DEV_TASKS) if column in columns]
-    own = [column for column in columns if _suite_of(column) not in (*SECTIONS, *NOT_SHOWN) and column not in search]
+    own = [
+        column
+        for column in columns
+        if _suite_of(column) not in (*SECTIONS, *NOT_SHOWN, "probes") and column not in search
+    ]
     tables = {
         "Spearman ×100, 'all' aggregation, measured on the graphs themselves.": list(dict.fromkeys([*papers, *own])),
         "Search by cosine, ×100.": search,
@@ -114,7 +127,24 @@ def _tables(
     timed = [name for name, row in {**provenance.scores, **beside}.items() if "cost" in map(_suite_of, row)]
     texts = SECTIONS | {"cost": f"{SECTIONS['cost']} {machine_note(timed, machines)}"}
     tables |= {text: [column for column in columns if _suite_of(column) == suite] for suite, text in texts.items()}
-    return "\n\n".join(f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names)
+    shown = [f"{text}\n\n{_table(rows, names)}" for text, names in tables.items() if names]
+    return "\n\n".join([*shown, *_probes(rows)])
+
+
+def _probes(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The section of the suite `probes`, with a row per probe, if any model has figures of it."""
+    scored = {name: row for name, row in rows.items() if any(_suite_of(column) == "probes" for column in row)}
+    accuracies = dict.fromkeys(
+        column for row in scored.values() for column in row if column.startswith("probes ") and column.endswith(RIGHT)
+    )
+    if not accuracies:
+        return []
+    lines = [f"| | {' | '.join(scored)} |", "| --- |" + " ---: |" * len(scored)]
+    for column in accuracies:
+        name = column.removesuffix(RIGHT)
+        cells = [f"{row[column]:.1f}, {row[f'{name} {FAR}']:.2f}" if column in row else "" for row in scored.values()]
+        lines.append(f"| {name.removeprefix('probes ')} | {' | '.join(cells)} |")
+    return [f"{PROBES}\n\n" + "\n".join(lines)]
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
@@ -137,7 +167,7 @@ def _suite_of(column: str) -> str:
 def _set_of(column: str) -> str:
     """`transfer MR accuracy` -> MR; the measures of other suites keep their name."""
     name = column.partition(" ")[2]
-    return name.removesuffix(" accuracy") if _suite_of(column).startswith("transfer") else name
+    return name.removesuffix(RIGHT) if _suite_of(column) in ("transfer", "transfer-fast") else name
 
 
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:

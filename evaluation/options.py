@@ -13,11 +13,11 @@ from encoding.template import PoolingMode
 __all__ = ["DEFAULT", "HELP", "NAMES", "NOT_COMPARED", "OWN", "ModelOptions", "ScoringOptions"]
 
 NAMES: Final = (  # of the suites
-    *("sts", "retrieval", "neighbours", "pairs", "triplets", "labels", "space", "maps"),
+    *("sts", "retrieval", "neighbours", "pairs", "triplets", "labels", "probes", "space", "maps"),
     *("transfer", "transfer-fast", "cost", "baselines"),
 )
 DEFAULT: Final = ("sts", "retrieval")  # with a data folder and without names
-OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels")  # that read own files or folders
+OWN: Final = ("sts", "retrieval", "pairs", "triplets", "labels", "probes")  # that read own files or folders
 NOT_COMPARED: Final = ("maps", "cost")  # whose figures are not computed from items
 HELP: Final = f"what to score: {', '.join(NAMES)} (default: {' and '.join(DEFAULT)})"
 Paths = CliVariadicArg[list[Path]]
@@ -55,6 +55,7 @@ class ScoringOptions(ModelOptions):
     pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
     triplets: Paths = Field([], description="own files with anchor, positive and negative")
     labels: Paths = Field([], description="own files with text and label")
+    probes: Paths = Field([], description="own files with one English sentence per line, to make the probes of")
     cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
     fresh: bool = Field(False, description="score again what the cache has")
 

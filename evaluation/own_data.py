@@ -26,6 +26,7 @@ __all__ = [
     "Triplets",
     "columns_of",
     "load_duplicates",
+    "load_label_sets",
     "load_labels",
     "load_triplets",
     "shares_right",
@@ -101,7 +102,26 @@ def load_labels(path: Path, least: int) -> tuple[list[str], list[str]]:
     return [text for text, _ in rows], [label for _, label in rows]
 
 
-def _cells(path: Path, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+def load_label_sets(path: Path, separator: str, least: int) -> tuple[list[str], list[set[str]]]:
+    """Texts and the labels of each, none or several of them between separators.
+
+    Each label has `least` texts or more, and as many texts are without it. Raises CorpusError.
+    """
+    rows = [cells for _, cells in _cells(path, ("text", "label"), may_be_empty=("label",))]
+    labels = [{label.strip() for label in cell.split(separator)} - {""} for _, cell in rows]
+    counts = Counter(label for each in labels for label in each)
+    for label, count in counts.items():
+        if min(count, len(rows) - count) < least:
+            raise CorpusError(
+                f"{path} has {count} texts with the label {label!r} and {len(rows) - count} without it; give {least} "
+                "or more of each"
+            )
+    if not counts:
+        raise CorpusError(f"{path} has no labels; write them into the column label")
+    return [text for text, _ in rows], labels
+
+
+def _cells(path: Path, names: Sequence[str], may_be_empty: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
     """Where each row is, and its cells as texts without white space around them."""
     found = columns_of(path)
     missing = [name for name in names if name not in found]
@@ -114,7 +134,9 @@ def _cells(path: Path, names: Sequence[str]) -> list[tuple[str, list[str]]]:
     for number, record in read_records(path):
         cells = [str(record[name]).strip() if record.get(name) is not None else "" for name in names]
         where = f"{path}, line {number}"
-        if not all(cells):
-            raise CorpusError(f"{where}: {names[cells.index('')]} is empty; every row needs {', '.join(names)}")
+        for name, cell in zip(names, cells, strict=True):
+            if not cell and name not in may_be_empty:
+                needed = ", ".join(name for name in names if name not in may_be_empty)
+                raise CorpusError(f"{where}: {name} is empty; every row needs {needed}")
         rows.append((where, cells))
     return rows

@@ -13,7 +13,7 @@ from rich.progress import track
 from encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle
 from encoding.options import flag
 from evaluation.options import ModelOptions, ScoringOptions
-from evaluation.server import ServerEncoder
+from evaluation.server import ServerEncoder, key_of
 from evaluation.task import Follow, Subject
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder, saved_config, weights_digest
@@ -76,22 +76,12 @@ def _server(url: str, options: ModelOptions) -> Subject:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "precision", "top_k"))
     if changes:
         raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
-    server = ServerEncoder(url, _key(options.key_file) if options.key_file else None)
+    server = ServerEncoder(url, key_of(options.key_file) if options.key_file else None)
     queries, documents = (
         partial(server.embed, prompt=name) if name in server.templates else server.embed for name in SEARCH_NAMES
     )
     name = str(server.info["model_id"])
     return Subject(name, server.embed, queries, server.digest, embed_documents=documents)
-
-
-def _key(file: Path) -> str:
-    try:
-        words = file.read_text(encoding="utf-8-sig").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
-    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
-        raise RunError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
-    return words[0]
 
 
 def _graphs(path: str, options: ModelOptions) -> Iterator[Subject]:

@@ -17,7 +17,7 @@ from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from service import VERSION
 from service.errors import answer, respond
-from service.http import cohere, compare, embed, explain, openai, pages, status, tokens
+from service.http import cohere, compare, embed, explain, openai, pages, predict, status, tokens
 from service.http.auth import Authentication, Keys
 from service.http.middleware import RequestMiddleware
 from service.http.request import JSONRoute
@@ -39,7 +39,15 @@ DESCRIPTION = (
     "Where several models are served, a request names its model in the body, or in the path: every route with texts, "
     "/info, /health and /v1/models also exist under /models/NAME."
 )
-JSON_ROUTERS = (openai.posts, cohere.router, embed.router, compare.router, explain.router, tokens.router)
+JSON_ROUTERS = (
+    openai.posts,
+    cohere.router,
+    embed.router,
+    compare.router,
+    explain.router,
+    predict.router,
+    tokens.router,
+)
 BEARER = HTTPBearer(auto_error=False, description="An API key")  # for /docs; the middleware checks the key
 
 logger = logging.getLogger(__name__)

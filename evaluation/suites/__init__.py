@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from evaluation.options import DEFAULT, OWN
-from evaluation.suites import baselines, cost, maps, neighbours, own, retrieval, space, sts, transfer
+from evaluation.suites import baselines, cost, maps, neighbours, own, probes, retrieval, space, sts, transfer
 from evaluation.task import Task
 from training.errors import RunError
 
@@ -18,6 +18,7 @@ SUITES: Final[dict[str, Callable[[Path | None, Sequence[Path]], list[Task]]]] = 
     "pairs": own.pair_tasks,
     "triplets": own.triplet_tasks,
     "labels": own.label_tasks,
+    "probes": probes.tasks,
     "space": space.tasks,
     "maps": maps.tasks,
     "transfer": transfer.tasks,

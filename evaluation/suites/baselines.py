@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from encoding.text import token_batches
 from evaluation.measures import cosines
 from evaluation.postprocessing import EPOCHS, FEWEST_STATES, FREQUENT, flow_vectors, static_averages, whiten, wk_pooling
 from evaluation.sts import Pairs, load_tasks
 from evaluation.task import Score, Subject, Task, measured
 from training.model.encoder import SentenceEncoder
-from training.model.pooling import token_batches
 
 __all__ = ["BaselineTask", "pooled_layers", "tasks"]
 

@@ -154,7 +154,7 @@ def _check_lists(body: Any, max_texts: int) -> None:
                     raise too_many(len(found), things, limit)
 
 
-def _one_of(kinds: str, item: Any = "") -> Discriminator:
+def one_of(kinds: str, item: Any = "") -> Discriminator:
     """Choose by the first item, so that an error names the first item of another kind; `item` stands for none."""
 
     def choose(value: Any) -> str | None:
@@ -172,6 +172,6 @@ Text = Annotated[str, Tag("str")]
 Texts = Annotated[TextList, Tag("list[str]")]
 Ids = Annotated[IdList, Tag("list[int]")]
 IdLists = Annotated[list[IdList], Field(fail_fast=True), Tag("list[list]")]
-Inputs = Annotated[Text | Texts | Ids | IdLists, _one_of("a text or a list of texts (or of token ids)")]
-TextOrTexts = Annotated[Text | Texts, _one_of("a text or a list of texts")]
-AnyIds = Annotated[Ids | IdLists, _one_of("a list of token ids, or a list of such lists", item=0)]
+Inputs = Annotated[Text | Texts | Ids | IdLists, one_of("a text or a list of texts (or of token ids)")]
+TextOrTexts = Annotated[Text | Texts, one_of("a text or a list of texts")]
+AnyIds = Annotated[Ids | IdLists, one_of("a list of token ids, or a list of such lists", item=0)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from encoding.calibration import Meaning
-from service.http.request import AnyIds, Inputs, TextList, TextOrTexts
+from service.http.request import AnyIds, Inputs, Text, TextList, TextOrTexts, one_of
 from service.inference.vectors import Format
 
 ModelName = Annotated[str | None, Field(description="Name of the model; null: the default")]
@@ -195,6 +195,44 @@ class Explanation(BaseModel):
     texts: list[list[ExplainedWord]]
 
 
+Batch = Annotated[
+    list[Annotated[TextList, Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True), Tag("list[list]")
+]
+Single = Annotated[TextList, Field(min_length=1, max_length=1), Tag("list[str]")]
+
+
+class PredictRequest(Options):
+    """One text, or several as [["one"], ["another"]], to answer with the labels of a head.
+
+    A list of two texts is a pair for text-embeddings-inference, and no head takes pairs.
+    """
+
+    inputs: Annotated[Text | Single | Batch, one_of('a text, or a list of texts in lists of one: [["a"], ["b"]]')]
+    head: str | Annotated[TextList, Field(min_length=1)] | None = Field(
+        None, description="Name of a head, as /info lists them, or of several; null: the model's only one"
+    )
+    raw_scores: bool = Field(False, description="Answer scores instead of probabilities")
+    abstain: bool = Field(
+        False,
+        description="Leave out what does not reach the head's threshold: of one label a text whose best does not, of "
+        "several each that does not",
+    )
+
+    model_config = ConfigDict(json_schema_extra={"example": {"inputs": [["Where is the station?"], ["Call me."]]}})
+
+
+class Prediction(BaseModel):
+    """A label and its probability, or its score where `raw_scores` was asked for."""
+
+    label: str
+    score: float
+
+
+OfText = list[Prediction]
+OfTexts = list[OfText]
+Predictions = OfText | OfTexts | dict[str, OfText | OfTexts]
+
+
 class TokenizeRequest(_Sided):
     """Texts to show as the model sees them."""
 
@@ -249,6 +287,17 @@ class CalibrationInfo(BaseModel):
     thresholds: dict[str, float] = Field(description="values, by what they are best for")
 
 
+class HeadInfo(BaseModel):
+    """What /predict answers with one of the model's heads."""
+
+    labels: list[str]
+    several: bool = Field(description="whether a text may have several of the labels, or none")
+    threshold: float | None = Field(description="probability below which it abstains, where a request lets it")
+    texts: int = Field(description="that it was learnt from")
+    source: str = Field(description="the file of labelled texts")
+    figures: dict[str, float] = Field(description="of texts that it was not fitted to")
+
+
 class Info(BaseModel):
     """The model and the limits, under text-embeddings-inference's keys and further ones."""
 
@@ -285,6 +334,7 @@ class Info(BaseModel):
     template: TemplateInfo
     templates: dict[str, str] = Field(description="further templates, which a request names by `prompt_name`")
     calibration: CalibrationInfo | None = Field(description="null: the model has none")
+    heads: dict[str, HeadInfo] = Field(description="the classifiers that /predict answers with")
     embedding_space: str = Field(description="digest of all that decides a vector; also the header x-embedding-space")
     models: list[str] = Field(description="every model that is served; each has its own /models/NAME/info")
     default_model: str

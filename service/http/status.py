@@ -11,7 +11,7 @@ from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
 from service.http.explain import most_words
 from service.http.request import Context, lease
-from service.http.schemas import CalibrationInfo, Info, TemplateInfo
+from service.http.schemas import CalibrationInfo, HeadInfo, Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.models import Reloaded
@@ -90,6 +90,10 @@ async def info(context: Context) -> Info:
             ),
             templates=spec.templates,
             calibration=_calibration(model),
+            heads={
+                name: HeadInfo(**head.model_dump(include=set(HeadInfo.model_fields)))
+                for name, head in model.heads.items()
+            },
             embedding_space=model.space,
             models=list(models.served),
             default_model=models.default,

@@ -133,6 +133,7 @@ class Model:
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
         self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
         self.calibration = None if bridge else bundle.calibration  # which is of the bundle's own space
+        self.heads = {} if bridge else bundle.heads  # and so are these
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
         self.text_encoders.update(bundle.named.items())
         self.admission = admission

@@ -10,7 +10,7 @@ from tiny_bundle import WORDS, write_bundle
 
 from encoding.bundle import Bundle
 from encoding.command import run
-from evaluation.calibrate import calibration_error, fitted, main, with_section
+from evaluation.calibrate import calibration_error, fitted, main
 
 Numbers = NDArray[np.float64]
 
@@ -96,18 +96,6 @@ def test_a_bundle_gets_a_curve_for_each_precision_and_keeps_its_vectors(tmp_path
     card = (before.path / "README.md").read_text()
     assert card.count("## What a cosine means") == 1
     assert "the score, from 0 to 5, that people give a pair: fitted to 150 pairs of scores.csv" in card
-
-
-def test_a_section_in_the_middle_of_the_card_is_replaced_there(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "tiny")
-    pairs = write_pairs(tmp_path / "pairs.csv", ["0", "1"] * 120)
-    main([str(bundle), "--pairs", str(pairs)])
-    calibration = Bundle.load(bundle).calibration
-    assert calibration is not None
-    card = with_section("# A\n\n## B\n\nb\n\n## What a cosine means\n\nformer\n\n## C\n\nc\n", calibration)
-    assert "former" not in card
-    assert card.startswith("# A\n\n## B\n\nb\n\n## What a cosine means\n\n`calibration.json`")
-    assert card.endswith("\n\n## C\n\nc\n")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,14 @@ def test_hub_gets_similarities(hub: InferenceClient) -> None:
     assert -1 <= found[1] < 1
 
 
+def test_hub_gets_labels(server: Process) -> None:
+    found = InferenceClient(model=f"{server.url}/predict").text_classification("a man plays")
+    response = httpx.post(f"{server.url}/predict", json={"inputs": "a man plays"}).raise_for_status()
+    best = response.json()[0]  # the client takes the first of what it gets to be the list
+    assert (found.label, found.score) == (best["label"], best["score"])  # type: ignore[attr-defined]
+    close_session()
+
+
 def test_hub_chooses_a_model_by_its_address(server: Process) -> None:
     client = InferenceClient(model=f"{server.url}/models/tiny", provider="hf-inference")
     same(client.feature_extraction(TEXTS), embed(server))

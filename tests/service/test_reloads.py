@@ -43,16 +43,25 @@ ROADS: dict[str, tuple[str, dict[str, Any]]] = {
     "mean of chunks": ("/embed", {"inputs": [LONG], "chunk": {"tokens": 6, "mean": True}}),
     "search": ("/search", {"query": "a man", "texts": TEXTS}),
     "similarity": ("/similarity", {"inputs": {"source_sentences": TEXTS, "sentences": TEXTS[1:]}}),
+    "labels": ("/predict", {"inputs": [[text] for text in TEXTS], "raw_scores": True}),
     "OpenAI": ("/v1/embeddings", {"input": TEXTS}),
     "Cohere": ("/v2/embed", {"texts": TEXTS, "input_type": "search_query"}),
     "token ids": ("/embed", {"inputs": [[9, 10], [11]]}),
 }
 
 
+WORDY = ("id", "label", "usage", "meta")  # what is not of a vector
+
+
 def numbers(value: Any) -> list[float]:
     """Every number of a JSON value, in order."""
     if isinstance(value, dict):
-        return [number for key, each in value.items() if key not in ("id", "usage", "meta") for number in numbers(each)]
+        return [
+            number
+            for key, each in value.items()
+            if key not in ("id", "label", "usage", "meta")
+            for number in numbers(each)
+        ]
     if isinstance(value, list):
         return [number for each in value for number in numbers(each)]
     return [float(value)] if isinstance(value, int | float) else []
@@ -196,7 +205,7 @@ def test_reloads_under_load_lose_nothing_on_any_road(
 def answers(url: str) -> Counter[int]:
     """How many answers of each status the server has counted, on all roads."""
     found = Counter[int]()
-    for path in ("/", "/embed", "/search", "/similarity", "/v1/embeddings", "/v2/embed"):
+    for path in ("/", "/embed", "/predict", "/search", "/similarity", "/v1/embeddings", "/v2/embed"):
         found.update(statuses(url, path))
     return found
 

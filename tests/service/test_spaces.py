@@ -29,6 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["man"]}},
     "/search": {"query": "a", "texts": ["man"]},
     "/explain": {"inputs": ["a", "man"]},
+    "/predict": {"inputs": "a man"},
     "/v1/embeddings": {"input": "a man"},
     "/v2/embed": {"texts": ["a man"]},
     "/models/other/embed": {"inputs": "a man"},

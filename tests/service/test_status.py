@@ -126,6 +126,16 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "aliases": {},
         "templates": {},
         "calibration": None,
+        "heads": {
+            "topic": {
+                "labels": ["music", "animals", "none"],
+                "several": False,
+                "threshold": 0.625,
+                "texts": 300,
+                "source": "topics.csv",
+                "figures": {"accuracy": 0.75},
+            },
+        },
         "embedding_space": loaded.spec.space,
         "template": {
             "text": TEMPLATE,
@@ -173,6 +183,7 @@ async def test_every_label_set_is_there_from_the_start(client: MakeClient, two_b
             "/similarity": {"inputs": {"pairs": [["a", "dogs"]]}},
             "/search": {"query": "a", "texts": ["dogs", "man"]},
             "/explain": {"inputs": ["two dogs", "a man"]},
+            "/predict": {"inputs": "two dogs"},
         }
         for path, body in bodies.items():
             assert (await http.post(path, json=body)).status_code == 200
@@ -270,7 +281,7 @@ async def test_the_document_has_the_shapes_of_requests_answers_and_errors(both: 
         for status in ("400", "401", "404", "408", "412", "413", "415", "422", failed, "429", "503", "504"):
             assert post["responses"][status]["content"]["application/json"]["schema"]["$ref"].endswith(error)
     assert document["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]["oneOf"][0]["type"] == "string"
-    native = ("/embed", "/similarity", "/search", "/explain", "/tokenize", "/decode")
+    native = ("/embed", "/similarity", "/search", "/explain", "/predict", "/tokenize", "/decode")
     assert set(document["paths"]) == {
         *native,
         *("/", "/info", "/v1/embeddings", "/v1/models", "/v1/models/{model}", "/v2/embed"),

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Precision, Provenance, seal, staging
 from encoding.canaries import CANARY_TEXTS, Canaries
+from encoding.heads import HEAD_FOLDER, Head
 from encoding.template import PoolingMode
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
@@ -100,6 +101,21 @@ def graph(dimension: int = DIMENSION, output: str = OUTPUT, seed: int = 0) -> on
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
+def head(dimension: int = DIMENSION, *, several: bool = False) -> Head:
+    """Three labels by random weights."""
+    rng = np.random.default_rng(7)
+    return Head(
+        labels=("music", "animals", "none"),
+        several=several,
+        weights=tuple(map(tuple, (5 * rng.normal(size=(3, dimension))).round(3).tolist())),
+        biases=(0.25, 0, -0.5),
+        threshold=0.625,
+        texts=300,
+        source="topics.csv",
+        figures={"accuracy": 0.75},
+    )
+
+
 def write_bundle(
     out: Path,
     model: onnx.ModelProto | None = None,
@@ -112,8 +128,12 @@ def write_bundle(
     seed: int = 0,
     final_period: bool = False,
     templates: dict[str, str] | None = None,
+    heads: dict[str, Head] | None = None,
 ) -> Path:
-    """Seal a bundle at `out`; every precision holds the same graph, that of `dimension` and `seed` if none is given."""
+    """Seal a bundle at `out`; every precision holds the same graph, that of `dimension` and `seed` if none is given.
+
+    Without `heads`, it has the head `topic`.
+    """
     with staging(out) as folder:
         (folder / "onnx").mkdir()
         graph_is_own = model is None
@@ -126,6 +146,9 @@ def write_bundle(
         )
         (folder / "config.json").write_text("{}")
         (folder / "README.md").write_text("# tiny\n")
+        (folder / HEAD_FOLDER).mkdir()
+        for name, each in ({"topic": head(dimension)} if heads is None else heads).items():
+            (folder / HEAD_FOLDER / f"{name}.json").write_text(each.model_dump_json())
         config = EmbeddingConfig(
             template=template,
             templates=templates or {},

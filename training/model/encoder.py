@@ -22,12 +22,12 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from encoding.bundle import DEFAULT, SPEC_FILE, Bundle, EmbeddingConfig, Precision, located, upgrade
 from encoding.template import PoolingMode, Template
-from encoding.text import SpecialTokens, TextEncoder
+from encoding.text import SpecialTokens, TextEncoder, token_batches
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from training.model.graph_weights import ORIGIN, backbone_weights
 from training.model.heads import HEAD_FILE, AdoptedHead, Head
-from training.model.pooling import Pooling, token_batches
+from training.model.pooling import Pooling
 from training.model.pretrained import looks_local, quiet, word_embeddings
 
 __all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_config", "weights_digest"]

@@ -10,8 +10,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
-from encoding.text import TextEncoder
-from training.model.pooling import token_batches
+from encoding.text import TextEncoder, token_batches
 
 __all__ = ["GraphEncoder", "provider", "session"]
 

@@ -1,14 +1,12 @@
 """How a sentence vector is read from a backbone: the template around the text, and the pooling of the last layer."""
 
-from collections.abc import Iterator, Sequence
-
 import torch
 from torch import Tensor
 
 from encoding.template import PoolingMode
 from encoding.text import TextEncoder
 
-__all__ = ["Pooling", "token_batches"]
+__all__ = ["Pooling"]
 
 
 class Pooling:
@@ -53,15 +51,3 @@ class Pooling:
             return hidden[:, index]
         rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len: tracing would make it a constant
         return hidden[rows, attention_mask.sum(1) + index]
-
-
-def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows

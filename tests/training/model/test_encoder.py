@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from encoding.text import TextEncoder
+from encoding.text import TextEncoder, token_batches
 from training.errors import EncoderError
 from training.model.encoder import SentenceEncoder
-from training.model.pooling import token_batches
 
 BERT = 'This sentence of "[X]" means [MASK].'
 ROBERTA = "This sentence : ' [X] ' means [MASK]."

@@ -1,0 +1,72 @@
+"""POST /predict: labels of texts, by the heads of the model, in text-embeddings-inference's wire format."""
+
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Response
+
+from encoding.heads import Head
+from service.errors import ValidationFailed, documented
+from service.http.embed import embed, respond
+from service.http.request import Context, JSONRoute, lease
+from service.http.schemas import Predictions, PredictRequest
+from service.inference.model import Model, Part
+from service.inference.vectors import Vectors, finish
+from service.routes import PREDICT
+
+OWN: Final = "a head is learnt from vectors of the model's own template, so prompt_name cannot be chosen: leave it out"
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+@router.post(PREDICT.path, response_model=Predictions, summary="Labels of texts, by the model's heads")
+async def predict(body: PredictRequest, context: Context) -> Response:
+    if body.prompt_name is not None:
+        raise ValidationFailed(OWN)
+    with lease(context, body.model) as model:
+        heads = _heads(model, body.head)
+        texts = [body.inputs] if isinstance(body.inputs, str) else [_only(each) for each in body.inputs]
+        one = isinstance(body.inputs, str)
+        found = await embed([Part(texts)], context, model, body, lambda at: "inputs" if one else f"inputs[{at}]")
+        return await respond(lambda: _answer(body, heads, np.stack(found.rows)), context, model, found)
+
+
+def _heads(model: Model, asked: str | list[str] | None) -> dict[str, Head]:
+    """Return the heads by name. Raises ValidationFailed where the model has no such head."""
+    there = ", ".join(model.heads) or "none; add one to the bundle with `cloze head`"
+    if asked is None and len(model.heads) != 1:
+        raise ValidationFailed(f"head is not given; the heads of model {model.name} are: {there}")
+    names = list(model.heads) if asked is None else [asked] if isinstance(asked, str) else asked
+    for name in names:
+        if name not in model.heads:
+            raise ValidationFailed(f"head is {name!r:.200}; the heads of model {model.name} are: {there}")
+    return {name: model.heads[name] for name in names}
+
+
+def _only(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else text[0]
+
+
+def _answer(body: PredictRequest, heads: dict[str, Head], vectors: Vectors) -> bytes:
+    units = finish(vectors, normalize=True)
+    answers = {name: _labels(body, head, units) for name, head in heads.items()}
+    if isinstance(body.inputs, str) or isinstance(body.inputs[0], str):
+        answers = {name: each[0] for name, each in answers.items()}
+    return orjson.dumps(answers if isinstance(body.head, list) else next(iter(answers.values())))
+
+
+def _labels(body: PredictRequest, head: Head, units: Vectors) -> list[Any]:
+    """Return the labels of each text, the most probable first."""
+    scores = head.scores(units)
+    probabilities = head.probabilities(scores)
+    kept = np.ones_like(scores, dtype=bool)
+    if body.abstain:
+        reached = probabilities >= (np.inf if head.threshold is None else head.threshold)
+        kept = reached if head.several else np.broadcast_to(reached.any(axis=1, keepdims=True), scores.shape)
+    shown = scores if body.raw_scores else probabilities
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return [
+        [{"label": head.labels[label], "score": float(row[label])} for label in labels if keep[label]]
+        for row, labels, keep in zip(shown, order, kept, strict=True)
+    ]

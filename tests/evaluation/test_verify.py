@@ -1,0 +1,222 @@
+"""cloze verify: servers that give a model's vectors, and servers that pool, truncate or prompt in another way."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import live
+import numpy as np
+import pytest
+from harness import LIMITS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tiny_bundle import write_bundle
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
+
+from encoding.command import run
+from evaluation.verify import Check, Server, checks, main, reference_of
+from service.app import create_app
+from service.settings import Settings
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 130, "initializer_range": 0.2,
+}  # fmt: skip
+KEY = "a-key-of-a-test-0123"
+
+
+@contextmanager
+def served(bundle: Path, **settings: Any) -> Iterator[str]:
+    with live.served(create_app(Settings(bundle=bundle, provider="cpu", threads=1, **LIMITS, **settings))) as url:
+        yield url
+
+
+def found(url: str, model: Path, least: float = 0.999) -> dict[str, Check]:
+    with httpx.Client(base_url=url) as client:
+        return {check.name: check for check in checks(Server(client, "tei", ""), reference_of(model), least)}
+
+
+def test_a_server_of_the_same_bundle_agrees_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_bundle(tmp_path / "tiny")
+    (tmp_path / "key").write_text(KEY)
+    with served(bundle, api_keys=KEY) as url:
+        assert run(lambda: main([url, str(bundle), "--key-file", str(tmp_path / "key")])) == 0
+        out = capsys.readouterr().out
+        for api in ("tei", "openai", "cohere"):
+            assert out.count(f" {api} ") == 7
+        assert "differs" not in out
+        assert run(lambda: main([f"{url}/v1", str(bundle), "--key-file", str(tmp_path / "key")])) == 0
+        assert " tei " not in capsys.readouterr().out
+        assert run(lambda: main([url, str(bundle)])) == 2
+        assert "answered 401" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("serves", "expects", "instead"),
+    [
+        ({"template": "[X]"}, {"template": "so [X] is"}, "the model without its template"),
+        (
+            {"template": "a [X]"},
+            {"template": "[X]", "templates": {"query": "a [X]"}},
+            "the model with its template query",
+        ),
+        ({"template": "[X]", "final_period": True}, {"template": "[X]"}, "the model with a final period"),
+        ({"template": "[X]"}, {"template": "[X]", "final_period": True}, "the model without a final period"),
+        ({"template": "[X]", "seed": 3}, {"template": "[X]"}, "none of the variants that are known"),
+    ],
+)
+def test_another_template_is_named(
+    serves: dict[str, Any], expects: dict[str, Any], instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_bundle(tmp_path / "served", pooling="cls", **serves)
+    model = write_bundle(tmp_path / "model", pooling="cls", **expects)
+    with served(bundle) as url:
+        rows = found(url, model)
+        assert run(lambda: main([url, str(model), "--api", "openai"])) == 1
+    assert rows["vectors"].agrees is False
+    assert rows["what it gives instead"].found.startswith(instead)
+    assert instead in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_another_dimension_ends_the_comparison(tmp_path: Path) -> None:
+    with served(write_bundle(tmp_path / "narrow", dimension=8)) as url:
+        assert found(url, write_bundle(tmp_path / "model")) == {
+            "dimensions": Check("dimensions", False, "8, the model has 16")
+        }
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of sentence-transformers: mean pooling, a Dense, a prompt, at most 128 tokens."""
+    folder = tmp_path_factory.mktemp("model")
+    set_seed(0)
+    words = AutoTokenizer.from_pretrained(tiny_bert)
+    config = AutoConfig.for_model("bert", vocab_size=len(words), pad_token_id=words.pad_token_id, **SMALL)
+    AutoModel.from_config(config).save_pretrained(folder / "bert")
+    words.save_pretrained(folder / "bert")
+    modules: list[nn.Module] = [
+        Transformer(str(folder / "bert"), max_seq_length=128), Pooling(32, "mean"), Dense(32, 32), Normalize(),
+    ]  # fmt: skip
+    SentenceTransformer(modules=modules, device="cpu", prompts={"query": "find: "}).save(
+        str(folder / "own"), create_model_card=False
+    )
+    return folder / "own"
+
+
+@contextmanager
+def library_served(model: Path, *, pooling: str = "mean", dense: bool = True, tokens: int = 128) -> Iterator[str]:
+    """A server around sentence-transformers itself, with what servers change about a model."""
+    transformer, _, layer, normalize = SentenceTransformer(str(model), device="cpu")
+    made = SentenceTransformer(
+        modules=[transformer, Pooling(32, pooling), *([layer] if dense else []), normalize], device="cpu"
+    )
+    made.max_seq_length = tokens
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            content = json.dumps(made.encode(body["inputs"], show_progress_bar=False).tolist()).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("changes", "instead"),
+    [
+        ({}, ""),
+        ({"pooling": "cls"}, "the model with cls pooling"),
+        ({"pooling": "max"}, "the model with max pooling"),
+        ({"dense": False}, "the model without its Dense"),
+        ({"pooling": "cls", "dense": False}, "the model with cls pooling, without its Dense"),
+    ],
+)
+def test_another_pooling_and_missing_layers_are_named(changes: dict[str, Any], instead: str, model: Path) -> None:
+    with library_served(model, **changes) as url:
+        rows = found(url, model)
+    assert rows["vectors"].agrees is not bool(instead)
+    assert rows["length 1"].agrees
+    if instead:
+        assert rows["what it gives instead"].found.startswith(instead)
+    else:
+        assert all(row.agrees is not False for row in rows.values()), rows
+
+
+def test_a_limit_that_the_server_has_instead_is_found(model: Path) -> None:
+    with library_served(model, tokens=64) as url:
+        rows = found(url, model)
+    assert rows["vectors"].agrees
+    assert rows["a long text"].agrees is False
+    assert rows["a long text"].found.startswith("is truncated to 64 tokens")
+
+
+def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_path: Path) -> None:
+    """A server that puts the mean of the batch into each vector, as a wrong mask of the padding would."""
+    bundle = write_bundle(tmp_path / "tiny", template="[X]", pooling="cls")
+    reference = reference_of(bundle)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        texts = httpx.Response(200, content=request.content).json()["inputs"]
+        vectors = reference.embed(texts)
+        return httpx.Response(200, json=(3 * vectors + len(texts) * np.roll(vectors, 1, axis=1) * 1e-3).tolist())
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
+        rows = {check.name: check for check in checks(Server(client, "tei", ""), reference, 0.99)}
+    assert rows["vectors"].agrees
+    assert rows["length 1"].agrees is None
+    assert "normalise them, or compare by cosine" in rows["length 1"].found
+    assert "largest difference of a component" in rows["the same in any batch"].found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["http://127.0.0.1:9", "{tiny}"], "cannot be reached"),
+        (["http://127.0.0.1:9", "{tiny}", "--api", "tei"], "cannot be reached"),
+        (["nowhere", "{tiny}"], "nowhere"),
+        (["http://127.0.0.1:9", "{empty}"], "is neither a bundle nor a sentence-transformers model"),
+        (["http://127.0.0.1:9", "{tiny}", "--least-cosine", "2"], "--least-cosine"),
+        (["http://127.0.0.1:9", "{tiny}", "--key-file", "{empty}/key"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    write_bundle(tmp_path / "tiny")
+    words = [word.format(tiny=tmp_path / "tiny", empty=tmp_path / "empty") for word in words]
+    assert run(lambda: main(words)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(model, folder)
+    text = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(
+        text.replace("sentence_transformers.base.modules.normalize.Normalize", "own_code.Layer")
+    )
+    (folder / "own_code.py").write_text("raise SystemExit('was run')\n")
+    assert run(lambda: main(["http://127.0.0.1:9", str(folder)])) == 2
+    assert "is not loaded by sentence-transformers" in capsys.readouterr().err
