@@ -49,7 +49,7 @@ class Head(BaseModel):
 
     @classmethod
     def read(cls, path: Path, dimension: int) -> Self:
-        """Raises BundleError where the file is no head of vectors with that many dimensions."""
+        """Raises BundleError where the file is not a head of vectors with that many dimensions."""
         try:
             head = cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
