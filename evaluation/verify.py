@@ -31,6 +31,7 @@ from encoding.text import TextEncoder
 from evaluation.measures import Embed, cosines, units
 from evaluation.server import key_of
 from training.errors import EncoderError, ServerError
+from training.model.graph_encoder import GraphEncoder
 
 __all__ = ["Check", "Reference", "Server", "checks", "main", "reference_of"]
 
@@ -178,7 +179,7 @@ def checks(server: Server, reference: Reference, least: float) -> list[Check]:
         Check("vectors", found >= least, f"least cosine of {len(PLAIN)} texts {found:.5f}"),
     ]
     if found < least:
-        rows.append(Check("what it gives instead", None, _instead(sent, reference, least)))
+        rows.append(Check("what it gives instead", None, _instead(sent, reference, found, least)))
         return [*rows, _lengths_one(sent, reference), _batches(server, least)]
     return [
         *rows,
@@ -202,9 +203,9 @@ def _least(sent: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
     return float(cosines(sent, expected).min())
 
 
-def _instead(sent: NDArray[np.float32], reference: Reference, least: float) -> str:
-    """The first variant that agrees, or the nearest one."""
-    best, nearest = -1.0, ""
+def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, least: float) -> str:
+    """The first variant that agrees, or the nearest one if it is nearer than the model, whose cosine is `unchanged`."""
+    best, nearest = unchanged + 0.01, ""
     for name, embed in reference.variants():
         vectors = embed(PLAIN)
         if vectors.shape != sent.shape:
@@ -324,7 +325,6 @@ def _served_name(client: httpx.Client) -> str:
 
 def _of_bundle(bundle: Bundle) -> Reference:
     """The most exact graph of the bundle."""
-    from training.model.graph_encoder import GraphEncoder
 
     encoder = GraphEncoder.of(bundle, bundle.precisions[0])
     own = bundle.text_encoder
@@ -356,12 +356,12 @@ def _of_library(path: Path) -> Reference:
             f"{path} is neither a bundle nor a sentence-transformers model (it has neither {SPEC_FILE} nor "
             "modules.json); give the folder of one"
         )
-    library = import_module("sentence_transformers")
-    pooling_of = import_module("sentence_transformers.sentence_transformer.modules").Pooling
-    try:
+    from training.model.encoder import loading
+
+    with loading(str(path), "a sentence-transformers model"):
+        library = import_module("sentence_transformers")
+        pooling_of = import_module("sentence_transformers.sentence_transformer.modules").Pooling
         model = library.SentenceTransformer(str(path), device="cpu")
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise EncoderError(f"{path} is not loaded by sentence-transformers: {error}") from error
     transformer, pooling, *rest = model
     prompts: dict[str, str | None] = {"": None} | {
         f"with the prompt {name}": text for name, text in model.prompts.items()

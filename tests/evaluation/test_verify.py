@@ -219,4 +219,4 @@ def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, capsys: pytest.
     )
     (folder / "own_code.py").write_text("raise SystemExit('was run')\n")
     assert run(lambda: main(["http://127.0.0.1:9", str(folder)])) == 2
-    assert "is not loaded by sentence-transformers" in capsys.readouterr().err
+    assert "cannot be loaded as a sentence-transformers model" in capsys.readouterr().err
