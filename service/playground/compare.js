@@ -1,27 +1,38 @@
 // Compare: each text with each, by one model or by two.
 
 import { copyButton, make } from "./dom.js";
+import { explainer } from "./explain.js";
 import { diverging, heat, sequential } from "./heat.js";
 import { csv, lines, plural } from "./texts.js";
 
 const LIMIT = 64;
 
-export async function compare(form, model, ask) {
+export async function compare(form, model, ask, info) {
   const texts = lines(form.elements["compare-lines"], LIMIT, "the heat map");
   const other = form.elements["compare-with"].value;
+  const meaning = form.elements.calibrated.checked ? info?.calibration : null;
   const names = other ? [model, other] : [model];
   const inputs = { source_sentences: texts, sentences: texts };
-  const matrices = await Promise.all(names.map((name) => ask("similarity", { inputs, model: name })));
-  const figures = matrices.map((matrix, i) => cosines(names[i], texts, matrix));
+  const bodies = names.map((name) => ({ inputs, model: name, ...(meaning && { calibrated: true }) }));
+  const matrices = await Promise.all(bodies.map((body) => ask("similarity", body)));
+  const figures = matrices.map((matrix, i) => cosines(measure(meaning), names[i], texts, matrix, ask));
   if (other) figures.push(difference(names, texts, matrices));
   const view = make("div", { class: other ? "matrices several" : "matrices" }, ...figures);
   return { view: [view], said: `${plural(texts.length, "text")} compared.` };
 }
 
-function cosines(name, texts, matrix) {
-  return heat(name ? `Cosine by ${name}` : "Cosine", texts, matrix, sequential(matrix), {
-    controls: [copy(texts, matrix)],
-  });
+function measure(meaning) {
+  if (!meaning) return "Cosine";
+  const { lowest, highest } = meaning;
+  return meaning.meaning === "score" ? `Score, ${lowest} to ${highest},` : "Probability of the same meaning";
+}
+
+function cosines(measured, name, texts, matrix, ask) {
+  const { view, choose } = explainer(texts, name, ask);
+  const options = { controls: [copy(texts, matrix)], choose };
+  const found = heat(name ? `${measured} by ${name}` : measured, texts, matrix, sequential(matrix), options);
+  found.append(...view);
+  return found;
 }
 
 function difference([first, second], texts, [before, after]) {

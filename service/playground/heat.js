@@ -30,8 +30,9 @@ export function diverging(matrix) {
   return { low: -most, high: most, colours: DIVERGING };
 }
 
-/** A figure: the matrix of `texts` with each other, its scale, and the pair under the pointer in words. */
-export function heat(name, texts, matrix, scale, { signed = false, controls = [] } = {}) {
+/** A figure: the matrix of `texts` with each other, its scale, and the pair under the pointer in words.
+ *  `choose(row, column)` is called where a cell is clicked. */
+export function heat(name, texts, matrix, scale, { signed = false, controls = [], choose } = {}) {
   const written = (value) => write(value, signed);
   const readout = make("p", { class: "readout", "aria-hidden": "true" }, "Point at a cell to read its pair.");
   const table = make(
@@ -47,6 +48,9 @@ export function heat(name, texts, matrix, scale, { signed = false, controls = []
     const pair = [quote(clip(texts[row], 90)), make("span", { class: "and" }, "and"), quote(clip(texts[column], 90))];
     readout.replaceChildren(make("b", {}, written(matrix[row][column])), ...pair);
   });
+  table.addEventListener("click", ({ target }) => {
+    if (choose && target.dataset.row) choose(Number(target.dataset.row), Number(target.dataset.column));
+  });
   const figure = make(
     "figure",
     { class: "matrix" },
@@ -55,13 +59,14 @@ export function heat(name, texts, matrix, scale, { signed = false, controls = []
     legend(scale, written, controls),
     readout,
   );
-  paint(figure, matrix, scale);
-  repaint.set(figure, () => paint(figure, matrix, scale));
+  const cells = [...table.querySelectorAll("td[data-row]")];
+  const values = cells.map(({ dataset }) => matrix[dataset.row][dataset.column]);
+  colour(figure, cells, values, scale);
   return figure;
 }
 
 /** Two decimals, with a true minus; what rounds to nothing has no sign. */
-function write(value, signed) {
+export function write(value, signed) {
   const digits = Math.abs(value).toFixed(2);
   if (Number(digits) === 0) return digits;
   return (value < 0 ? "−" : signed ? "+" : "") + digits;
@@ -87,7 +92,7 @@ function body(texts, matrix, written) {
   return make("tbody", {}, ...rows);
 }
 
-function legend(scale, written, controls) {
+export function legend(scale, written, controls = []) {
   const ramp = make("span", { class: "ramp", "aria-hidden": "true" });
   return make(
     "p",
@@ -109,14 +114,20 @@ dark.addEventListener("change", () => {
   }
 });
 
-function paint(figure, matrix, { low, high, colours }) {
+/** Colour elements of a figure by their values, and its ramp by the scale; again where the scheme changes. */
+export function colour(figure, elements, values, scale) {
+  const paintAgain = () => paint(figure, elements, values, scale);
+  repaint.set(figure, paintAgain);
+  paintAgain();
+}
+
+function paint(figure, elements, values, { low, high, colours }) {
   const stops = colours[dark.matches ? "dark" : "light"].map(channels);
-  for (const cell of figure.querySelectorAll("td[data-row]")) {
-    const value = matrix[cell.dataset.row][cell.dataset.column];
-    const colour = blend(stops, high > low ? (value - low) / (high - low) : 1);
-    cell.style.backgroundColor = `rgb(${colour})`;
-    cell.style.color = luminance(colour) > 0.179 ? "#000" : "#fff"; // where black and white stand out alike
-  }
+  elements.forEach((element, i) => {
+    const found = blend(stops, high > low ? (values[i] - low) / (high - low) : 1);
+    element.style.backgroundColor = `rgb(${found})`;
+    element.style.color = luminance(found) > 0.179 ? "#000" : "#fff"; // where black and white stand out alike
+  });
   const gradient = stops.map((stop) => `rgb(${stop})`).join(", ");
   figure.querySelector(".ramp").style.backgroundImage = `linear-gradient(to right, ${gradient})`;
 }

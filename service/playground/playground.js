@@ -3,6 +3,7 @@
 import { ServiceError, call, hasKey, setKey } from "./api.js";
 import { compare } from "./compare.js";
 import { byId, make } from "./dom.js";
+import { labels } from "./labels.js";
 import { map } from "./map.js";
 import { search } from "./search.js";
 import { Problem } from "./texts.js";
@@ -67,6 +68,7 @@ const tools = [
   new Tool("search", search),
   new Tool("map", map),
   new Tool("tokens", tokens),
+  new Tool("labels", labels),
 ];
 let shown = tools[0];
 
@@ -102,11 +104,12 @@ function show(tool) {
 byId("main")
   .querySelector("[role=tablist]")
   .addEventListener("keydown", (event) => {
-    const at = tools.indexOf(shown);
+    const there = tools.filter(({ tab }) => !tab.hidden);
+    const at = there.indexOf(shown);
     const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: -1 }[event.key];
     if (next === undefined) return;
     event.preventDefault();
-    const tool = tools.at(next % tools.length);
+    const tool = there.at(next % there.length);
     tool.tab.focus();
     show(tool);
   });
@@ -145,7 +148,11 @@ async function choose() {
   info = data;
   describe(info);
   for (const tool of tools) tool.stale = true;
-  await shown.run();
+  byId("calibrated").parentElement.hidden = !info.calibration;
+  byId("calibrated").checked &&= Boolean(info.calibration);
+  byId("tab-labels").hidden = !Object.keys(info.heads).length;
+  if (shown.tab.hidden) show(tools[0]);
+  else await shown.run();
 }
 
 byId("model").addEventListener("change", () => choose().catch(complain));

@@ -13,6 +13,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tiny_bundle import graph, write_bundle
 from visitor import KEY, Visitor
 
+from encoding.bundle import Bundle, altered
+from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 MILLISECONDS = 1000 * PATIENCE
 
@@ -35,12 +38,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two that disagree: in "beta" the last product is with the matrix turned over."""
+    """Two that disagree: in "beta" the last product is with the matrix turned over. "alpha" is calibrated."""
     folder = tmp_path_factory.mktemp("bundles")
     other = graph()
     [matrix] = [weight for weight in other.graph.initializer if weight.name == "matrix"]
     matrix.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(matrix).T.copy(), "matrix"))
-    write_bundle(folder / "alpha")
+    curve = Curve(method="platt", cosines=(-1, 1), values=(0, 5), error_before=0.2, error=0.1)
+    calibration = Calibration(
+        meaning="score", lowest=0, highest=5, pairs=200, source="pairs.csv", curves={"fp32": curve}
+    )
+    with altered(Bundle.load(write_bundle(folder / "alpha"))) as alpha:
+        (alpha / CALIBRATION_FILE).write_text(calibration.model_dump_json())
     write_bundle(folder / "beta", model=other)
     return folder
 

@@ -17,9 +17,14 @@ from visitor import KEY, Visitor
 pytestmark = pytest.mark.browser
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
-TOOLS = ("compare", "search", "map", "tokens")
+TOOLS = ("compare", "search", "map", "tokens", "labels")
 TEXTS = ["a man plays the guitar", "the man plays", "two dogs run", "run dogs two"]
 MARKUP = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>"
+WITHOUT_NOTES = """(line) => {
+  const copy = line.cloneNode(true);
+  copy.querySelectorAll("rt").forEach((note) => note.remove());
+  return copy.textContent;
+}"""
 TRICKY = [
     MARKUP,
     "שלום עולם",
@@ -93,6 +98,66 @@ def test_a_cell_under_the_pointer_is_read_in_words(visitor: Visitor, service: ht
     expect(readout).to_contain_text(written(matrix(service, TEXTS)[0][2]))
     expect(readout).to_contain_text(TEXTS[0])
     expect(readout).to_contain_text(TEXTS[2])
+
+
+def signed(value: float) -> str:
+    digits = f"{abs(value):.2f}"
+    return digits if float(digits) == 0 else f"{'−' if value < 0 else '+'}{digits}"
+
+
+def test_a_click_on_a_cell_colours_the_words_of_its_pair(visitor: Visitor, service: httpx.Client) -> None:
+    texts = ["a man, who plays 🎸 the guitar", "run", *TEXTS]
+    visitor.run("compare", lines="\n".join(texts))
+    visitor.result("compare").locator("tbody tr").nth(0).locator("td").nth(1).click()
+    shown = visitor.result("compare").locator(".explained")
+    answer = service.post("/explain", json={"inputs": texts[:2], "model": "alpha"}).raise_for_status().json()
+    expect(shown.locator("figcaption")).to_contain_text(f"Cosine {written(answer['cosine'])}")
+    words = [word for each in answer["texts"] for word in each]
+    assert shown.locator("mark").all_inner_texts() == [word["word"] for word in words]
+    notes = ["only word" if word["change"] is None else signed(word["change"]) for word in words]
+    assert shown.locator("rt").all_inner_texts() == notes
+    plain = (
+        "(p) => { p = p.cloneNode(true); p.querySelectorAll('rt').forEach((rt) => rt.remove()); return p.textContent }"
+    )
+    assert [line.evaluate(plain) for line in shown.locator("p[dir]").all()] == texts[:2]
+    colours = {word.evaluate("(word) => word.style.backgroundColor") for word in shown.locator("mark").all()}
+    assert len(colours) > 2
+
+
+def test_the_keyboard_chooses_a_pair_to_explain(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.run("compare", lines="\n".join(TEXTS))
+    visitor.page.get_by_label("First text").select_option("3")
+    visitor.page.get_by_label("Second text").select_option("4")
+    visitor.page.get_by_role("button", name="Show the words").press("Enter")
+    answer = service.post("/explain", json={"inputs": TEXTS[2:4], "model": "alpha"}).json()
+    found = visitor.result("compare").locator(".explained mark")
+    expect(found).to_have_text([word["word"] for each in answer["texts"] for word in each])
+
+
+def test_a_pair_that_is_too_long_to_explain_says_so(visitor: Visitor) -> None:
+    visitor.refusals.add(422)
+    visitor.run("compare", lines="\n".join(["word " * 300, "a man"]))
+    visitor.page.get_by_role("button", name="Show the words").click()
+    expect(visitor.result("compare").locator(".explained")).to_contain_text("at most 256 are explained: shorten them")
+
+
+def test_cosines_are_shown_as_what_they_mean_where_the_model_says_it(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.page.get_by_label("Show what the cosines mean").check()
+    visitor.run("compare", lines="\n".join(TEXTS))
+    assert visitor.page.get_by_role("table", name="Score, 0 to 5, by alpha").count() == 1
+    assert cells(visitor) == [[written(2.5 + 2.5 * value) for value in row] for row in matrix(service, TEXTS)]
+    visitor.page.get_by_label("Model", exact=True).select_option("beta")
+    expect(visitor.page.get_by_role("table", name="Cosine by beta")).to_be_visible()
+    expect(visitor.page.get_by_label("Show what the cosines mean")).to_be_hidden()
+
+
+def test_labels_are_those_of_the_service(visitor: Visitor, service: httpx.Client) -> None:
+    visitor.turn_to("labels")
+    visitor.run("labels", lines="\n".join(TEXTS))
+    answer = service.post("/predict", json={"inputs": [[text] for text in TEXTS], "model": "alpha"}).json()
+    rows = visitor.result("labels").locator("tbody tr").all()
+    for row, labels in zip(rows, answer, strict=True):
+        assert row.locator("li").all_inner_texts() == [f"{each['label']} {each['score']:.2f}" for each in labels]
 
 
 def test_the_matrix_is_copied_as_csv(visitor: Visitor, service: httpx.Client) -> None:
@@ -428,9 +493,9 @@ def test_tabs_are_a_tablist(visitor: Visitor) -> None:
     page.get_by_role("tab", name="Compare").focus()
     for key, name in [
         ("ArrowRight", "Search"),
-        ("End", "Tokens"),
+        ("End", "Labels"),
         ("ArrowRight", "Compare"),
-        ("ArrowLeft", "Tokens"),
+        ("ArrowLeft", "Labels"),
         ("Home", "Compare"),
     ]:
         page.keyboard.press(key)
@@ -486,12 +551,14 @@ def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
           - tab "Search"
           - tab "Map"
           - tab "Tokens"
+          - tab "Labels"
         - alert
         - status: 2 texts compared.
         - tabpanel "Compare":
           - text: Texts, one per line
           - textbox "Texts, one per line": a man two dogs
           - combobox "Compare with the model"
+          - checkbox "Show what the cosines mean"
           - button "Compare"
           - figure "Cosine by alpha":
             - region "Cosine by alpha, table":
@@ -512,6 +579,9 @@ def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
                     - cell "1.00"
             - paragraph:
               - button "Copy as CSV"
+            - combobox "First text"
+            - combobox "Second text"
+            - button "Show the words"
     """)
     expect(page.get_by_role("contentinfo")).to_be_visible()
 
