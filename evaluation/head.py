@@ -120,9 +120,8 @@ def fitted(
     several = gold.ndim == 2
     if several:
         fits = [_fit(vectors, column.astype(int), balanced) for column in gold.T]
-        fit = Fit(
-            *(np.concatenate(parts, axis) for parts, axis in zip(zip(*fits, strict=True), (0, 0, 1), strict=True))
-        )
+        weights, biases, held_out = zip(*fits, strict=True)
+        fit = Fit(np.concatenate(weights), np.concatenate(biases), np.concatenate(held_out, axis=1))
     else:
         fit = _fit(vectors, gold, balanced)
         if len(labels) == 2:  # one score, of which each label gets a half
