@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 NEEDED: Final = ("pyarrow", "ray", "tqdm")
 SOME_FAILED: Final = 3  # the exit status where some rows have no vector
+INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 
 
 class BulkCommand(Command):
@@ -59,6 +61,9 @@ class BulkCommand(Command):
     worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
     worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
     workers: int = Field(0, ge=0, description="Workers at most. 0: as many as fit")
+    check: bool = Field(
+        False, description="Say whether OUT is complete, and embed nothing. Exit status 1 where it is not"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 def _main(arguments: Sequence[str]) -> int:
     options = BulkCommand.read(arguments, program("service.bulk"))
     try:
-        return _embed(options)
+        return _check(options) if options.check else _embed(options)
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
@@ -90,7 +95,7 @@ def _embed(options: BulkCommand) -> int:
     with Lock(output.filesystem, output.root) as lock:
         precision = _precision(options, bundle, output.manifest())
         vectors = _vectors(options) | {"precision": precision}
-        output.begin({"model": _identity(bundle, precision), **vectors, **source.identity()})
+        output.begin(_manifest(bundle, source, vectors))
         complete = output.finished()
         before = Counts.total(complete.values())
         started = perf_counter()
@@ -102,6 +107,30 @@ def _embed(options: BulkCommand) -> int:
             counts, seconds = show(parts, sum(file.size for file in source.files), before)
             engine = perf_counter() - started - seconds
     return _report(options.out, counts, before, seconds, engine)
+
+
+def _check(options: BulkCommand) -> int:
+    """Print how much of the job is done. Return 0, SOME_FAILED where some rows have no vector, or INCOMPLETE."""
+    from service.bulk.output import Counts
+
+    bundle, source, output = _checked(options)
+    former = output.manifest()
+    if former is None:
+        raise OptionError(f"{options.out} has no job; start it without --check")
+    vectors = _vectors(options) | {"precision": _precision(options, bundle, former)}
+    output.check_same(former, _manifest(bundle, source, vectors))
+    complete = output.finished()
+    counts = Counts.total(complete.values())
+    done = [{number for of, number in complete if of == file} for file in range(len(source.files))]
+    parts = chain.from_iterable(source.parts(file, known.__contains__) for file, known in enumerate(done))
+    missing = sum(len(part.table) + len(part.failures) for part in parts)
+    print(f"{counts.rows} rows have vectors, {counts.failed} have none for good, {missing} are still to be embedded")
+    return INCOMPLETE if missing else SOME_FAILED if counts.failed else 0
+
+
+def _manifest(bundle: Bundle, source: "Source", vectors: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of the job: the model, how its vectors are made, and the rows."""
+    return {"model": _identity(bundle, vectors["precision"]), **vectors, **source.identity()}
 
 
 def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":

@@ -93,7 +93,7 @@ class Output:
         """
         former = self.manifest()
         if former is not None:
-            self._check_same(former, json.loads(json.dumps(manifest)))
+            self.check_same(former, manifest)
         try:
             self.filesystem.create_dir(self.root, recursive=True)
             inside = self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True))
@@ -108,8 +108,9 @@ class Output:
         except OSError as error:
             raise OutputError(f"{self.root} cannot be written: {error}; choose another folder") from error
 
-    def _check_same(self, former: dict[str, Any], manifest: dict[str, Any]) -> None:
-        for key, value in manifest.items():
+    def check_same(self, former: dict[str, Any], manifest: dict[str, Any]) -> None:
+        """Raise OptionError where a job is not the one that began the folder."""
+        for key, value in json.loads(json.dumps(manifest)).items():
             if former.get(key) != value:
                 raise OptionError(
                     f"{self.root} was begun with {key} {former.get(key)!r:.300}, and now it is {value!r:.300}; choose "

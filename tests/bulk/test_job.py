@@ -236,6 +236,31 @@ def test_rows_that_fail_are_named_and_the_exit_status_says_so(bundle: Path, tmp_
     assert len(vectors(tmp_path / "out")) == 2
 
 
+def test_a_check_says_what_is_missing_and_embeds_nothing(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a man\n" * 25)
+    (tmp_path / "b.jsonl").write_text('{"text": "two dogs"}\n' * 12 + '{"text": "poison"}\n')
+    source, out = [tmp_path / "[ab].*", tmp_path / "out"]
+    options = ["--rows-per-file", "10"]
+    none = run(source, out, bundle, *options, "--check")
+    assert (none.returncode, out.exists()) == (2, False)
+    assert "has no job; start it without --check" in none.stderr
+    assert run(source, out, bundle, *options).returncode == 3
+    whole = run(source, out, bundle, *options, "--check")
+    assert (whole.returncode, whole.stdout) == (
+        3, "37 rows have vectors, 1 have none for good, 0 are still to be embedded\n",
+    )  # fmt: skip
+    [lost] = (out / "vectors").glob("00000-*/part-000001.parquet")
+    lost.unlink()
+    part = run(source, out, bundle, *options, "--check")
+    assert (part.returncode, part.stdout) == (
+        1, "27 rows have vectors, 1 have none for good, 10 are still to be embedded\n",
+    )  # fmt: skip
+    assert not lost.exists()
+    other = run(source, out, bundle, *options, "--dimensions", "4", "--check")
+    assert other.returncode == 2
+    assert "was begun with dimensions None, and now it is 4" in other.stderr
+
+
 def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a man\n" * 200)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "b.parquet")
