@@ -18,6 +18,7 @@ from evaluation.command import EvaluateOptions
 from evaluation.measures import units as unit
 from evaluation.server import ATTEMPTS
 from evaluation.subjects import subjects
+from training.errors import ServerError
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
 
