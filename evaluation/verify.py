@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from encoding.bundle import SPEC_FILE, Bundle, located
@@ -162,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, rows in found.items():
         for check in rows:
             mark = {True: "[green]agrees[/]", False: "[red]differs[/]", None: ""}[check.agrees]
-            table.add_row(*([name] if len(found) > 1 else []), check.name, f"{mark} {check.found}".strip())
+            table.add_row(
+                *([name] if len(found) > 1 else []), escape(check.name), f"{mark} {escape(check.found)}".strip()
+            )
     Console(soft_wrap=False, highlight=False).print(table)
     return int(any(check.agrees is False for rows in found.values() for check in rows))
 
@@ -246,7 +249,10 @@ def _unusual(server: Server, reference: Reference, least: float) -> Check:
 
 def _special(server: Server, reference: Reference, least: float) -> Check:
     """Both ways are right: sentence-transformers reads special tokens in a text as such, Cloze as words."""
-    found = _least(server.embed([SPECIAL]), reference.embed([SPECIAL]))
+    try:
+        found = _least(server.embed([SPECIAL]), reference.embed([SPECIAL]))
+    except ServerError as error:
+        return Check("[MASK] in a text", False, f"is refused: {error}")
     if found >= least:
         return Check("[MASK] in a text", True, "is read as the model reads it")
     return Check("[MASK] in a text", None, f"is read in another way, as words or as the token (cosine {found:.3f})")
@@ -325,7 +331,6 @@ def _served_name(client: httpx.Client) -> str:
 
 def _of_bundle(bundle: Bundle) -> Reference:
     """The most exact graph of the bundle."""
-
     encoder = GraphEncoder.of(bundle, bundle.precisions[0])
     own = bundle.text_encoder
 

@@ -11,6 +11,7 @@ from tiny_bundle import WORDS, write_bundle
 from encoding.bundle import Bundle
 from encoding.command import run
 from evaluation.calibrate import calibration_error, fitted, main
+from evaluation.card import with_section
 
 Numbers = NDArray[np.float64]
 
@@ -96,6 +97,14 @@ def test_a_bundle_gets_a_curve_for_each_precision_and_keeps_its_vectors(tmp_path
     card = (before.path / "README.md").read_text()
     assert card.count("## What a cosine means") == 1
     assert "the score, from 0 to 5, that people give a pair: fitted to 150 pairs of scores.csv" in card
+
+
+def test_a_section_in_the_middle_of_the_card_is_replaced_there() -> None:
+    card = "# A\n\n## B\n\nb\n\n## What a cosine means\n\nformer\n\n## C\n\nc\n"
+    changed = with_section(card, "What a cosine means", "present")
+    assert changed == card.replace("former", "present")
+    assert with_section(changed, "What a cosine means", "") == "# A\n\n## B\n\nb\n\n## C\n\nc\n"
+    assert with_section("# A\n", "B", "b") == "# A\n\n## B\n\nb\n"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_of_labels_without_any_sense_no_threshold_is_found() -> None:
     assert head.threshold is None
     assert "kept" not in head.figures
     probabilities = head.probabilities(head.scores(vectors))
-    assert probabilities.max() < 0.6  # the temperature takes back what the scores claim
+    assert probabilities.max() < 0.6  # after the temperature
 
 
 def test_several_labels_are_learnt_one_by_one() -> None:

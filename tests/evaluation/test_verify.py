@@ -187,6 +187,34 @@ def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_
     assert "largest difference of a component" in rows["the same in any batch"].found
 
 
+def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A refusal of a long text that looks like markup of the table."""
+    bundle = write_bundle(tmp_path / "tiny", template="[X]", pooling="cls")
+    vectors = reference_of(bundle).embed
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts = json.loads(self.rfile.read(int(self.headers["content-length"])))["inputs"]
+            long = any(len(text) > 1000 for text in texts)
+            content = b"[/red] too long" if long else json.dumps(vectors(texts).tolist()).encode()
+            self.send_response(422 if long else 200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        code = run(lambda: main([f"http://127.0.0.1:{server.server_port}", str(bundle), "--api", "tei"]))
+        server.shutdown()
+        thread.join()
+    assert code == 1
+    assert "[/red] too long" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
