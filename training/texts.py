@@ -1,6 +1,7 @@
 """python -m training.texts OUT --corpus FILES: the texts from which a student learns search as well as similarity.
 
 Consecutive sentences become sentences, passages and short queries, in OUT/texts.jsonl: each once, in a random order.
+Where more are asked for than one pass over the sentences makes, further passes make others of the same sentences.
 Other passages are kept out of training, in OUT/inverse-cloze: a collection to search, of which each query is a sentence
 that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a few words.
 """
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     blocks = _blocks(options.corpus, set(excluded), chance)
     collection = list(_held_out(blocks, options.held_out, options.held_out_queries, chance))
     wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
-    texts = list(_made(blocks, wanted, set(excluded), chance))
+    texts = list(_made(list(blocks), wanted, set(excluded), chance))
     chance.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
     if collection:
@@ -107,32 +108,34 @@ def _blocks(files: Sequence[str], seen: set[int], chance: random.Random) -> Iter
 
 
 def _made(
-    blocks: Iterator[list[str]], wanted: dict[str, int], made: set[int], chance: random.Random
+    blocks: Sequence[list[str]], wanted: dict[str, int], made: set[int], chance: random.Random
 ) -> Iterator[tuple[str, str]]:
     """Texts with their kinds, in the shares of `wanted`, none of which is in `made`, where the digest of each is added.
 
-    Raises CorpusError if the sentences run out.
+    The blocks are read again as long as they give other texts. Raises CorpusError if they give too few.
     """
     left = dict(wanted)
-    for block in blocks:
-        while block and any(left.values()):
-            (kind,) = chance.choices(list(left), list(left.values()))
-            passage, rest = _passage(block, chance) if kind == "passage" else ("", block)
-            if not passage:  # the end of a block is too short for one
-                kind = kind if kind != "passage" else "sentence"
-                sentence, *rest = block
-                passage = query_of(sentence, chance) if kind == "query" else sentence
-            block = rest
-            digest = _digest(passage)
-            if left[kind] and digest not in made:  # a query may be an earlier one, or an excluded phrase
-                made.add(digest)
-                left[kind] -= 1
-                yield kind, passage
-        if not any(left.values()):
-            return
-    if any(left.values()):
-        lacking = ", ".join(f"{count:,} {kind}" for kind, count in left.items() if count)
-        raise CorpusError(f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer")
+    while any(left.values()):
+        before = dict(left)
+        for block in blocks:
+            while block and any(left.values()):
+                (kind,) = chance.choices(list(left), list(left.values()))
+                passage, rest = _passage(block, chance) if kind == "passage" else ("", block)
+                if not passage:  # the end of a block is too short for one
+                    kind = kind if kind != "passage" else "sentence"
+                    sentence, *rest = block
+                    passage = query_of(sentence, chance) if kind == "query" else sentence
+                block = rest
+                digest = _digest(passage)
+                if left[kind] and digest not in made:  # a query may be an earlier one, or an excluded phrase
+                    made.add(digest)
+                    left[kind] -= 1
+                    yield kind, passage
+        if left == before:
+            lacking = ", ".join(f"{count:,} {kind}" for kind, count in left.items() if count)
+            raise CorpusError(
+                f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer"
+            )
 
 
 def _held_out(

@@ -661,8 +661,13 @@ def test_a_phone_never_scrolls_sideways(visitor: Visitor, width: int) -> None:
     region = visitor.result("compare").get_by_role("region")
     assert region.evaluate("(region) => region.scrollWidth > region.clientWidth")
     region.focus()
-    visitor.page.keyboard.press("ArrowRight")
-    expect(region).not_to_have_js_property("scrollLeft", 0)
+    expect(region).to_be_focused()
+    for _ in range(1000):  # the browser can lose a key while it draws, so it is pressed as a user would, until it moves
+        visitor.page.keyboard.press("ArrowRight")
+        if region.evaluate("(region) => new Promise((done) => setTimeout(() => done(region.scrollLeft), 50))"):
+            break
+    else:
+        pytest.fail("the region never scrolled")
 
 
 def test_less_motion_is_none(visitor: Visitor) -> None:

@@ -57,6 +57,17 @@ def test_the_texts_are_of_three_kinds_and_each_is_there_once(corpus: str, tmp_pa
     assert all(each["words"] == words_of(each["text"]) for each in texts)
 
 
+def test_more_than_one_pass_makes_other_texts_of_the_same_sentences(corpus: str, tmp_path: Path) -> None:
+    texts = made(tmp_path / "often", corpus, "--sentences", "2500", "--passages", "2000", "--queries", "3000")
+    assert len(texts) == 7500
+    assert len({each["text"] for each in texts}) == len(texts)
+    collection = load_collection(tmp_path / "often" / "inverse-cloze")
+    held_out = {sentence for passage in collection.documents for sentence in sources(passage)}
+    used = {sentence for each in texts for sentence in sources(each["text"])}
+    assert held_out
+    assert used.isdisjoint(held_out)
+
+
 def test_the_same_seed_makes_the_same_files(corpus: str, tmp_path: Path) -> None:
     one, same, other = (
         made(tmp_path / name, corpus, "--seed", seed) for name, seed in (("a", "1"), ("b", "1"), ("c", "2"))
