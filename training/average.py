@@ -61,8 +61,8 @@ def average(
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
 
     `weights` has one share per run; they need not sum to 1, and are equal if none are given. `parent` has
-    `parent_share` of the mean. It is the encoder that the first run's recipe names unless it is given: a run that
-    continues another one has that one's weights there, and the parent of both further back.
+    `parent_share` of the mean, which may be 0. It is the encoder that the first run's recipe names unless it is given:
+    a run that continues another one has that one's weights there, and the parent of both further back.
     """
     if len(runs) < (1 if parent_share else 2):
         raise RunError(
@@ -78,7 +78,8 @@ def average(
     provenances = [Run(run).provenance() for run in runs]
     encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
-        _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
+        if not parent:
+            _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
         _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
         _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
     mean = encoders[0]

@@ -91,6 +91,20 @@ def test_the_parent_of_a_continued_run_may_be_named(runs: list[Path], tiny_bert:
         average(runs[:1], tmp_path / "other", parent_share=0.25, parent="./nowhere")
 
 
+def test_a_run_and_its_continuation_are_averaged_if_their_parent_is_named(
+    runs: list[Path], tiny_bert: Path, tmp_path: Path
+) -> None:
+    continued = make_run(tmp_path / "continued", tiny_bert, 3, parent="model")
+    with pytest.raises(RunError, match="have different parents"):
+        average([runs[0], continued], tmp_path / "mean")
+    average([runs[0], continued], tmp_path / "mean", parent=str(tiny_bert))
+    provenance = json.loads((tmp_path / "mean" / "run.json").read_text(encoding="utf-8"))
+    assert provenance["parent"] == tiny_bert.name
+    export([str(tmp_path / "mean"), str(tmp_path / "bundle")])
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert f"--out RUN --weights 1 1 --parent {tiny_bert.name}\n" in card
+
+
 def test_a_parent_that_is_gone_is_named(runs: list[Path], tmp_path: Path) -> None:
     name_encoder(runs[0], tmp_path / "gone")
     with pytest.raises(EncoderError, match="gone' cannot be loaded as an encoder: it is not a folder"):

@@ -187,7 +187,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         commands = [f"python -m training.fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
         averaged = " ".join(f"RUN-{number}" for number in numbers)
         parent = f" --parent-share {kept:g}" if (kept := provenance.recipe.get("parent_share")) else ""
-        if parent and (encoder := provenance.recipe["encoder"]) != provenance.recipe["runs"][0]["encoder"]:
+        if (encoder := provenance.recipe["encoder"]) != provenance.recipe["runs"][0]["encoder"]:
             parent += f" --parent {encoder}"
         commands.append(f"python -m training.average {averaged} --out RUN --weights {_shares(provenance)}{parent}")
     else:
