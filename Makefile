@@ -4,8 +4,8 @@
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
-# make default-model   train, export and score a model for models/cloze-mini; the one there now is of the commit on its
-#                      card. DATA is the folder of texts and STS data
+# make default-model   train, export and score models/cloze-mini: minutes on a GPU, a day on two cores. DATA is the folder of
+#                      texts and STS data
 # make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
@@ -28,15 +28,23 @@ TEACHER := runs/parents/all-mpnet-base-v2
 CORPUS := $(DATA)/corpus
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
+TEXT_ALONE := import json, sys; [print(json.loads(line)['text']) for line in sys.stdin]
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 ON_CARD := transfer space cost
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE Makefile docs docker benchmarks models
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
-DISTILL = distill --encoder $(PARENT) --corpus $(RUN)/texts/texts.jsonl --columns text --out $(RUN)/student \
-	--teacher-vectors $(RUN)/vectors/mpnet $(RUN)/vectors/minilm --frozen-layers 3 --frozen-share 0.5 \
-	--dev $(STS)/STS/STSBenchmark/sts-dev.csv $(addprefix $(DATA)/retrieval/,med cisi cacm)
+DISTILL = distill --corpus $(RUN)/texts/texts.jsonl --columns text --batch-size 256 --max-tokens 256 --held-out 0 \
+	--teacher-vectors $(RUN)/vectors/mpnet $(RUN)/vectors/minilm --teacher-weights 0.65 0.35 --frozen-layers 0
+FIRST = $(DISTILL) --encoder $(PARENT) --learning-rate 3e-4 --warmup-steps 200 --max-steps 5000 --out $(RUN)/first
+SECOND = $(DISTILL) --encoder $(RUN)/first/model --learning-rate 2.5e-4 --warmup-steps 168 --max-steps 4200 --seed 7 \
+	--out $(RUN)/second
+TRIPLETS = simcse --encoder $(RUN)/second/model --corpus $(DATA)/snli_devtest_triplets.csv --columns sent0 sent1 hard_neg \
+	--template "[X]" --pooling mean --precision fp32 --batch-size 64 --epochs 2 --learning-rate 2e-5 --max-tokens 64 \
+	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 91 --out $(RUN)/triplets
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
+# trains a run, or continues it
+fit = $(BIN)/python -m training.fit $(if $(wildcard $(RUN)/$1/recipe.toml),--resume $(RUN)/$1,$2)
 
 .PHONY: serve check site test test-all coverage data default-model evaluate bulk-demo reference methods bench lock clean
 
@@ -68,16 +76,20 @@ coverage: .venv/dev
 # The same command continues what was interrupted: each line skips what it finds done.
 default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/teachers/mpnet $(RUN)/teachers/minilm
 	$(EMBED) $(RUN)/vectors/mpnet --bundle $(RUN)/teachers/mpnet
-	$(EMBED) $(RUN)/vectors/minilm --bundle $(RUN)/teachers/minilm --text-column words --chunk-tokens 64
-	$(BIN)/python -m training.fit $(if $(wildcard $(RUN)/student/recipe.toml),--resume $(RUN)/student,$(DISTILL))
+	$(EMBED) $(RUN)/vectors/minilm --bundle $(RUN)/teachers/minilm --text-column words
+	$(call fit,first,$(FIRST))
+	$(call fit,second,$(SECOND))
+	$(call fit,triplets,$(TRIPLETS))
 	rm -rf $(RUN)/mean $(RUN)/parent.json
-	$(BIN)/python -m training.average $(RUN)/student --out $(RUN)/mean --parent-share 0.5
+	head -n 64 $(RUN)/texts/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/calibration.txt
+	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/mean --parent $(PARENT)
 	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
-	  --notes models/cloze-mini.notes.md
-	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval $(ON_CARD) \
+	  --calibrate $(RUN)/calibration.txt --notes models/cloze-mini.notes.md
+	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval probes $(ON_CARD) \
 	  --card --beside $(RUN)/parent.json
+	$(BIN)/python -m evaluation.calibrate $(MODEL) --pairs $(STS)/STS/STSBenchmark/sts-train.csv
 
 data: .venv/dev
 	$(BIN)/python -m benchmarks.fetch_data $(DATA)
@@ -110,7 +122,8 @@ clean:
 
 $(RUN)/texts/texts.jsonl: | .venv/dev
 	rm -rf $(@D)
-	$(BIN)/python -m training.texts $(@D) --exclude $(DATA)/senteval $(DATA)/retrieval \
+	$(BIN)/python -m training.texts $(@D) --seed 7 --sentences 480000 --passages 100000 --queries 420000 \
+	  --exclude $(DATA)/senteval $(DATA)/retrieval \
 	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt
 
 $(RUN)/teachers/mpnet: | $(TEACHER)

@@ -35,11 +35,11 @@ def with_figures(page: str) -> str:
 
 def quality() -> str:
     return (
-        "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on two search "
-        "collections, and accuracy × 100, averaged over SentEval's seven classification tasks. Each model uses its own "
-        "pooling. The two collections and STS-B dev were used to choose cloze-mini, so its search figures are "
-        "optimistic. The STS test sets had a part in one decision, which [its card](models/cloze-mini/README.md) "
-        f"describes.\n\n{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
+        "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on three "
+        "search collections, and accuracy × 100, averaged over SentEval's seven classification tasks. The collections "
+        "and STS-B dev were used to choose cloze-mini, so its search figures are optimistic; the test sets were not "
+        "([how it was chosen](models/cloze-mini/README.md#how-it-was-made-and-chosen)).\n\n"
+        f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
     )
 
 
@@ -89,7 +89,7 @@ def page() -> str:
         "([docs/int8.md](../docs/int8.md)).",
         scores(STS),
         "## Search",
-        "nDCG@10 × 100 with exact cosine search, measured by the same command. The two collections were used to choose "
+        "nDCG@10 × 100 with exact cosine search, measured by the same command. The collections were used to choose "
         "cloze-mini, so its figures are optimistic.",
         scores(search_columns([parent()])),
         "## Classification",
@@ -115,13 +115,12 @@ def page() -> str:
 
 
 def scores(columns: Sequence[str]) -> str:
-    """Scores of the shipped graph, of the model before quantisation, and of its parent, as a Markdown table."""
+    """Scores of the shipped graph and of its parent, as a Markdown table."""
     bundle = Bundle.load(MODEL)
     size = bundle.graph("int8").stat().st_size / 1e6
     rows = {
-        f"**cloze-mini**, int8, {size:.1f} MB, [MASK]": bundle.spec.provenance.scores["int8"],
-        "cloze-mini before quantisation, fp32, [MASK]": bundle.spec.provenance.scores["fp32"],
-        "its parent all-MiniLM-L6-v2, fp32, mean": parent(),
+        f"**cloze-mini**, int8, {size:.1f} MB": bundle.spec.provenance.scores["int8"],
+        "its parent all-MiniLM-L6-v2, fp32": parent(),
     }
     titles = [column.removeprefix("transfer ").removesuffix(" accuracy") for column in columns]
     titles = ["STS average" if title == "Avg." and "STS12" not in columns else title for title in titles]

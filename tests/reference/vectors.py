@@ -1,4 +1,4 @@
-"""The shipped model's vectors of twenty texts, as a CPU with AVX-512 gave them; others are held against them.
+"""The shipped model's vectors of twenty texts, as a CPU with AVX2 gave them; others are held against them.
 
     python tests/reference/vectors.py          write them anew, after the model was trained again
     python tests/reference/vectors.py --json   print this machine's, in base64

@@ -35,7 +35,8 @@ __all__ = [
     "writable",
 ]
 
-BITS: Final = {"factor": 8, "score": 8, "weight": 9}  # behind the binary point, in attention
+# behind the binary point: of attention, and of states before their mean, whose sums below 2^12 are then exact
+BITS: Final = {"factor": 8, "score": 8, "weight": 9, "state": 12}
 BLOCKED: Final = -10000.0  # added to a padding token's score: exp gives exactly 0, and fp16 can hold it
 
 Form = Literal["rows", "exact", "fusible"]
@@ -94,6 +95,8 @@ class WrittenOut(nn.Module):
             states = layer(number, states, states, everywhere)
         if not pooling.reads_one_token:
             states = layer(last, states, states, everywhere)
+            if self.form == "exact":
+                states = coarse(states, BITS["state"])
             return pooling.read(states.view(n, length, states.shape[-1]), attention_mask)
         read = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
         if self.form == "fusible":
