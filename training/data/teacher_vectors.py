@@ -6,13 +6,16 @@ corpus and a selection from it do not matter.
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.functional import normalize
 
 from training.errors import CorpusError
 
@@ -40,20 +43,18 @@ class TeacherVectors:
         A teacher's unit vectors are multiplied by the root of its weight, so that the product of two rows is the
         weighted mean of the teachers' cosines. Texts that not all teachers embedded are left out. Raises CorpusError.
         """
-        found = [_read(Path(folder), column) for folder in folders]
-        digests = found[0].digests
-        for each in found[1:]:
-            digests = np.intersect1d(digests, each.digests, assume_unique=True)
+        teachers = [_Teacher.open(Path(folder), column) for folder in folders]
+        digests = np.unique(teachers[0].digests)
+        for each in teachers[1:]:
+            digests = np.intersect1d(digests, each.digests)
         if not len(digests):
             raise CorpusError(f"{', '.join(folders)} have no text in common; embed the same file with each teacher")
-        vectors, last = _on_disk(len(digests), sum(each.vectors.shape[1] for each in found)), 0
-        for each, weight in zip(found, weights, strict=True):
-            first, last = last, last + each.vectors.shape[1]
-            factor = np.sqrt(weight / sum(weights))
-            for rows in _slices(len(digests)):
-                vectors[rows, first:last] = each.vectors[each.places(digests[rows])] * factor
-        sample = [text for text in found[0].sample if _digest(text) in digests]
-        return cls(digests, vectors, sample)
+        found, last = cls(digests, _on_disk(len(digests), sum(each.width for each in teachers)), []), 0
+        for each, weight in zip(teachers, weights, strict=True):
+            first, last = last, last + each.width
+            each.write(found, slice(first, last), (weight / sum(weights)) ** 0.5)
+        found.sample = [text for text in teachers[0].sample if found.has(np.array([_digest(text)], np.uint64)).all()]
+        return found
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of texts, (n, d). Raises CorpusError."""
@@ -62,14 +63,17 @@ class TeacherVectors:
     def find(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The row of each text, (n). Raises CorpusError, which names the first text that has no vector."""
         digests = np.array([_digest(text) for text in texts], dtype=np.uint64)
-        places = self.places(digests)
-        missing = np.flatnonzero(self.digests[places] != digests)
+        missing = np.flatnonzero(~self.has(digests))
         if len(missing):
             raise CorpusError(
                 f"{len(missing):,} of {len(texts):,} texts have no vector of every teacher, the first is "
                 f"{texts[missing[0]][:60]!r}; embed the corpus as it is, with python -m service.bulk"
             )
-        return places
+        return self.places(digests)
+
+    def has(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether there are vectors of the texts with these digests, (n)."""
+        return np.equal(self.digests[self.places(digests)], digests)
 
     def places(self, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where the digests are, (n), or would be."""
@@ -92,35 +96,62 @@ class TeacherVectors:
         return TeacherVectors(self.digests, vectors, self.sample)
 
 
-def _read(folder: Path, column: str) -> TeacherVectors:
-    """The unit vectors of one teacher. Raises CorpusError."""
-    from pyarrow import ArrowException, parquet  # here, because it is large
+@dataclass
+class _Teacher:
+    """The files of one folder; `digests` (n) are those of its rows, in the order of the files."""
 
-    paths = sorted((folder / "vectors").glob("*/*.parquet"))
-    if not paths:
-        raise CorpusError(f"{folder} has no vectors/*/*.parquet; give a folder that python -m service.bulk wrote")
+    folder: Path
+    files: Sequence[Any]  # pyarrow's ParquetFile, which is slow to import
+    column: str
+    width: int
+    digests: NDArray[np.uint64]
+    sample: list[str]
+
+    @classmethod
+    def open(cls, folder: Path, column: str) -> "_Teacher":
+        """Read all but the vectors. Raises CorpusError."""
+        from pyarrow import parquet  # here, because it is large
+
+        paths = sorted((folder / "vectors").glob("*/*.parquet"))
+        if not paths:
+            raise CorpusError(f"{folder} has no vectors/*/*.parquet; give a folder that python -m service.bulk wrote")
+        with _readable(folder):
+            files = [parquet.ParquetFile(path, memory_map=True) for path in paths]
+            spaces = {(file.schema_arrow.metadata or {}).get(SPACE, b"").decode() for file in files}
+            if len(spaces) > 1:
+                raise CorpusError(
+                    f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed it anew"
+                )
+            width = _width(files[0].schema_arrow, column, folder)
+            count, sample, at = sum(file.metadata.num_rows for file in files), list[str](), 0
+            digests = np.empty(count, np.uint64)
+            for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column])):
+                rows, texts = slice(at, at := at + len(batch)), batch.column(0).to_pylist()
+                digests[rows] = [_digest(text) for text in texts]
+                sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
+        return cls(folder, files, column, width, digests, list(dict.fromkeys(sample)))
+
+    def write(self, found: TeacherVectors, columns: slice, factor: float) -> None:
+        """Write the unit vectors times `factor` to these columns of the texts that `found` has. Raises CorpusError."""
+        at = 0
+        with _readable(self.folder):
+            for batch in (batch for file in self.files for batch in file.iter_batches(BATCH, columns=[EMBEDDING])):
+                digests = self.digests[at : (at := at + len(batch))]
+                part = torch.from_numpy(batch.column(0).flatten().to_numpy(zero_copy_only=False).copy())
+                units = normalize(part.view(len(batch), self.width).float()).mul_(factor).half().numpy()
+                wanted = found.has(digests)
+                found.vectors[found.places(digests[wanted]), columns] = units[wanted]
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raises CorpusError if a file cannot be read."""
+    from pyarrow import ArrowException
+
     try:
-        files = [parquet.ParquetFile(path, memory_map=True) for path in paths]
-        spaces = {(file.schema_arrow.metadata or {}).get(SPACE, b"").decode() for file in files}
-        if len(spaces) > 1:
-            raise CorpusError(f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed it anew")
-        width = _width(files[0].schema_arrow, column, folder)
-        count = sum(file.metadata.num_rows for file in files)
-        digests, vectors, sample, at = np.empty(count, np.uint64), _on_disk(count, width), list[str](), 0
-        for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column, EMBEDDING])):
-            rows, texts = slice(at, at := at + len(batch)), batch.column(0).to_pylist()
-            digests[rows] = [_digest(text) for text in texts]
-            sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
-            part = batch.column(1).flatten().to_numpy(zero_copy_only=False).reshape(len(batch), width)
-            part = part.astype(np.float32)
-            vectors[rows] = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        yield
     except (ArrowException, OSError) as error:
         raise CorpusError(f"{folder} cannot be read ({str(error).splitlines()[0]}); embed it anew") from error
-    digests, order = np.unique(digests, return_index=True)
-    sorted_vectors = _on_disk(len(digests), width)
-    for rows in _slices(len(digests)):
-        sorted_vectors[rows] = vectors[order[rows]]
-    return TeacherVectors(digests, sorted_vectors, list(dict.fromkeys(sample)))
 
 
 def _width(schema: Any, column: str, folder: Path) -> int:
