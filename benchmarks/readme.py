@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import graphs, serving, serving_report, training
 from encoding.bundle import Bundle
+from evaluation.tables import digits, markdown_table
 from evaluation.task import search_columns
 
 ROOT = Path(__file__).parents[1]
@@ -124,13 +125,13 @@ def scores(columns: Sequence[str]) -> str:
     }
     titles = [column.removeprefix("transfer ").removesuffix(" accuracy") for column in columns]
     titles = ["STS average" if title == "Avg." and "STS12" not in columns else title for title in titles]
-    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
-    for name, scored in rows.items():
-        row = scored | _classification(scored)
-        if any(column in row for column in columns):
-            cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    every = {name: scored | _classification(scored) for name, scored in rows.items()}
+    cells = [
+        [name, *(digits(row[column]) if column in row else "" for column in columns)]
+        for name, row in every.items()
+        if any(column in row for column in columns)
+    ]
+    return markdown_table(["", *titles], cells)
 
 
 def _classification(scored: Mapping[str, float]) -> dict[str, float]:

@@ -31,7 +31,8 @@ class Curve(_Record):
     """Points of the curve, and how it was found.
 
     `error_before` and `error` are expected calibration errors on pairs that the curve was not fitted to, before and
-    after, as shares of the scale. `thresholds` are values, by what they are best for: "F1", or "precision 0.95".
+    after, as shares of the scale, and `bins_before` and `bins` what they are the errors of: the mean value and the mean
+    judgement of each bin. `thresholds` are values, by what they are best for: "F1", or "precision 0.95".
     """
 
     method: Literal["isotonic", "platt"]
@@ -39,6 +40,8 @@ class Curve(_Record):
     values: tuple[Finite, ...] = Field(min_length=2)
     error_before: Finite
     error: Finite
+    bins_before: tuple[tuple[Finite, Finite], ...] = ()
+    bins: tuple[tuple[Finite, Finite], ...] = ()
     thresholds: dict[str, Finite] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -7,8 +7,9 @@ precision, and becomes a file of the bundle. No vector changes.
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,11 @@ from encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from encoding.command import program, run
 from encoding.files import write_whole
 from encoding.options import Command
-from evaluation.card import with_section
+from evaluation.card import write_section
 from evaluation.measures import Pairs, cosines_of
 from evaluation.own_data import columns_of, load_duplicates
 from evaluation.sts import is_benchmark, load_pairs
+from evaluation.tables import markdown_table
 from training.errors import CorpusError
 from training.model.graph_encoder import GraphEncoder
 
@@ -39,6 +41,11 @@ FOLDS: Final = 5
 BINS: Final = 10  # of the calibration error
 GRID: Final = np.linspace(-1, 1, 201)  # cosines at which Platt's curve is stored: an error below 1e-3 of the scale
 TITLE: Final = "What a cosine means"
+PLOT_FILE: Final = "reliability.svg"
+GREY: Final = "#767676"  # legible on light and on dark
+STYLE: Final[Any] = {"svg.hashsalt": "cloze"} | dict.fromkeys(
+    ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
+)
 
 Numbers = NDArray[np.float64]
 
@@ -92,12 +99,15 @@ def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = Non
             held_out[name][test] = np.interp(cosines[test], *points)
     name = min(METHODS, key=lambda name: float(((held_out[name] - gold) ** 2).mean()))
     knots, values = METHODS[name](cosines, gold, *scale)
+    before = scale[0] + np.clip(cosines, 0, 1) * scale[1]  # the cosine read as the value
     return Curve(
         method=name,
         cosines=tuple(knots.tolist()),
         values=tuple(values.tolist()),
-        error_before=round(calibration_error(scale[0] + np.clip(cosines, 0, 1) * scale[1], gold), 4),
+        error_before=round(calibration_error(before, gold), 4),
         error=round(calibration_error(held_out[name], gold), 4),
+        bins_before=_bins(before, gold),
+        bins=_bins(held_out[name], gold),
         thresholds={} if wanted_precision is None else _thresholds(held_out[name], gold, wanted_precision),
     )
 
@@ -108,9 +118,18 @@ def calibration_error(predicted: Numbers, gold: Numbers) -> float:
     The pairs, (n), are put into ten bins by their predicted value. The error of a bin is the difference of its means of
     predicted and gold; the result is the mean over all pairs.
     """
-    order = np.argsort(predicted, kind="stable")
-    errors = [abs(predicted[rows].mean() - gold[rows].mean()) * len(rows) for rows in np.array_split(order, BINS)]
+    errors = [abs(predicted[rows].mean() - gold[rows].mean()) * len(rows) for rows in _rows(predicted)]
     return float(sum(errors) / len(gold) / (np.ptp(gold) or 1))
+
+
+def _rows(predicted: Numbers) -> list[NDArray[np.intp]]:
+    """The rows of each bin, the lowest values first."""
+    return np.array_split(np.argsort(predicted, kind="stable"), BINS)
+
+
+def _bins(predicted: Numbers, gold: Numbers) -> tuple[tuple[float, float], ...]:
+    """The means of predicted and gold in each bin."""
+    return tuple((round(predicted[rows].mean(), 4), round(gold[rows].mean(), 4)) for rows in _rows(predicted))
 
 
 def _isotonic(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:
@@ -159,31 +178,58 @@ def _write(bundle: Bundle, calibration: Calibration) -> None:
     """Put the file and a section of the card into the bundle, which is replaced as a whole."""
     with altered(bundle) as folder:
         write_whole(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
-        card = folder / "README.md"
-        card.write_text(with_section(card.read_text(encoding="utf-8"), TITLE, _section(calibration)), encoding="utf-8")
+        write_section(folder, TITLE, _section(calibration, _plotted(calibration, folder / PLOT_FILE)))
 
 
-def _section(calibration: Calibration) -> str:
+def _plotted(calibration: Calibration, file: Path) -> bool:
+    """Draw the reliability of the curves to an SVG file; False without matplotlib, which `cloze[report]` installs."""
+    file.unlink(missing_ok=True)
+    if find_spec("matplotlib") is None:
+        return False
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4 * len(calibration.curves), 4), layout="constrained")
+        plots = figure.subplots(1, len(calibration.curves), squeeze=False)[0]
+        for axes, (precision, curve) in zip(plots, calibration.curves.items(), strict=True):
+            axes.axline((calibration.lowest, calibration.lowest), slope=1, color=GREY, linewidth=0.8)
+            axes.plot(*zip(*curve.bins_before, strict=True), "s", color="#c05a1c", label="cosine itself")
+            axes.plot(*zip(*curve.bins, strict=True), "o", color="#1c87a6", label="calibrated")
+            axes.set(title=precision, xlabel=f"mean value ({calibration.meaning})", ylabel="mean judgement")
+            axes.legend(frameon=False)
+        figure.savefig(file, transparent=True, metadata={"Date": None})
+    return True
+
+
+def _section(calibration: Calibration, plotted: bool) -> str:
     unit = "the probability that two texts mean the same" if calibration.meaning == "probability" else (
         f"the score, from {calibration.lowest:g} to {calibration.highest:g}, that people give a pair"
     )  # fmt: skip
+    cells = [
+        [f"{cosine:.1f}", *(f"{curve(cosine):.2f}" for curve in calibration.curves.values())]
+        for cosine in np.arange(0, 1.01, 0.1)
+    ]
     lines = [
         f"`calibration.json` turns a cosine into {unit}: fitted to {calibration.pairs:,} pairs of "
         f"{calibration.source}. It holds for text like theirs.",
         "",
-        "| cosine | " + " | ".join(calibration.curves) + " |",
-        "| ---: |" + " ---: |" * len(calibration.curves),
+        markdown_table(["cosine", *calibration.curves], cells),
+        "",
     ]
-    for cosine in np.arange(0, 1.01, 0.1):
-        cells = " | ".join(f"{curve(cosine):.2f}" for curve in calibration.curves.values())
-        lines.append(f"| {cosine:.1f} | {cells} |")
-    lines.append("")
     for precision, curve in calibration.curves.items():
         thresholds = "".join(f" The best threshold for {name} is {at:.2f}." for name, at in curve.thresholds.items())
         lines.append(
             f"{precision}: expected calibration error on held-out pairs, as a share of the scale, {curve.error:.3f} "
             f"({curve.error_before:.3f} where the cosine itself is read as the value; {curve.method}).{thresholds}"
         )
+    if plotted:
+        lines += [
+            "",
+            f"![Reliability: the mean judgement of held-out pairs against the mean value]({PLOT_FILE})",
+            "",
+            "Held-out pairs in ten bins; on the line, the value is what people say.",
+        ]
     return "\n".join(lines)
 
 

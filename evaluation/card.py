@@ -10,11 +10,11 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from encoding.bundle import GRAPHS, PRECISIONS, Bundle, Precision, Provenance, altered
 from evaluation.sts import DEV_TASKS, STS_TASKS
 from evaluation.suites.probes import FAR
-from evaluation.tables import machine_note
+from evaluation.tables import digits, machine_note, markdown_table
 from evaluation.task import search_columns
 from training.errors import ExportError
 
-__all__ = ["with_figures", "with_section", "write_figures"]
+__all__ = ["with_figures", "with_section", "write_figures", "write_section"]
 
 TITLE: Final = "Figures"
 SECTIONS: Final = {
@@ -87,6 +87,12 @@ def with_figures(
     return str(changed)
 
 
+def write_section(folder: Path, title: str, text: str) -> None:
+    """Put a section into the card of the bundle in `folder`; see `with_section`."""
+    card = folder / "README.md"
+    card.write_text(with_section(card.read_text(encoding="utf-8"), title, text), encoding="utf-8")
+
+
 def with_section(card: str, title: str, text: str) -> str:
     """The card with a section of that title, in place of a former one or at its end; without text, with none."""
     heading = f"## {title}\n"
@@ -139,24 +145,23 @@ def _probes(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     )
     if not accuracies:
         return []
-    lines = [f"| | {' | '.join(scored)} |", "| --- |" + " ---: |" * len(scored)]
+    cells = []
     for column in accuracies:
         name = column.removesuffix(RIGHT)
-        cells = [f"{row[column]:.1f}, {row[f'{name} {FAR}']:.2f}" if column in row else "" for row in scored.values()]
-        lines.append(f"| {name.removeprefix('probes ')} | {' | '.join(cells)} |")
-    return [f"{PROBES}\n\n" + "\n".join(lines)]
+        figures = (f"{row[column]:.1f}, {row[f'{name} {FAR}']:.2f}" if column in row else "" for row in scored.values())
+        cells.append([name.removeprefix("probes "), *figures])
+    return [f"{PROBES}\n\n{markdown_table(['', *scored], cells)}"]
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
     """One row per model that has any of the figures; others are left empty."""
     titles = [_set_of(column) if _suite_of(column) in SECTIONS else column for column in columns]
-    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(columns)]
-    for name, row in rows.items():
-        if not any(column in row for column in columns):
-            continue
-        cells = [f"{row[column]:.2f}" if column in row else "" for column in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = [
+        [name, *(digits(row[column], _suite_of(column)) if column in row else "" for column in columns)]
+        for name, row in rows.items()
+        if any(column in row for column in columns)
+    ]
+    return markdown_table(["", *titles], cells)
 
 
 def _suite_of(column: str) -> str:

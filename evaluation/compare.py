@@ -23,7 +23,7 @@ from evaluation.options import HELP, NOT_COMPARED, ScoringOptions
 from evaluation.sts import STS_TASKS
 from evaluation.subjects import fitting, progress, subjects
 from evaluation.suites import load_suites
-from evaluation.tables import print_table
+from evaluation.tables import digits, print_table
 from evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
 from training.errors import RunError
 
@@ -242,9 +242,8 @@ def _show(found: Sequence[Difference]) -> None:
 
 
 def _cells(each: Difference) -> tuple[str, ...]:
-    decimals = 4 if each.suite == "space" else 2
-    value = f"{each.value:.{decimals}f}"
-    if each.difference is None:
+    value = digits(each.value, each.suite)
+    if each.difference is None or each.low is None or each.high is None:
         return value, "", "", ""
-    interval = f"{each.low:+.{decimals}f} to {each.high:+.{decimals}f}"
-    return value, f"{each.difference:+.{decimals}f}", interval, each.verdict
+    difference, low, high = (digits(gap, each.suite, signed=True) for gap in (each.difference, each.low, each.high))
+    return value, difference, f"{low} to {high}", each.verdict

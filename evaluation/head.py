@@ -29,7 +29,7 @@ from encoding.files import write_whole
 from encoding.heads import HEAD_FOLDER, HEAD_NAME, Head
 from encoding.options import Command
 from evaluation.calibrate import calibration_error
-from evaluation.card import with_section
+from evaluation.card import write_section
 from evaluation.measures import units
 from evaluation.own_data import load_label_sets, load_labels
 from training.model.graph_encoder import GraphEncoder
@@ -221,8 +221,7 @@ def _write(bundle: Bundle, heads: dict[str, Head]) -> None:
             (folder / HEAD_FOLDER).mkdir()
         for name, head in heads.items():
             write_whole(folder / HEAD_FOLDER / f"{name}.json", head.model_dump_json() + "\n")
-        card = folder / "README.md"
-        card.write_text(with_section(card.read_text(encoding="utf-8"), TITLE, _section(heads)), encoding="utf-8")
+        write_section(folder, TITLE, _section(heads))
 
 
 def _section(heads: dict[str, Head]) -> str:

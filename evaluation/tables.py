@@ -1,4 +1,7 @@
-"""The figures in short, and as tables in the terminal: one per suite, with one row per model."""
+"""The figures in short, as text, and as tables: in the terminal one per suite, with one row per model.
+
+All tables of scores, on a page or in the terminal, get their decimals from `digits`.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,15 +9,16 @@ from statistics import fmean
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from evaluation.sts import DEV_TASKS, STS_TASKS, average
 from evaluation.task import SEARCH, Score, search_columns
 
-__all__ = ["figures", "machine_note", "machines", "print_table", "show"]
+__all__ = ["digits", "figures", "machine_note", "machines", "markdown_table", "print_table", "show"]
 
 KNOWN: Final = {*STS_TASKS, *DEV_TASKS}
-DECIMALS: Final = {"space": 4, "cost": 1}  # of suites whose figures are not x100
+DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100; the papers print 3 for the space
 BY_METRIC: Final = ("baselines",)  # suites with the same many metrics for each set
 WIDTH: Final = 110  # of a pipe, which has no width of its own
 
@@ -33,6 +37,11 @@ def figures(scores: Sequence[Score]) -> dict[str, float]:
         elif score.suite not in ("sts", "retrieval"):
             found[f"{score.suite} {score.task} {score.metric}"] = round(score.value, 4)
     return found | ({"Avg.": average(found)} if set(STS_TASKS) <= set(found) else {})
+
+
+def digits(value: float, suite: str = "sts", signed: bool = False) -> str:
+    """A figure of a suite, or a difference of two, as text."""
+    return f"{value:{'+' if signed else ''},.{DECIMALS.get(suite, 2)}f}"
 
 
 def machines(scores: Mapping[str, Sequence[Score]]) -> dict[str, str]:
@@ -61,7 +70,7 @@ def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:
     }
     for title, columns in known.items():
         if columns and all(column in row for row in short.values() for column in columns):
-            cells = [[name, *(f"{row[column]:.2f}" for column in columns)] for name, row in short.items()]
+            cells = [[name, *(digits(row[column]) for column in columns)] for name, row in short.items()]
             print_table(title, [column.removesuffix(SEARCH) for column in columns], cells)
     for suite in dict.fromkeys(score.suite for row in scores.values() for score in row):
         if suite in BY_METRIC:
@@ -76,8 +85,7 @@ def _show_suite(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
     for name, row in scores.items():
         for score in row:
             if score.suite == suite and not (suite == "sts" and score.task in KNOWN):
-                cell = f"{score.value:,.{DECIMALS.get(suite, 2)}f}"
-                tables.setdefault(score.task, {}).setdefault(name, {})[score.metric] = cell
+                tables.setdefault(score.task, {}).setdefault(name, {})[score.metric] = digits(score.value, suite)
     for task, rows in tables.items():
         columns = list(dict.fromkeys(metric for row in rows.values() for metric in row))
         cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
@@ -93,19 +101,26 @@ def _show_metrics(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
                 rows.setdefault(score.metric, {})[score.task] = score.value
         columns = list(dict.fromkeys(task for values in rows.values() for task in values))
         cells = [
-            [metric, *(f"{value:.2f}" for value in (*values.values(), fmean(values.values())))]
+            [metric, *(digits(value, suite) for value in (*values.values(), fmean(values.values())))]
             for metric, values in rows.items()
         ]
         print_table(f"{suite}: {name}", [*columns, "Avg."], cells)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A row begins with its name."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of Markdown. The first column has names and its own title; the others are right-aligned."""
+    lines = [f"| {' | '.join(columns)} |" if columns[0] else f"| | {' | '.join(columns[1:])} |"]
+    lines.append("| --- |" + " ---: |" * (len(columns) - 1))
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], first: str = "") -> None:
+    """Print to the terminal. A row begins with its name. Brackets are printed as they are."""
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column(first, overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width).print(table)

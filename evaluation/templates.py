@@ -13,9 +13,7 @@ from typing import Annotated, Final, Self, TypeAlias
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from encoding.command import program
 from encoding.errors import TemplateError
@@ -24,6 +22,7 @@ from encoding.options import Command
 from encoding.template import MASK, TEXT
 from evaluation.sts import Pairs, load_pairs, spearman
 from evaluation.t5 import TemplateWriter, read_definitions
+from evaluation.tables import digits, print_table
 from training.data.corpus import read_lines
 from training.errors import CorpusError, EncoderError
 from training.model.encoder import SentenceEncoder
@@ -260,14 +259,11 @@ def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dic
 
 def _show(options: TemplateOptions, rows: Sequence[dict[str, object]]) -> None:
     pooling = "[MASK] minus the template's bias" if options.denoise else "[MASK]"
-    table = Table(title=escape(f"{options.encoder}: {pooling} on {options.dev.name}"), title_justify="left")
-    table.add_column("template", overflow="fold")
-    table.add_column("Spearman x100", justify="right")
-    table.add_column("tokens", justify="right")
-    if "log_probability" in rows[0]:
-        table.add_column("T5's log-probability", justify="right")
+    columns = {"Spearman x100": "score", "tokens": "tokens", "T5's log-probability": "log_probability"}
+    shown = {title: name for title, name in columns.items() if name in rows[0]}
+    cells = []
     for row in rows:
-        figures = [f"{row[name]:.2f}" for name in ("log_probability",) if name in row]
-        table.add_row(escape(str(row["template"])), f"{row['score']:.2f}", str(row["tokens"]), *figures)
-    width = None if sys.stdout.isatty() else 110  # a pipe has no width of its own
-    Console(width=width).print(table)
+        values = (row[name] for name in shown.values())
+        figures = (digits(value) if isinstance(value, float) else str(value) for value in values)
+        cells.append([str(row["template"]), *figures])
+    print_table(f"{options.encoder}: {pooling} on {options.dev.name}", list(shown), cells, first="template")

@@ -11,6 +11,7 @@ from string import Template
 from typing import Final
 
 from evaluation.report.contents import Examples, Figure, Part, Report, Section, Table
+from evaluation.tables import markdown_table
 
 __all__ = ["markdown", "page"]
 
@@ -144,13 +145,12 @@ def _part_lines(part: Part) -> Iterator[str]:
 
 def _table_lines(table: Table) -> Iterator[str]:
     yield from (f"**{_escaped(table.title)}**", "")
-    yield "| " + " | ".join(map(_escaped, table.columns)) + " |"
-    yield "| --- |" + " ---: |" * (len(table.columns) - 1)
-    for name, rows in table.groups.items():
+    rows = []
+    for name, group in table.groups.items():
         if name:
-            yield f"| *{_escaped(name)}* |" + " |" * (len(table.columns) - 1)
-        for row in rows:
-            yield "| " + " | ".join(map(_escaped, row.cells)) + " |"
+            rows.append([f"*{_escaped(name)}*", *[""] * (len(table.columns) - 1)])
+        rows += [list(map(_escaped, row.cells)) for row in group]
+    yield markdown_table(list(map(_escaped, table.columns)), rows)
     yield from ["", *(f"- {_escaped(note)}" for note in table.notes)] if table.notes else ()
 
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Final
 
 from evaluation.report.contents import Card, Examples, Row, Table
+from evaluation.tables import digits
 from evaluation.task import Score
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
 AVERAGED: Final = ("sts", "transfer")  # suites whose rows end with an average
 
 OWN: Final = "This evaluation"
-DECIMALS: Final = {"space": 3, "cost": 1}  # of suites whose figures are not x100
 AVERAGE: Final = "Avg."
 FITTED: Final = {"whitening": "first-last", "BERT-flow": "last-two"}  # baseline -> the mean that it changes
 
@@ -60,23 +60,22 @@ def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
     """The models' rows and then the papers'; None if no model has all of the papers' columns."""
     rows = published(suite)
     columns = list(next(row.cells for row in rows if row.cells))
-    decimals = DECIMALS.get(suite, 2)
     own = []
     for name, row in scores.items():
         values = _columns(suite, row)
         if set(columns) <= set(values):
-            cells = [_number(values[column], decimals) for column in columns]
+            cells = [_number(values[column], suite) for column in columns]
             if suite in AVERAGED:
-                cells.append(_number(sum(round(values[column], 2) for column in columns) / len(columns), 2))
+                cells.append(_number(sum(round(values[column], 2) for column in columns) / len(columns), suite))
             own.append(Row([name, *cells], own=True))
     if not own:
         return None
     sources = list(dict.fromkeys(row.source for row in rows))
     groups, notes = {OWN: own}, [f"[{place}] {source}" for place, source in enumerate(sources, 1)]
     for each in rows:
-        cells = [_number(each.cells.get(column), decimals) for column in columns]
+        cells = [_number(each.cells.get(column), suite) for column in columns]
         if suite in AVERAGED:
-            cells.append(_number(each.average, 2) + ("*" if _differs(each) else ""))
+            cells.append(_number(each.average, suite) + ("*" if _differs(each) else ""))
             notes += _note(each) if _differs(each) else []
         name = f"{each.name} [{sources.index(each.source) + 1}]"
         groups.setdefault(f"Published, {each.group.lower()}", []).append(Row([name, *cells]))
@@ -93,7 +92,7 @@ def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
                 found.setdefault((name, score.task), {})[score.metric] = score.value
     columns = list(dict.fromkeys(metric for values in found.values() for metric in values))
     for (name, task), values in found.items():
-        cells = [_number(values.get(metric), DECIMALS.get(suite, 2)) for metric in columns]
+        cells = [_number(values.get(metric), suite) for metric in columns]
         groups.setdefault(task, []).append(Row([name, *cells], own=True))
     return Table(title, ["", *columns], groups) if groups else None
 
@@ -108,14 +107,14 @@ def baseline_table(model: str, scores: Sequence[Score]) -> Table | None:
         return None
     averages = {metric: fmean(values.values()) for metric, values in found.items()}
     rows = [
-        Row([metric, *(_number(value, 2) for value in (*values.values(), averages[metric]))], own=True)
+        Row([metric, *(_number(value) for value in (*values.values(), averages[metric]))], own=True)
         for metric, values in found.items()
     ]
     gains = {
         (name, mean): averages[name] - averages[mean] for name, mean in FITTED.items() if {name, mean} <= {*averages}
     }
     notes = [
-        f"{name} is {_number(abs(gain), 2)} {'above' if gain > 0 else 'below'} {mean}, the mean that it is fitted on."
+        f"{name} is {digits(abs(gain))} {'above' if gain > 0 else 'below'} {mean}, the mean that it is fitted on."
         for (name, mean), gain in gains.items()
     ]
     columns = ["", *next(iter(found.values())), AVERAGE]
@@ -130,7 +129,7 @@ def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
     cards = []
     for example in found:
         lines = [
-            f"{_number(cosine, 2)}  {text}" + ("  ✓" if text == example["positive"] else "")
+            f"{_number(cosine)}  {text}" + ("  ✓" if text == example["positive"] else "")
             for text, cosine in example["neighbours"]
         ]
         cards.append(Card(example["query"], lines))
@@ -155,5 +154,5 @@ def _note(row: Published) -> list[str]:
     return [f"* {row.name}: printed {row.average:.2f}, the mean of the printed cells is {row.mean:.2f}"]
 
 
-def _number(value: float | None, decimals: int) -> str:
-    return "–" if value is None else f"{value:,.{decimals}f}".replace("-", "−")
+def _number(value: float | None, suite: str = "sts") -> str:
+    return "–" if value is None else digits(value, suite).replace("-", "−")

@@ -20,7 +20,7 @@ from evaluation.report.plots import (
     word_map,
 )
 from evaluation.report.tables import baseline_table, beside_papers, neighbour_examples, plain_table
-from evaluation.tables import machine_note
+from evaluation.tables import digits, machine_note
 from evaluation.task import Score
 from training.errors import RunError
 
@@ -130,15 +130,17 @@ def _facts(scores: Scores, shorts: Shorts) -> list[tuple[str, str, str]]:
     found = []
     for name, row in scores.items():
         if "Avg." in shorts[name]:
-            found.append((f"STS average, {name}", f"{shorts[name]['Avg.']:.2f}", "Spearman ×100, seven test sets"))
+            found.append((f"STS average, {name}", digits(shorts[name]["Avg."]), "Spearman ×100, seven test sets"))
         searched = [score.value for score in row if score.metric == "nDCG@10"]
         if searched:
-            number = f"{sum(searched) / len(searched):.2f}"
-            found.append((f"Search, {name}", number, f"nDCG@10 ×100, mean of {len(searched)} collections"))
+            mean = digits(sum(searched) / len(searched), "retrieval")
+            found.append((f"Search, {name}", mean, f"nDCG@10 ×100, mean of {len(searched)} collections"))
         cost = {score.metric: score.value for score in row if score.suite == "cost"}
         for metric, label in (("sentences/s", "sentences per second"), ("size MB", "MB")):
             if metric in cost:
-                found.append((f"{'Speed' if metric != 'size MB' else 'Size'}, {name}", f"{cost[metric]:,.1f}", label))
+                found.append(
+                    (f"{'Speed' if metric != 'size MB' else 'Size'}, {name}", digits(cost[metric], "cost"), label)
+                )
     return found
 
 

@@ -41,6 +41,17 @@ def test_the_error_is_that_of_a_loop_over_bins() -> None:
     assert calibration_error(predicted, gold) == pytest.approx(expected)
 
 
+def test_the_errors_are_those_of_the_bins_that_are_shown() -> None:
+    cosines, gold = drawn(1000, 5)
+    curve = fitted(cosines, gold)
+    for bins, error in ((curve.bins_before, curve.error_before), (curve.bins, curve.error)):
+        assert len(bins) == 10
+        assert sorted(bins) == list(bins)
+        assert sum(abs(value - judged) for value, judged in bins) / 10 == pytest.approx(error, abs=2e-4)
+    ranked = np.sort(np.clip(cosines, 0, 1)).reshape(10, 100)
+    np.testing.assert_allclose([value for value, _ in curve.bins_before], ranked.mean(1), atol=1e-4)
+
+
 def test_platts_curve_finds_the_probabilities_that_labels_were_drawn_from() -> None:
     curve = fitted(*drawn(20_000, 12), wanted_precision=0.9)
     cosines = np.linspace(-0.2, 1, 50)
@@ -97,6 +108,25 @@ def test_a_bundle_gets_a_curve_for_each_precision_and_keeps_its_vectors(tmp_path
     card = (before.path / "README.md").read_text()
     assert card.count("## What a cosine means") == 1
     assert "the score, from 0 to 5, that people give a pair: fitted to 150 pairs of scores.csv" in card
+
+
+def test_the_card_shows_the_reliability_where_matplotlib_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.load(write_bundle(tmp_path / "tiny"))
+    command = [str(bundle.path), "--pairs", str(write_pairs(tmp_path / "pairs.csv", ["0", "1"] * 120))]
+    main(command)
+    drawing = (bundle.path / "reliability.svg").read_bytes()
+    assert b"<svg" in drawing
+    assert "reliability.svg" in Bundle.load(bundle.path).spec.files
+    assert "](reliability.svg)" in (bundle.path / "README.md").read_text()
+    main(command)
+    assert (bundle.path / "reliability.svg").read_bytes() == drawing
+    monkeypatch.setattr("evaluation.calibrate.find_spec", lambda _name: None)
+    main(command)
+    assert not (bundle.path / "reliability.svg").exists()
+    assert "reliability.svg" not in Bundle.load(bundle.path).spec.files
+    assert "](reliability.svg)" not in (bundle.path / "README.md").read_text()
 
 
 def test_a_section_in_the_middle_of_the_card_is_replaced_there() -> None:

@@ -202,9 +202,9 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     assert f"| {tiny_bert.name}, torch fp32 | {others['STS12']:.2f} | " in card.text
     columns = ("alignment", "uniformity", "anisotropy", "anisotropy of word vectors")
     assert f"| | {' | '.join(f'STS-B {column}' for column in columns)} |" in card.text
-    cells = [f"{own['space STS-B ' + column]:.2f}" for column in columns[:3]]
+    cells = [f"{own['space STS-B ' + column]:.3f}" for column in columns[:3]]
     assert f"| fp32 | {' | '.join(cells)} |  |" in card.text  # a graph shows no word vectors
-    assert f"| fp32 | {own['cost STS-B sentences/s']:.2f} | " in card.text
+    assert f"| fp32 | {own['cost STS-B sentences/s']:,.1f} | " in card.text
     machines = f"fp32 and int8 on a machine; {tiny_bert.name}, torch fp32 on a machine elsewhere"
     assert f"\n\nSentences of STS-B test per second. Machines: {machines}.\n\n| |" in card.text
     kept, before = (re.sub(r"(?s)## Figures.*?(?=\n## )", "", each.text) for each in (card, exported))
@@ -294,14 +294,21 @@ def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Pa
         assert Bundle.load(tmp_path / "out").spec.final_period == period
 
 
-def test_the_card_tells_of_a_kept_head_and_a_continuous_template(run: Path) -> None:
+@pytest.mark.parametrize("part", ["head", "template"])
+def test_the_card_names_a_kept_head_and_a_continuous_template(
+    part: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # these weights are not those of the graph that is remembered
     encoder = SentenceEncoder.load(str(run / "model"))
-    assert exporting._parts(encoder) == []
-    encoder.head = Head("tanh", encoder.backbone.config)
-    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
-    provenance, _ = provenance_of(run)
-    card = model_card("out", encoder.config, provenance, {}, parts=exporting._parts(encoder))
-    assert "of the template's words. A tanh head comes last." in card
+    if part == "head":
+        encoder.head = Head("tanh", encoder.backbone.config)
+    else:
+        encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
+    encoder.save(run / "model")
+    export.main([str(run), str(tmp_path / "out")])
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("A tanh head comes last." in card) == (part == "head")
+    assert ("Trained vectors replace the embeddings of the template's words." in card) == (part == "template")
 
 
 def test_fp32_too_far_from_torch_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
