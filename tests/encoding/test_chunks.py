@@ -61,7 +61,7 @@ def test_an_overlap_begins_with_a_word_before_the_last_end(encoder: TextEncoder)
 
 @pytest.mark.parametrize("final_period", [False, True])
 def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period: bool) -> None:
-    encoder = TextEncoder(encoder._tokenizer, encoder.special, encoder.template, 32, final_period)
+    encoder = TextEncoder(tokenizer(), encoder.special, encoder.template, 32, final_period)
     chance = random.Random(7)
     pieces = [
         "two",

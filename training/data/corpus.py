@@ -5,18 +5,22 @@ those of the next row. With `scored` its last column is a score. Empty rows and 
 out and counted. The others go to a file on disk, so that a corpus may be larger than the memory.
 """
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
 import math
 import random
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import glob, has_magic
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +32,8 @@ from training.errors import CorpusError
 __all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_OPEN: Final[dict[str, Callable[..., Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED: Final = (*_OPEN, ".zst")
 
 
 @dataclass
@@ -83,20 +89,20 @@ def read_corpus(
 ) -> Corpus:
     """Read every file, in order; then keep a random, seeded `sample` of the rows if one is given.
 
+    A path may be a pattern, such as `data/*.jsonl`, which stands for the files that match it, in the order of their
+    names; `**` matches folders at any depth.
+
     With `next_sentences` a row also has the sentences of the next row, which follows it in the file with none left out
     in between. With `scored` the last column is a number, which a row has as a text that `float` reads.
 
-    Raises CorpusError, with file and line, for a missing file, a missing column, bytes that are not UTF-8 or a score
-    that is not a number; and if all scores are equal.
+    Raises CorpusError, with file and line, for a missing file, a pattern without files, a missing column, bytes that
+    are not UTF-8 or a score that is not a number; and if all scores are equal.
     """
-    missing = [path for path in paths if not Path(path).is_file()]
-    if missing:
-        what = "is a folder" if Path(missing[0]).is_dir() else "does not exist"
-        raise CorpusError(f"{missing[0]} {what}; give the path of a file of sentences")
+    files = [file for path in paths for file in _files(path)]
     corpus = Corpus()
     corpus.rows = _stored(
         row
-        for path in map(Path, paths)
+        for path in files
         for row in _counted(corpus, path, _fitting(corpus, path, columns, min_words, max_words, scored), next_sentences)
     )
     if not corpus.rows:
@@ -124,12 +130,12 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield line
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}, after line {number}: not UTF-8 ({error.reason}); convert it to UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and record of each row of a csv, tsv or jsonl file (or one of these with .gz), or of a parquet file.
+    """Line number and record of each row of a csv, tsv or jsonl file, compressed or not, or of a parquet file.
 
     The rows of a parquet file are numbered from 1.
     """
@@ -170,6 +176,19 @@ def finite_score(score: object, where: str) -> float:
     return number
 
 
+def _files(path: str) -> list[Path]:
+    """The file, or the files that match a pattern, by name. Raises CorpusError."""
+    if Path(path).is_file():
+        return [Path(path)]
+    if has_magic(path):
+        found = sorted(file for file in map(Path, glob(path, recursive=True)) if file.is_file())
+        if not found:
+            raise CorpusError(f"no file matches {path}; check the pattern")
+        return found
+    what = "is a folder" if Path(path).is_dir() else "does not exist"
+    raise CorpusError(f"{path} {what}; give the path of a file of sentences, or a pattern such as 'data/*.txt'")
+
+
 def _stored(rows: Iterable[Row]) -> StoredRows:
     try:
         return StoredRows.write(rows)
@@ -200,12 +219,13 @@ def _fitting(
     corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None, scored: bool
 ) -> Iterator[Row | None]:
     """The rows of a file; None in place of each that is left out, which `corpus` counts."""
+    unlimited = min_words == 1 and max_words is None  # then there is no need to count, which takes long
     for row in _rows(path, columns, scored):
         texts = row[:-1] if scored else row
         if not all(map(_says_something, texts)):
             corpus.empty += 1
             yield None
-        elif all(min_words <= len(text.split()) <= (max_words or len(text)) for text in texts):
+        elif unlimited or all(min_words <= len(text.split()) <= (max_words or len(text)) for text in texts):
             yield row
         else:
             corpus.outside += 1
@@ -233,23 +253,29 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
 
 
 def _says_something(text: str) -> bool:
-    """Whether a text has more than blanks and invisible characters, of which a tokenizer leaves nothing."""
-    return any(map(str.isprintable, text.replace(" ", "")))
+    """Whether a stripped text has more than blanks and invisible characters, of which a tokenizer leaves nothing."""
+    return bool(text) and (text[0].isprintable() or any(map(str.isprintable, text.replace(" ", ""))))
 
 
 def _suffix(path: Path) -> str:
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if suffix not in {".txt", ".jsonl", ".parquet", *_SEPARATORS} or path.name.endswith(".parquet.gz"):
+    compressed = path.suffix in COMPRESSED
+    suffix = Path(path.stem).suffix if compressed else path.suffix
+    if suffix not in {".txt", ".jsonl", *_SEPARATORS} and (suffix != ".parquet" or compressed):
         raise CorpusError(
-            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with .gz, "
-            "or .parquet"
+            f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with "
+            f"{', '.join(COMPRESSED[:-1])} or {COMPRESSED[-1]}, or .parquet"
         )
     return suffix
 
 
 def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    if opened := _OPEN.get(path.suffix):
+        text: TextIO = opened(path, "rt", encoding="utf-8-sig", newline="")
+        return text
+    if path.suffix == ".zst":
+        from pyarrow import input_stream  # here, because it is large; Python has zstd itself since 3.14
+
+        return io.TextIOWrapper(input_stream(str(path), compression="zstd"), encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
+from glob import has_magic
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -54,8 +55,8 @@ class Recipe(BaseModel):
     encoder: str = Field(DEFAULT, description="parent encoder: a folder, a hub name, or cloze-mini")
     corpus: tuple[str, ...] = Field(
         min_length=1,
-        description="files of text: .txt (one sentence per line), .csv, .tsv, .jsonl, .parquet; all but the last also "
-        "with .gz",
+        description="files of text, or patterns such as 'data/*.jsonl': .txt (one sentence per line), .csv, .tsv, "
+        ".jsonl, .parquet; all but the last also with .gz, .bz2, .xz or .zst",
     )
     weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (), description="each file's share of the sentences of an epoch, in proportion; unset: that of its sentences"
@@ -164,6 +165,11 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "
                 "each file"
+            )
+        patterns = [path for path in self.corpus if has_magic(path) and not Path(path).is_file()]
+        if self.weights and patterns:
+            raise ValueError(
+                f"weights has one number for each file, and corpus has {patterns[0]}; name each file in it"
             )
         if self.weights and not sum(self.weights):
             raise ValueError("weights are all 0, which draws from no file; write one above 0")

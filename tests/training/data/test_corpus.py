@@ -1,16 +1,26 @@
+import bz2
 import gzip
 import json
+import lzma
 import random
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 from encoding.bundle import sha256
 from training.data.corpus import Corpus, read_corpus
 from training.data.stored_rows import BATCH, ChosenRows, StoredRows
 from training.errors import CorpusError
+
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, codec="zstd", asbytes=True),
+}
 
 
 def write(path: Path, text: str) -> str:
@@ -37,12 +47,38 @@ def test_tables_and_json_lines_give_the_columns_asked_for(tmp_path: Path) -> Non
     assert list(read_corpus([csv], ["text", "other"]).rows) == [('a, "b"', "x"), ("two\nlines", "z")]
 
 
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_gzip_is_read_as_it_is_named(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write("ein satz\n" if "txt" in name else json.dumps({"text": "ein satz"}) + "\n")
-    assert list(read_corpus([str(path)], ["text"]).rows) == [("ein satz",)]
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_compressed_file_is_read_as_it_is_named(tmp_path: Path, name: str, ending: str) -> None:
+    lines = [f"satz {number} ä" for number in range(3000)]
+    content = "\r\n".join(lines if "txt" in name else [json.dumps({"text": line}) for line in lines]).encode()
+    path = tmp_path / f"{name}{ending}"
+    path.write_bytes(COMPRESS[ending](content))
+    corpus = read_corpus([str(path)], ["text"])
+    assert list(corpus.rows) == [(line,) for line in lines]
+    assert corpus.sources[0].sha256 == sha256(path)
+    path.write_bytes(COMPRESS[ending](content)[:-20])  # as after a download that broke off
+    with pytest.raises(CorpusError, match=rf"{path.name}, after line \d+: cannot be read"):
+        read_corpus([str(path)], ["text"])
+
+
+def test_a_pattern_stands_for_the_files_that_match_it(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    for name in ("b.txt", "a.txt", "c.csv", "[x].txt", "deep/er/d.txt"):
+        write(tmp_path / name, f"text\n{name}\n")
+    expected = {
+        "*.txt": ["[x].txt", "a.txt", "b.txt"],
+        "?.[tc]*": ["a.txt", "b.txt", "c.csv"],
+        "**/*.txt": ["[x].txt", "a.txt", "b.txt", "d.txt"],
+        "[x].txt": ["[x].txt"],  # where a file has this name, it is meant
+    }
+    for pattern, names in expected.items():
+        corpus = read_corpus([f"{tmp_path}/{pattern}"], ["text"])
+        assert [source.name for source in corpus.sources] == names
+    with pytest.raises(CorpusError, match=r"no file matches .*/\*\.jsonl; check the pattern"):
+        read_corpus([f"{tmp_path}/*.jsonl"])
+    with pytest.raises(CorpusError, match=r"no file matches .*/dee\*; check"):
+        read_corpus([f"{tmp_path}/dee*"])  # a folder is not a file
 
 
 def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> None:
@@ -70,6 +106,10 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.parquet.gz", b"x", ("text",), "cannot tell the format from its name"),
         ("a.parquet", b"x", ("text",), "cannot be read as parquet"),
         ("a.txt.gz", b"not gzip", (), "cannot be read"),
+        ("a.txt.bz2", b"not bzip2", (), "cannot be read"),
+        ("a.txt.xz", b"not xz", (), "cannot be read"),
+        ("a.txt.zst", b"not zstd", (), "cannot be read"),
+        ("a.txt.xz", lzma.compress(b"good\nbad \xff byte\n"), (), r"a\.txt\.xz, after line \d: not UTF-8"),
         ("a.txt", "\u200b\n".encode(), (), r"no sentence is left of .*1 empty"),
         ("a.csv", b"x,y\na, b,c\n", ("x", "y"), 'line 2: more cells than the 2 columns .* put "quotes"'),
         ("a.tsv", b'x\ty\n"Hello" she said\tc\nd\te\n', ("x", "y"), "line 2: .*written twice"),

@@ -89,6 +89,7 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
         ({"weights": ["1", "-1"]}, "weights is .*greater than or equal to 0"),
         ({"weights": ["0", "0"]}, "weights are all 0, which draws from no file; write one above 0"),
         ({"weights": ["1", "nan"]}, "weights is .*greater than or equal to 0"),
+        ({"weights": ["1", "2"], "corpus": ["a.txt", "b*.txt"]}, r"corpus has b\*\.txt; name each file in it"),
         ({"weights": ["1", "2"], "group_by_length": ["true"]}, "weights and group_by_length order the corpus in two"),
     ],
 )

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from recipes import arguments, load_recipe
 from safetensors import safe_open
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
-from two_processes import in_two
 
 from training.errors import EncoderError, RecipeError
 from training.fit import main
@@ -175,37 +173,6 @@ def test_batch_norm_has_the_rows_of_all_processes_and_each_detects_its_own(
         torch.testing.assert_close(given[2], rows)
 
 
-def without_dropout(folder: Path, generator: Path) -> DiffCSE:
-    """BatchNorm in training mode, all else in evaluation mode; the step's edits are drawn, for all rows."""
-    keys = {"encoder": folder, "generator": generator, "corpus": "unused.txt", "detection_weight": 1, "temperature": 1}
-    recipe = load_recipe("diffcse", {key: [str(value)] for key, value in keys.items()})
-    torch.manual_seed(0)
-    objective = DiffCSE(SentenceEncoder.load(recipe.encoder, template="[X]", pooling="cls"), recipe).eval()
-    objective.projector.train()
-    views = objective.draw(objective.views(ROWS))
-    objective.draw = lambda given: given or views
-    return objective
-
-
-def half(rank: int, folder: Path, generator: Path) -> dict[str, Tensor]:
-    objective = without_dropout(folder, generator)
-    rows = slice(2 * rank, 2 * rank + 2)
-    views = {name: {key: part[rows] for key, part in view.items()} for name, view in objective.draw({}).items()}
-    wrapped = DistributedDataParallel(objective)  # which averages as long as it is held
-    wrapped(**views)["loss"].backward()
-    return {name: weight.grad for name, weight in objective.named_parameters()}
-
-
-def test_two_processes_have_the_gradient_of_one_with_all_rows(
-    tiny_bert: Path, tiny_masked: dict[str, Path], tmp_path: Path
-) -> None:
-    objective = without_dropout(tiny_bert, tiny_masked["bert"])
-    objective()["loss"].backward()
-    expected = {name: weight.grad for name, weight in objective.named_parameters()}
-    for found in in_two(half, tmp_path, tiny_bert, tiny_masked["bert"]):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
 # The discriminator
 
 
@@ -358,19 +325,3 @@ def test_inserted_words_need_positions(build: Any) -> None:
     assert build(max_tokens="64")
     with pytest.raises(RecipeError, match="max_tokens is 64, up to 84 with words inserted; the encoder has positions"):
         build(max_tokens="64", edits="replace insert")
-
-
-@pytest.mark.parametrize(
-    ("preset", "expected"),
-    [
-        (None, ("google-bert/bert-base-uncased", 64, 7e-6, 0.3, 0.005)),
-        ("roberta-base", ("FacebookAI/roberta-base", 64, 1e-5, 0.2, 0.005)),
-        ("bert-base-transfer", ("google-bert/bert-base-uncased", 64, 2e-6, 0.15, 0.05)),
-        ("roberta-base-transfer", ("FacebookAI/roberta-base", 128, 3e-6, 0.15, 0.05)),
-    ],
-)
-def test_presets_are_tables_12_and_13(preset: str | None, expected: tuple[object, ...]) -> None:
-    recipe = load_recipe("diffcse", {"corpus": ["unused.txt"]}, preset)
-    keys = ("encoder", "batch_size", "learning_rate", "masked_share", "detection_weight")
-    assert tuple(getattr(recipe, key) for key in keys) == expected
-    assert ("roberta" in recipe.encoder) == ("roberta" in recipe.generator)

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from contrastive_methods import ROWS, add_masked_head, build, gradients
 from recipes import arguments, load_recipe
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from two_processes import in_two
 
 from encoding.errors import ClozeError
 from training.data.corpus import read_corpus
@@ -320,37 +318,6 @@ def test_without_a_weight_there_is_no_discriminator_and_no_generator(folder: Pat
 
 
 # The whole
-
-
-def guesser(folder: Path, task: str) -> DiffCSE:
-    """Without dropout; the step's words are drawn, for all rows."""
-    words = {"generator": [str(folder)], "task": [task], "projector": ["tanh"], "detection_weight": ["1"]}
-    objective = build("diffcse", folder, dropout=False, **words)
-    torch.manual_seed(2)
-    views = objective.draw(objective.views(ROWS[1:]))
-    objective.draw = lambda given: given or views
-    return objective
-
-
-def half(rank: int, folder: Path, task: str) -> dict[str, Tensor]:
-    objective = guesser(folder, task)
-    rows = slice(2 * rank, 2 * rank + 2)
-    views = {name: {key: part[rows] for key, part in view.items()} for name, view in objective.draw({}).items()}
-    wrapped = DistributedDataParallel(objective)  # which averages as long as it is held
-    wrapped(**views)["loss"].backward()
-    return gradients(objective)
-
-
-@pytest.mark.parametrize("task", ["mlm", "correction"])
-def test_two_processes_have_the_gradient_of_one_with_all_rows(task: str, folder: Path, tmp_path: Path) -> None:
-    """Though one has more words to guess than the other."""
-    objective = guesser(folder, task)
-    counts = [(view["labels"] >= 0).sum(1) for view in objective.draw({}).values()]
-    assert sum(counts)[:2].sum() != sum(counts)[2:].sum()
-    objective()["loss"].backward()
-    expected = gradients(objective)
-    for found in in_two(half, tmp_path, folder, task):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from contrastive_methods import METHODS, add_masked_head, build, gradients
+from contrastive_methods import ROWS as EVERY
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
@@ -16,25 +17,48 @@ from training.methods.gather import average_gradients, gather, many, own
 from training.model.views import View
 
 COUNT = 4  # rows; two a process
+ROWS, SEED = EVERY[1:], 2  # of DiffCSE: with it, more words of one half than of the other are to guess
+TASKS = ("detection", "mlm", "correction")  # of DiffCSE's discriminator
 Gradients = dict[str, Tensor]
 
 
-def drawn(objective: Contrastive, rows: list[tuple[str, ...]]) -> dict[str, View]:
+def drawn(objective: Contrastive, rows: list[tuple[str, ...]], seed: int = 1) -> dict[str, View]:
     """Views of all rows with the step's random choices made, so that any part of the rows meets the same ones."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     views = objective.draw(objective.views(rows))
     objective.draw = lambda views: views
     return views
 
 
+def diffcse(task: str, folder: Path) -> Contrastive:
+    """Without dropout; `detection` has BatchNorm in training mode, which sees the rows of both processes."""
+    words = {"task": [task]} if task == "detection" else {"task": [task], "projector": ["tanh"]}
+    objective = build("diffcse", folder, dropout=False, generator=[str(folder)], detection_weight=["1"], **words)
+    if task == "detection":
+        objective.projector.train()
+    return objective
+
+
+def halves(views: dict[str, View], rank: int) -> dict[str, View]:
+    half = slice(rank * COUNT // 2, (rank + 1) * COUNT // 2)
+    return {name: {key: tensor[half] for key, tensor in view.items()} for name, view in views.items()}
+
+
 def share_of_two(rank: int, folder: Path) -> dict[str, Any]:
-    """Gradients after averaging, of the plain pass and of GradCache, for each method; and the gather by itself."""
+    """Gradients after averaging, of the plain pass and of GradCache, for each method; and the gather by itself.
+
+    DiffCSE, whose BatchNorm refuses GradCache, has only the plain pass.
+    """
     found: dict[str, Any] = {"gather": gathered(rank)}
+    for task in TASKS:
+        objective = diffcse(task, folder)
+        wrapped = DistributedDataParallel(objective)
+        wrapped(**halves(drawn(objective, ROWS, SEED), rank))["loss"].backward()
+        found[task] = gradients(objective)
     for case, (name, rows, words) in METHODS.items():
         objective = build(name, folder, dropout=False, **words)
         views = drawn(objective, rows[:COUNT])
-        half = slice(rank * COUNT // 2, (rank + 1) * COUNT // 2)
-        mine = {name: {key: tensor[half] for key, tensor in view.items()} for name, view in views.items()}
+        mine = halves(views, rank)
         wrapped = DistributedDataParallel(objective)  # as in training: it would wait for an idle weight
         loss = wrapped(**mine)["loss"]
         loss.backward()
@@ -79,6 +103,20 @@ def test_the_gradient_is_that_of_one_process_on_all_rows(
         shared_loss, shared = share[case][way]
         torch.testing.assert_close(shared_loss, loss.detach(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(shared, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_gradient_of_diffcse_is_that_of_one_process(task: str, shares: list[dict[str, Any]], encoder: Path) -> None:
+    objective = diffcse(task, encoder)
+    views = drawn(objective, ROWS, SEED)
+    if task != "detection":  # one process has more words to guess than the other
+        counts = sum((view["labels"] >= 0).sum(1) for view in views.values())
+        assert counts[: COUNT // 2].sum() != counts[COUNT // 2 :].sum()
+    objective(**views)["loss"].backward()
+    expected = gradients(objective)
+    assert expected
+    for share in shares:
+        torch.testing.assert_close(share[task], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_rows_come_in_the_order_of_ranks_and_gradients_are_summed(shares: list[dict[str, Any]]) -> None:

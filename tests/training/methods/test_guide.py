@@ -2,13 +2,16 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from contrastive_methods import PAIRS, ROWS, TRIPLES, build, gradients
 from killed_runs import whole_and_resumed
+from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import GISTEmbedLoss
@@ -183,16 +186,22 @@ def test_the_gradient_cache_gives_the_same_gradient(size: int, tiny_bert: Path, 
 def test_each_text_is_embedded_once_and_the_guide_is_in_no_checkpoint(
     tiny_bert: Path, guide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
+    embed_texts = SentenceEncoder.embed
+
+    def noted(encoder: SentenceEncoder, texts: Sequence[str]) -> NDArray[np.float32]:
+        asked.extend(texts)
+        return embed_texts(encoder, texts)
+
+    monkeypatch.setattr(SentenceEncoder, "embed", noted)
     objective = build("simcse", tiny_bert, guide=[str(guide)], columns=["a", "b", "c"])
     assert isinstance(objective, SimCSE)
     assert not any("guide" in key for key in objective.state_dict())
-    asked: list[str] = []
-    whole = objective.guide._embed
-    monkeypatch.setattr(objective.guide, "_embed", lambda texts: asked.extend(texts) or whole(texts))
     objective.begin(TRIPLES)
     assert sorted(asked) == sorted({text for row in TRIPLES for text in row})
     views = objective.views(TRIPLES[::-1])
     assert len(asked) == len(set(asked))
+    monkeypatch.undo()
     torch.testing.assert_close(views["second"]["guide"], embed(guide, [row[1] for row in TRIPLES[::-1]]))
 
 

@@ -327,26 +327,3 @@ def test_a_triplet_file_with_two_columns_says_which_is_missing(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: {corpus}, line 2: no column 'hard_neg'; it has sent0, sent1")
     assert not run.exists()
-
-
-@pytest.mark.parametrize("preset", [None, "bert-large", "roberta-base", "roberta-large"])
-@pytest.mark.parametrize("recipe", ["simcse", "simcse-supervised", "ssimcse", "ssimcse-sentence"])
-def test_the_papers_keys_for_each_backbone(recipe: str, preset: str | None) -> None:
-    """SimCSE, appendix A: batch size and rate, unsupervised and supervised. S-SimCSE says: as SimCSE."""
-    keys = load_recipe(recipe, {"corpus": ["unused.txt"]}, preset)
-    unsupervised = {
-        None: (64, 3e-5),
-        "bert-large": (64, 1e-5),
-        "roberta-base": (512, 1e-5),
-        "roberta-large": (512, 3e-5),
-    }
-    supervised = {
-        None: (512, 5e-5),
-        "bert-large": (512, 1e-5),
-        "roberta-base": (512, 5e-5),
-        "roberta-large": (512, 1e-5),
-    }
-    expected = (supervised if "supervised" in recipe else unsupervised)[preset]
-    assert (keys.batch_size, keys.learning_rate) == expected
-    assert keys.encoder.split("/")[1].startswith(preset or "bert-base")
-    assert (keys.temperature, keys.max_tokens, keys.pooling) == (0.05, 32, "cls")

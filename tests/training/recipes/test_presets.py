@@ -54,7 +54,7 @@ TABLE = {
             ("roberta-large", 512, 3e-5),
         )
     },
-    # DiffCSE, Tables 12 and 13; test_diffcse has what is its own
+    # DiffCSE, Tables 12 and 13
     ("diffcse", None): (64, 7e-6, 2, 125, 32, 0.05),
     ("diffcse", "roberta-base"): (64, 1e-5, 2, 125, 32, 0.05),
     ("diffcse", "bert-base-transfer"): (64, 2e-6, 2, 125, 32, 0.05),
@@ -84,6 +84,7 @@ def test_the_papers_numbers(name: str, preset: str | None) -> None:
     recipe = load_recipe(name, {"corpus": ["unused.txt"]}, preset)
     assert recipe.encoder == BACKBONES[preset]
     assert tuple(getattr(recipe, key) for key in KEYS) == TABLE[name, preset]
+    assert recipe.pooling == ("mask" if "prompt" in name else "cls")
 
 
 @pytest.mark.parametrize(("name", "preset"), [pair for pair in TABLE if pair not in SG])
@@ -110,7 +111,21 @@ def test_promptberts_templates_are_table_13(name: str, preset: str | None) -> No
     first, second = TEMPLATES[preset]
     assert recipe.template == first
     assert recipe.second_template == (second if recipe.mode in ("different", "denoised") else None)
-    assert recipe.pooling == "mask"
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        (None, (0.3, 0.005)),
+        ("roberta-base", (0.2, 0.005)),
+        ("bert-base-transfer", (0.15, 0.05)),
+        ("roberta-base-transfer", (0.15, 0.05)),
+    ],
+)
+def test_diffcses_own_keys_are_tables_12_and_13(preset: str | None, expected: tuple[float, float]) -> None:
+    recipe = load_recipe("diffcse", {"corpus": ["unused.txt"]}, preset)
+    assert (recipe.masked_share, recipe.detection_weight) == expected
+    assert ("roberta" in recipe.encoder) == ("roberta" in recipe.generator)
 
 
 def test_optiprompt_begins_as_the_template_of_the_untuned_encoder() -> None:
