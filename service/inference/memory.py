@@ -1,8 +1,8 @@
 """How much memory a model will need on the CPU, from its files, so that it can be refused before it is loaded.
 
-The constants were fitted to BERT and MPNet graphs of 22 to 436 MB, in int8 and fp32: the estimate for the process is 3
-to 14 % above the most that it had until it was ready, and 28 % with `max_batch_tokens` 4096. It leaves out the memory
-that requests need, and that of a GPU.
+The constants were fitted to BERT and MPNet graphs of 22 to 436 MB, in int8 and fp32: the estimate for the process is 0
+to 14 % above the most that it had until it was ready, and 5 to 28 % with `max_batch_tokens` 4096. It leaves out the
+memory that requests need, and that of a GPU.
 """
 
 import json
