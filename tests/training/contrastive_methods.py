@@ -60,6 +60,20 @@ def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contra
     return objective.train(dropout)
 
 
+def leaves(loss: Tensor) -> set[int]:
+    """The ids of all weights that the loss has a gradient of, in this module or outside it."""
+    found, seen, waiting = set[int](), set[object](), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [each for each, _ in node.next_functions]
+    return found
+
+
 def gradients(objective: Contrastive) -> dict[str, Tensor]:
     """The gradients since the last call, by the weight's name."""
     found = {key: weight.grad.clone() for key, weight in objective.named_parameters() if weight.grad is not None}

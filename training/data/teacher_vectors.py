@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +54,8 @@ class TeacherVectors:
         for each, weight in zip(teachers, weights, strict=True):
             first, last = last, last + each.width
             each.write(found, slice(first, last), (weight / sum(weights)) ** 0.5)
-        found.sample = [text for text in teachers[0].sample if found.has(np.array([_digest(text)], np.uint64)).all()]
+        kept = np.isin([_digest(text) for text in teachers[0].sample], digests)
+        found.sample = list(compress(teachers[0].sample, kept))
         return found
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -63,17 +65,14 @@ class TeacherVectors:
     def find(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The row of each text, (n). Raises CorpusError, which names the first text that has no vector."""
         digests = np.array([_digest(text) for text in texts], dtype=np.uint64)
-        missing = np.flatnonzero(~self.has(digests))
+        places = self.places(digests)
+        missing = np.flatnonzero(self.digests[places] != digests)
         if len(missing):
             raise CorpusError(
                 f"{len(missing):,} of {len(texts):,} texts have no vector of every teacher, the first is "
                 f"{texts[missing[0]][:60]!r}; embed the corpus as it is, with python -m service.bulk"
             )
-        return self.places(digests)
-
-    def has(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether there are vectors of the texts with these digests, (n)."""
-        return np.equal(self.digests[self.places(digests)], digests)
+        return places
 
     def places(self, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Where the digests are, (n), or would be."""
@@ -102,7 +101,6 @@ class _Teacher:
 
     folder: Path
     files: Sequence[Any]  # pyarrow's ParquetFile, which is slow to import
-    column: str
     width: int
     digests: NDArray[np.uint64]
     sample: list[str]
@@ -129,7 +127,7 @@ class _Teacher:
                 rows, texts = slice(at, at := at + len(batch)), batch.column(0).to_pylist()
                 digests[rows] = [_digest(text) for text in texts]
                 sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
-        return cls(folder, files, column, width, digests, list(dict.fromkeys(sample)))
+        return cls(folder, files, width, digests, list(dict.fromkeys(sample)))
 
     def write(self, found: TeacherVectors, columns: slice, factor: float) -> None:
         """Write the unit vectors times `factor` to these columns of the texts that `found` has. Raises CorpusError."""
@@ -139,8 +137,9 @@ class _Teacher:
                 digests = self.digests[at : (at := at + len(batch))]
                 part = torch.from_numpy(batch.column(0).flatten().to_numpy(zero_copy_only=False).copy())
                 units = normalize(part.view(len(batch), self.width).float()).mul_(factor).half().numpy()
-                wanted = found.has(digests)
-                found.vectors[found.places(digests[wanted]), columns] = units[wanted]
+                places = found.places(digests)
+                wanted = found.digests[places] == digests
+                found.vectors[places[wanted], columns] = units[wanted]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from contrastive_methods import leaves
 from recipes import load_recipe
 
 from training.errors import RecipeError
@@ -135,6 +136,9 @@ def test_the_teacher_is_not_trained_and_in_no_checkpoint(tiny_bert: Path) -> Non
     own = dict(objective.encoder.named_parameters(prefix="encoder"))
     assert dict(objective.named_parameters()).keys() == own.keys()
     assert set(objective.state_dict()) == {f"encoder.{key}" for key in objective.encoder.state_dict()}
+    trained = leaves(objective(**objective.views(ROWS))["loss"])
+    assert trained
+    assert trained <= set(map(id, own.values()))
 
 
 def test_a_teacher_of_another_width_is_refused(tiny_bert: Path, tmp_path: Path) -> None:

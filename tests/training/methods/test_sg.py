@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from contrastive_methods import leaves
 from recipes import arguments, load_recipe
 
 from encoding.errors import ClozeError
@@ -42,6 +43,7 @@ def folder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) 
 def test_all_but_the_embeddings_and_the_copy_are_trained(name: str, folder: Path) -> None:
     objective = build(name, folder).train()
     outputs = objective(**objective.views(RECIPES[name]))
+    assert leaves(outputs["loss"]) <= set(map(id, objective.parameters()))
     outputs["loss"].backward()
     idle = {key for key, weight in objective.named_parameters() if weight.grad is None}
     embeddings = dict(objective.encoder.backbone.embeddings.named_parameters(prefix="encoder.backbone.embeddings"))
