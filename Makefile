@@ -11,8 +11,9 @@
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
 # make reference       write the vectors of the shipped model with which the tests compare other machines
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
-# make bench           compare serving and training with infinity and sentence-transformers; INFINITY and ENCODERS are
-#                      Python interpreters that have them installed (python -m benchmarks.serving --help)
+# make bench           compare serving and training with infinity, sentence-transformers and others, with wrk; INFINITY and
+#                      ENCODERS are Python interpreters that have them installed, GGUF the weights for llama.cpp
+#                      (python -m benchmarks.serving --help)
 # make .venv-clients   install clients that need other versions beside those of .venv; test-all does it too
 # make lock            resolve all pinned versions again
 
@@ -111,7 +112,7 @@ methods: .venv/dev $(PARENT)
 
 bench: .venv/dev $(PARENT)
 	$(BIN)/python -m benchmarks.serving --parent $(PARENT) --data $(DATA) $(if $(INFINITY),--infinity $(INFINITY)) \
-	  $(if $(ENCODERS),--encoders $(ENCODERS))
+	  $(if $(ENCODERS),--encoders $(ENCODERS)) $(if $(GGUF),--gguf $(GGUF))
 	$(BIN)/python -m benchmarks.training --parent $(PARENT) --data $(DATA)
 
 lock: .venv/dev

@@ -184,8 +184,8 @@ def _captured(graph: bytes, batch: Any) -> Callable[[], object]:
 
 def served(device: str, models: Path) -> dict[str, Any]:
     """Texts per second over HTTP with several server processes on one card, and the latency of one text in ms."""
+    from benchmarks.load import ask
     from benchmarks.peers import Server, ours
-    from benchmarks.serving import ask
 
     name = next(iter(SHAPES))
     found: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def served(device: str, models: Path) -> dict[str, Any]:
 
 async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> float:
     """Seconds until every server has answered its share, with 32 texts per request and 16 connections each."""
-    from benchmarks.serving import ask
+    from benchmarks.load import ask
 
     work = [
         ask(server, [server.request(texts[first : first + 32]) for first in range(0, len(texts), 32)], 16)

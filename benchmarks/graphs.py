@@ -22,6 +22,7 @@ from encoding.machine import available_cpus, processor, versions
 from encoding.text import Batch, TextEncoder, token_batches
 from evaluation.search import find_collections, load_collection
 from evaluation.sts import load_pairs
+from evaluation.tables import markdown_table
 from service.inference.threads import share_threads
 from training.export.graph import fuse, trace
 from training.export.layers import one_row
@@ -81,10 +82,9 @@ def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int, count:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| graph | sentences per second | relative to plain |", "| --- | ---: | ---: |"]
     plain = next(iter(results["speeds"].values()))
-    lines += [f"| {name} | {speed:.0f} | {speed / plain:.2f} |" for name, speed in results["speeds"].items()]
-    return "\n".join(lines)
+    rows = [(name, f"{speed:.0f}", f"{speed / plain:.2f}") for name, speed in results["speeds"].items()]
+    return markdown_table(["graph", "sentences per second", "relative to plain"], rows)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.methods_plan import FULL, Plan, Run
 from evaluation.sts import STS_TASKS
+from evaluation.tables import markdown_table
 
 COLUMNS = ("STS-B dev", *STS_TASKS, "Avg.")
 CONFIDENCE = 0.95
@@ -72,19 +73,17 @@ def page(plan: Plan) -> str:
 
 
 def _scores(plan: Plan, found: dict[str, list[Run]]) -> str:
-    head = ["", "dev before", *COLUMNS, "seeds", "learning rate", "paper's Avg."]
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
-    return "\n".join([*lines, *(_line(plan, name, of) for name, of in found.items())])
+    columns = ["", "dev before", *COLUMNS, "seeds", "learning rate", "paper's Avg."]
+    return markdown_table(columns, (_cells(plan, name, of) for name, of in found.items()))
 
 
-def _line(plan: Plan, name: str, of: Sequence[Run]) -> str:
+def _cells(plan: Plan, name: str, of: Sequence[Run]) -> list[str]:
     row, trained = plan.rows[name], name in plan.trained
     cells = [row["title"], _spread([run["before"] for run in of]) if trained else ""]
     cells += [_spread([run["scores"][column] for run in of]) for column in COLUMNS]
     cells += [str(len(of)), f"{of[0]['recipe']['learning_rate']:g}"] if trained else ["", ""]
     paper = row.get("paper")
-    cells.append(f"{paper['average']:.2f} ({paper['of']})" if paper else "")
-    return f"| {' | '.join(cells)} |"
+    return [*cells, f"{paper['average']:.2f} ({paper['of']})" if paper else ""]
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -96,16 +95,12 @@ def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
     """The greedy search of PromptBERT's table 4, best template first."""
     ((*_, run),) = found.values()  # the newest parent's
     papers = plan.content["page"]["table_4"]
-    lines = [
-        plan.content["page"]["templates"].strip(),
-        "",
-        "| template | STS-B dev | the paper's |",
-        "| --- | ---: | ---: |",
+    rows = [
+        (f"`{template}`", f"{score:.2f}", f"{papers[template]:.2f}" if papers.get(template) else "")
+        for template, score in run["templates"].items()
     ]
-    for template, score in run["templates"].items():
-        paper = papers.get(template)
-        lines.append(f"| `{template}` | {score:.2f} | {f'{paper:.2f}' if paper else ''} |")
-    return "\n".join(lines)
+    table = markdown_table(["template", "STS-B dev", "the paper's"], rows)
+    return f"{plan.content['page']['templates'].strip()}\n\n{table}"
 
 
 def _rates(plan: Plan) -> str:

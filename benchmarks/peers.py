@@ -1,4 +1,4 @@
-"""The contenders of the serving benchmark: servers, sentence-transformers in its own process, and the bare session.
+"""The contenders of the serving benchmark: servers, libraries in processes of their own, and the bare session.
 
 All have the same weights. Every server answers a POST with OpenAI's body, {"model", "input"}. Only the contender that
 is being measured runs; the others are paused with SIGSTOP.
@@ -34,7 +34,7 @@ from training.export.bundle import make_graph
 from training.export.graph import trace
 from training.model.encoder import SentenceEncoder, weights_digest
 
-__all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "model_with_onnx", "ours"]
+__all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "ours", "with_graphs"]
 
 START_SECONDS: Final = 120
 MAX_TOKENS: Final = 256  # sentence-transformers truncates the texts of all-MiniLM-L6-v2 to this length
@@ -116,13 +116,14 @@ class Server(Peer):
 
 
 class InProcess(Peer):
-    """sentence-transformers without HTTP: it reads texts from a pipe and returns the seconds of `encode`."""
+    """A library without HTTP: it reads texts from a pipe and returns the seconds that it took to embed them."""
 
-    def __init__(self, python: str, model: Path, backend: str) -> None:
-        command = [python, str(ENCODE), str(model), backend]
-        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, python: str, backend: str, model: Path, texts: Path) -> None:
+        super().__init__(
+            [python, str(ENCODE), backend, str(model), str(texts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         if not self._line():
-            raise OSError(f"sentence-transformers has no backend {backend} in {python}")
+            raise OSError(f"{python} cannot embed by {backend}")
 
     def encode(self, texts: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
         """Seconds of the call, and the vectors."""
@@ -145,6 +146,15 @@ class Raw:
         self.bundle = Bundle.load(bundle)
         self.session = Session.load(self.bundle, precision=precision, provider="cpu", threads=threads.per_batch)
         self.pool = ThreadPoolExecutor(threads.batches)
+
+    def one_by_one(self, texts: Sequence[str]) -> list[float]:
+        """Seconds of each text alone: what a request of one text costs without HTTP."""
+        encoder, seconds = self.bundle.text_encoder, []
+        for text in texts:
+            began = time.perf_counter()
+            self.session.run(encoder.pad([tokens.ids for tokens in encoder.encode([text])]))
+            seconds.append(time.perf_counter() - began)
+        return seconds
 
     def encode(self, texts: Sequence[str]) -> tuple[float, float]:
         """Seconds and CPU seconds of the call."""
@@ -187,12 +197,14 @@ def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32",
     return out
 
 
-def model_with_onnx(model: Path, python: str, out: Path) -> Path:
-    """Copy the model and add model.onnx, if the environment of `python` has optimum's exporter."""
+def with_graphs(model: Path, python: str | None, gguf: Path | None, out: Path) -> Path:
+    """Copy the model with `gguf` as model.gguf and, if the environment of `python` has optimum, with model.onnx."""
     shutil.copytree(model, out, symlinks=False)
+    if gguf:
+        shutil.copyfile(gguf, out / "model.gguf")
     with tempfile.TemporaryDirectory() as made:
-        command = [python, "-m", "optimum.exporters.onnx", "--model", str(model), "--task", "feature-extraction"]
-        command += ["--library-name", "transformers", made]
+        command = [python or sys.executable, "-m", "optimum.exporters.onnx", "--model", str(model)]
+        command += ["--task", "feature-extraction", "--library-name", "transformers", made]
         done = subprocess.run(command, capture_output=True, env=os.environ | OFFLINE, check=False)
         if done.returncode == 0:
             shutil.copyfile(Path(made, "model.onnx"), out / "model.onnx")

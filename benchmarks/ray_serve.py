@@ -23,9 +23,10 @@ import httpx
 import numpy as np
 import psutil
 
+from benchmarks.load import Workload, ask
 from benchmarks.peers import Server
 from benchmarks.ray_cluster import HANGING, ROOT, Nodes, load
-from benchmarks.serving import Workload, ask, workloads
+from benchmarks.serving import workloads
 from encoding.machine import processor, versions
 
 CONNECTIONS: Final = (1, 2, 4, 8, 16, 32, 64, 128)

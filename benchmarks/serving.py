@@ -1,16 +1,20 @@
-"""Compare the speed of Cloze, infinity and sentence-transformers on the same weights and texts.
+"""Compare the speed of Cloze with servers and libraries that embed, on the same weights and texts.
 
-    python -m benchmarks.serving --parent MODEL --data DATA [--infinity PYTHON] [--encoders PYTHON …] [--quick]
+    python -m benchmarks.serving --parent MODEL --data DATA [--infinity PYTHON] [--encoders PYTHON …]
+        [--gguf FILE] [--quick]
 
 MODEL is a folder of all-MiniLM-L6-v2. Cloze serves it as a bundle made by this command, in fp32 and int8, without a
 template. `--infinity` is the Python interpreter of an environment with infinity-emb[server,torch,optimum]; both of its
 engines are then measured. `--encoders` are the interpreters of environments with sentence-transformers and its onnx or
-openvino backend. Without these options, Cloze is compared with sentence-transformers in torch only.
+openvino backend, which are measured in fp32 and in int8, with fastembed or with llama-cpp-python, which reads FILE:
+the same weights as GGUF in q8_0. Without these options, Cloze is compared with sentence-transformers in torch only.
+wrk must be installed: it drives the load.
 
-First, the vectors of every contender are compared with those of torch. Then three rounds are measured: short texts, one
-per request; mixed texts, 32 per request; long texts, eight per request; each over 1, 8, 32 and 128 connections.
-sentence-transformers runs in process, without connections, and is compared with the highest throughput. Ratios are
-computed for each round. The command writes benchmarks/results/serving.json and serving.svg and prints the tables.
+First, the vectors of every contender are compared with those of torch, and those of texts alone with those of the same
+texts in a batch. Then three rounds are measured: short texts, one per request, over 1, 8, 32 and 128 connections; mixed
+texts, 32 per request, over 1 and 8; long texts, eight per request, over 8. Libraries run in process, without
+connections, and are compared with the highest throughput. Ratios are computed for each round. The command writes
+benchmarks/results/serving.json and serving.svg and prints the tables.
 """
 
 import argparse
@@ -18,18 +22,19 @@ import asyncio
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, model_with_onnx, ours
+from benchmarks.load import Figures, Workload, ask, load
+from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, ours, with_graphs
 from benchmarks.serving_report import draw, tables
 from encoding.bundle import Precision
 from encoding.machine import available_cpus, processor, versions
@@ -38,34 +43,21 @@ from evaluation.sts import load_pairs, spearman
 
 RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")
-CONNECTIONS: Final = (1, 8, 32, 128)
 QUICK: Final = (1, 32)
 ROUNDS: Final = 3
 CHECKED: Final = 100  # texts whose vectors are compared
+ONE_BY_ONE: Final = 200  # texts that the bare session embeds one by one, for its latency
+CALIBRATION: Final = 512  # sentences
+ALONE: Final = 32  # texts that are also embedded alone
 OURS: Final[dict[str, Precision]] = {"Cloze, int8": "int8", "Cloze, fp32": "fp32"}
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Texts, and the number of texts in one request."""
-
-    texts: list[str]
-    texts_per_request: int
-
-    def requests(self, connections: int) -> list[list[str]]:
-        """Requests of this workload; over one connection only a quarter of the texts is sent."""
-        texts = self.texts[: len(self.texts) // 4] if connections == 1 else self.texts
-        return [texts[first : first + self.texts_per_request] for first in range(0, len(texts), self.texts_per_request)]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One contender's result for one workload, number of connections and round. Times are seconds."""
-
-    texts_per_second: float
-    p50: float
-    p99: float
-    cpu: float  # CPU seconds of the contender's processes, for all texts
+LIBRARIES: Final = {
+    "sentence-transformers, onnx": "onnx",
+    "sentence-transformers, onnx int8": "onnx-int8",
+    "sentence-transformers, openvino": "openvino",
+    "sentence-transformers, openvino int8": "openvino-int8",
+    "fastembed": "fastembed",
+    "llama.cpp, q8_0": "llama-cpp",
+}  # contender -> BACKEND of benchmarks/encode.py
 
 
 def workloads(data: Path, share: int) -> dict[str, Workload]:
@@ -80,40 +72,19 @@ def workloads(data: Path, share: int) -> dict[str, Workload]:
     mixed = [*sentences[:1440], *documents[:160]]
     draw.shuffle(mixed)
     return {
-        "short, 1 per request": Workload(short[: 800 // share], 1),
-        "mixed, 32 per request": Workload(mixed[: 1600 // share], 32),
+        "short, 1 per request": Workload(short[: 2000 // share], 1, QUICK if share > 1 else (1, 8, 32, 128)),
+        "mixed, 32 per request": Workload(mixed[: 1600 // share], 32, (1, 8)),
         "long, 8 per request": Workload(documents[160 : 160 + 160 // share], 8),
     }
 
 
-async def ask(server: Server, requests: Sequence[bytes], connections: int) -> tuple[list[bytes], list[float]]:
-    """The response bodies, in order, and the seconds of each. This simple client leaves most CPU time to the server."""
-    bodies, seconds = [b""] * len(requests), [0.0] * len(requests)
-    turns = iter(range(len(requests)))
-
-    async def work() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for place in turns:
-            began = time.perf_counter()
-            writer.write(requests[place])
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            bodies[place] = await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
-            seconds[place] = time.perf_counter() - began
-        writer.close()
-
-    await asyncio.gather(*(work() for _ in range(min(connections, len(requests)))))
-    return bodies, seconds
-
-
-def serve(server: Server, workload: Workload, connections: int) -> Figures:
-    texts = workload.requests(connections)
-    requests = [server.request(each) for each in texts]
-    cpu, began = server.cpu_seconds, time.perf_counter()
-    _, seconds = asyncio.run(ask(server, requests, connections))
-    took = time.perf_counter() - began
-    p50, p99 = np.percentile(seconds, [50, 99])
-    return Figures(sum(map(len, texts)) / took, float(p50), float(p99), server.cpu_seconds - cpu)
+def calibration(data: Path, out: Path) -> Path:
+    """A folder with sentences of Wikipedia, by which OpenVINO chooses the ranges of its int8 values."""
+    out.mkdir()
+    with (data / "corpus" / "enwiki_sentences.txt").open(encoding="utf-8") as lines:
+        rows = [json.dumps({"text": line.strip()}) + "\n" for line in islice(lines, CALIBRATION)]
+    (out / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+    return out
 
 
 def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -129,23 +100,29 @@ def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float]]:
-    """Cosines with torch's vectors, and Spearman's correlation x 100 on STS-B dev."""
+    """Cosines with torch's vectors, the change of a component by the batch, and Spearman's x 100 on STS-B dev."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     expected: NDArray[np.float64] | None = None
     found = {}
     for name, peer in peers.items():
         with peer.resumed():
             checked = vectors(peer, pairs.left[:CHECKED])
+            alone = np.concatenate([vectors(peer, [text]) for text in pairs.left[:ALONE]])
             score = spearman(partial(vectors, peer), pairs)
         expected = checked if expected is None else expected
         cosines = (checked * expected).sum(axis=1)
-        found[name] = {"least": float(cosines.min()), "mean": float(cosines.mean()), "STS-B dev": float(score)}
+        found[name] = {
+            "least": float(cosines.min()),
+            "mean": float(cosines.mean()),
+            "batch": float(np.abs(alone - checked[:ALONE]).max()),
+            "STS-B dev": float(score),
+        }
         print(f"{name}: {found[name]}", flush=True)
     return found
 
 
 def measure(
-    peers: Mapping[str, Peer], raws: Mapping[str, Raw], work: Mapping[str, Workload], levels: Sequence[int], rounds: int
+    peers: Mapping[str, Peer], raws: Mapping[str, Raw], work: Mapping[str, Workload], rounds: int
 ) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Figures by workload, number of connections (or "in process"), contender and round."""
     found: dict[str, dict[str, dict[str, list[Any]]]] = {name: {} for name in work}
@@ -159,8 +136,8 @@ def measure(
             for contender, peer in peers.items():
                 with peer.resumed():
                     if isinstance(peer, Server):
-                        for level in levels:
-                            note(name, str(level), contender, serve(peer, workload, level))
+                        for level in workload.connections:
+                            note(name, str(level), contender, load(peer, workload, level))
                     elif isinstance(peer, InProcess):
                         cpu = peer.cpu_seconds
                         seconds, _ = peer.encode(workload.texts)
@@ -168,16 +145,19 @@ def measure(
                         note(name, "in process", contender, Figures(rate, seconds, seconds, peer.cpu_seconds - cpu))
             for contender, raw in raws.items():
                 seconds, cpu = raw.encode(workload.texts)
-                note(name, "in process", contender, Figures(len(workload.texts) / seconds, seconds, seconds, cpu))
+                p50, p99 = np.percentile(raw.one_by_one(workload.texts[:ONE_BY_ONE]), [50, 99])
+                note(name, "in process", contender, Figures(len(workload.texts) / seconds, p50, p99, cpu))
     return found
 
 
-def makers(options: argparse.Namespace, model: Path, bundle: Path) -> Iterator[tuple[str, Callable[[], Peer]]]:
-    """How each contender is started, torch first. The folder `model` also contains model.onnx."""
-    yield "sentence-transformers, torch", partial(InProcess, sys.executable, options.parent, "torch")
+def makers(
+    options: argparse.Namespace, model: Path, bundle: Path, texts: Path
+) -> Iterator[tuple[str, Callable[[], Peer]]]:
+    """How each contender is started, torch first. `model` has all graphs, `texts` those that calibrate."""
+    yield "sentence-transformers, torch", partial(InProcess, sys.executable, "torch", options.parent, texts)
     for python in options.encoders:
-        for backend in ("onnx", "openvino"):
-            yield f"sentence-transformers, {backend}", partial(InProcess, python, model, backend)
+        for name, backend in LIBRARIES.items():
+            yield name, partial(InProcess, python, backend, model, texts)
     for name, precision in OURS.items():
         yield name, partial(ours, bundle, precision)
     if options.infinity:
@@ -212,21 +192,21 @@ def main() -> None:
         metavar="PYTHON",
         nargs="*",
         default=[],
-        help="interpreters with sentence-transformers",
+        help="interpreters with sentence-transformers, fastembed or llama-cpp-python",
     )
-    parser.add_argument("--quick", action="store_true", help="one round, two numbers of connections, half the texts")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the weights for llama.cpp")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer numbers of connections, half the texts")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON and the chart are written")
     options = parser.parse_args()
-    levels, rounds = (QUICK, 1) if options.quick else (CONNECTIONS, ROUNDS)
+    rounds = 1 if options.quick else ROUNDS
     work = workloads(options.data, 2 if options.quick else 1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        model, bundle = options.parent, bundle_of(options.parent, Path(folder) / "minilm")
-        if options.infinity:
-            model = model_with_onnx(model, options.infinity, Path(folder) / "model")
-        peers = start(makers(options, model, bundle), stack)
+        bundle = bundle_of(options.parent, Path(folder) / "minilm")
+        model = with_graphs(options.parent, options.infinity, options.gguf, Path(folder) / "model")
+        peers = start(makers(options, model, bundle, calibration(options.data, Path(folder) / "texts")), stack)
         raws = {f"{name}, tokenising and session alone": Raw(bundle, precision) for name, precision in OURS.items()}
         scores = accuracy(peers, options.data)
-        figures = measure(peers, raws, work, levels, rounds)
+        figures = measure(peers, raws, work, rounds)
         servers = {}
         for name, peer in peers.items():
             if isinstance(peer, Server):

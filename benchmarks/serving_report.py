@@ -5,9 +5,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-__all__ = ["draw", "tables"]
+from evaluation.tables import markdown_table
+
+__all__ = ["INT8", "draw", "is_quantized", "ratios", "tables"]
 
 INT8, FP32 = "Cloze, int8", "Cloze, fp32"
+ALONE: Final = "{}, tokenising and session alone"
 IN_PROCESS: Final = "in process"
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]  # connections -> contender -> figures by round
@@ -22,45 +25,37 @@ def ratios(results: Mapping[str, Any]) -> str:
     """Ratios of Cloze to the best of the other contenders, round by round, as a Markdown table."""
     short, mixed = list(results["figures"].values())[:2]
     infinity = [name for name in short["1"] if name.startswith("infinity")]
-    encoders = [name for name in mixed[IN_PROCESS] if name.startswith("sentence-transformers")]
-    rows: list[tuple[str, Found, Figure, str, list[str]]] = [
-        ("int8, mixed texts: throughput / infinity's best engine", mixed, highest, INT8, infinity),
-        ("fp32, mixed texts: throughput / infinity's best engine", mixed, highest, FP32, infinity),
-        (
-            "int8, mixed texts: throughput over HTTP / sentence-transformers' best backend in process",
-            *(mixed, highest, INT8, encoders),
-        ),
-        (
-            "fp32, mixed texts: throughput over HTTP / sentence-transformers' best backend in process",
-            *(mixed, highest, FP32, encoders),
-        ),
-        (
-            "int8, short texts, one client: p50 latency / infinity's best engine",
-            short,
-            _least("1", "p50"),
-            INT8,
-            infinity,
-        ),
-    ]
+    libraries = [name for name in mixed[IN_PROCESS] if not name.startswith("Cloze")]
+    fp32 = [name for name in libraries if not is_quantized(name)]
+    one_client, alone = _least("1", "p50"), _least(IN_PROCESS, "p50")
+    rows: list[tuple[str, Found, Figure, str, Figure, list[str]]] = [
+        ("int8, mixed texts: throughput / infinity's best engine", mixed, highest, INT8, highest, infinity),
+        ("fp32, mixed texts: throughput / infinity's best engine", mixed, highest, FP32, highest, infinity),
+        ("int8, mixed texts: throughput over HTTP / best library in process", mixed, highest, INT8, highest, libraries),
+        ("fp32, mixed texts: throughput over HTTP / best fp32 library in process", mixed, highest, FP32, highest, fp32),
+        ("int8, short texts: throughput / infinity's best engine", short, highest, INT8, highest, infinity),
+        ("int8, short texts, one client: p50 latency / infinity's best engine",
+         short, one_client, INT8, one_client, infinity),
+        ("int8, short texts, one client: p50 latency / tokenising and session alone",
+         short, one_client, INT8, alone, [ALONE.format(INT8)]),
+    ]  # fmt: skip
     if "128" in short:
-        rows.append(
-            (
-                "int8, short texts, 128 clients: p99 latency / infinity's best engine",
-                short,
-                _least("128", "p99"),
-                INT8,
-                infinity,
-            )
-        )
-    lines = ["| | ratio, median (lowest to highest) |", "| --- | ---: |"]
-    for name, found, figure, one, others in rows:
+        last = _least("128", "p99")
+        title = "int8, short texts, 128 clients: p99 latency / infinity's best engine"
+        rows.append((title, short, last, INT8, last, infinity))
+    lines = []
+    for name, found, figure, one, other_figure, others in rows:
         if others:
             against = [
-                figure(found, one, number) / max(figure(found, other, number) for other in others)
+                figure(found, one, number) / max(other_figure(found, other, number) for other in others)
                 for number in range(results["rounds"])
             ]
-            lines.append(f"| {name} | {median(against):.2f} ({min(against):.2f} to {max(against):.2f}) |")
-    return "\n".join(lines)
+            lines.append((name, f"{median(against):.2f} ({min(against):.2f} to {max(against):.2f})"))
+    return markdown_table(["", "ratio, median (lowest to highest)"], lines)
+
+
+def is_quantized(contender: str) -> bool:
+    return "int8" in contender or "q8_0" in contender
 
 
 def highest(found: Found, contender: str, number: int) -> float:
@@ -74,63 +69,61 @@ def _least(level: str, key: str) -> Figure:
 
 
 def speeds(results: Mapping[str, Any]) -> str:
-    """Highest throughput by workload, as a Markdown table."""
+    """Highest throughput by workload, and what the vectors are worth, as a Markdown table."""
     work: Mapping[str, Found] = results["figures"]
     names = list(dict.fromkeys(name for found in work.values() for rows in found.values() for name in rows))
-    lines = [f"| texts per second | {' | '.join(work)} | STS-B dev |", "| --- |" + " ---: |" * (len(work) + 1)]
+    lines = []
     for name in names:
         rates = [median(highest(found, name, number) for number in range(results["rounds"])) for found in work.values()]
-        score = results["accuracy"].get(name)
-        cells = [*(f"{rate:.0f}" for rate in rates), f"{score['STS-B dev']:.2f}" if score else ""]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        found = results["accuracy"].get(name)
+        worth = [f"{found['STS-B dev']:.2f}", f"{found['least']:.4f}", f"{found['batch']:.0e}"] if found else [""] * 3
+        lines.append((name, *(f"{rate:.0f}" for rate in rates), *worth))
+    titles = ["texts per second", *work, "STS-B dev", "lowest cosine to torch", "changed by the batch"]
+    return markdown_table(titles, lines)
 
 
 def latencies(results: Mapping[str, Any]) -> str:
     """Latency of short texts, one per request, as a Markdown table."""
     found: Found = next(iter(results["figures"].values()))
     levels = _levels(found)
-    titles = [f"{level} client{'s' * (level != '1')}" for level in levels]
-    lines = [f"| p50 / p99 in ms | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(levels)]
+    titles, lines = [f"{level} client{'s' * (level != '1')}" for level in levels], []
     for name in found[levels[0]]:
         cells = []
         for level in levels:
             p50, p99 = (median(1000 * each[key] for each in found[level][name]) for key in ("p50", "p99"))
             cells.append(f"{p50:.1f} / {p99:.1f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((name, *cells))
+    return markdown_table(["p50 / p99 in ms", *titles], lines)
 
 
 def costs(results: Mapping[str, Any]) -> str:
     """Start-up time, memory and CPU time of each contender, as a Markdown table."""
     mixed: Found = list(results["figures"].values())[1]
     rows = {**mixed[_levels(mixed)[-1]], **mixed[IN_PROCESS]}
-    lines = [
-        "| | seconds to first answer | peak memory, MB | CPU seconds, mixed texts |",
-        "| --- |" + " ---: |" * 3,
-    ]
+    lines = []
     for name, rounds in rows.items():
         server = results["servers"].get(name)
         cells = [f"{server['started']:.1f}", f"{server['peak_mb']:.0f}"] if server else ["", ""]
-        lines.append(f"| {name} | {' | '.join(cells)} | {median(each['cpu'] for each in rounds):.2f} |")
-    return "\n".join(lines)
+        lines.append((name, *cells, f"{median(each['cpu'] for each in rounds):.2f}"))
+    return markdown_table(["", "seconds to first answer", "peak memory, MB", "CPU seconds, mixed texts"], lines)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw throughput by connections, one panel for each workload; dotted lines for contenders in process."""
-    from matplotlib import pyplot, rc_context
+    from matplotlib import colormaps, pyplot, rc_context
 
+    colours = colormaps["tab20"]
     work: Mapping[str, Found] = results["figures"]
     with rc_context({"svg.hashsalt": "cloze"}):  # the same file from the same figures
         figure, panels = pyplot.subplots(1, len(work), figsize=(4 * len(work), 4), layout="constrained")
         for panel, (name, found) in zip(panels, work.items(), strict=True):
             levels = _levels(found)
-            for contender in found[levels[0]]:
+            for place, contender in enumerate(found[levels[0]]):
                 rates = [median(each["texts_per_second"] for each in found[level][contender]) for level in levels]
-                panel.plot(levels, rates, marker="o", label=contender)
+                panel.plot(levels, rates, marker="o", color=colours(place), label=contender)
             for place, (contender, rounds) in enumerate(found[IN_PROCESS].items(), start=len(found[levels[0]])):
                 rate = median(each["texts_per_second"] for each in rounds)
-                panel.axhline(rate, linestyle=":", color=f"C{place}", label=contender)
+                panel.axhline(rate, linestyle=":", color=colours(place), label=contender)
             panel.set(title=name, xlabel="connections", ylim=(0, None))
         panels[0].set_ylabel("texts per second")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from benchmarks.soak_requests import SIZES, Books
+from evaluation.tables import markdown_table
 
 GROWTH = 0.05
 BIN = 10  # seconds
@@ -165,8 +166,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    rows = [f"| milliseconds | requests | {' | '.join(PERCENTILES)} |", "| --- |" + " ---: |" * (len(PERCENTILES) + 1)]
-    for name, each in {**results["by_size"], **results["by_route"]}.items():
-        cells = [f"{each['requests']}", *(f"{each[rank]:.0f}" for rank in PERCENTILES)]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    rows = [
+        (name, str(each["requests"]), *(f"{each[rank]:.0f}" for rank in PERCENTILES))
+        for name, each in {**results["by_size"], **results["by_route"]}.items()
+    ]
+    return markdown_table(["milliseconds", "requests", *PERCENTILES], rows)

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any, Final
 
 from encoding.machine import available_cpus, processor, versions
+from evaluation.tables import markdown_table
 
 RESULTS: Final = Path(__file__).parent / "results" / "training.json"
 PACKAGES: Final = ("torch", "transformers", "sentence-transformers")
@@ -118,13 +119,12 @@ TRAINERS: Final[dict[str, Callable[[str, Path, int], float]]] = {"sentence-trans
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| | sentences per second | ratio, median (lowest to highest) |", "| --- | ---: | ---: |"]
-    first = next(iter(results["speeds"].values()))
+    first, rows = next(iter(results["speeds"].values())), []
     for name, speeds in results["speeds"].items():
         ratios = [speed / base for speed, base in zip(speeds, first, strict=True)]
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        lines.append(f"| {name} | {median(speeds):.1f} | {spread} |")
-    return "\n".join(lines)
+        rows.append((name, f"{median(speeds):.1f}", spread))
+    return markdown_table(["", "sentences per second", "ratio, median (lowest to highest)"], rows)
 
 
 def main() -> None:

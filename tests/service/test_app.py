@@ -1,6 +1,8 @@
 """What holds for every route: ids, deadlines, timings, keys, CORS, the switches, and what the log says of a request."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter, sleep
@@ -20,6 +22,7 @@ from harness import (
     services,
     until,
 )
+from starlette.types import Message
 from tiny_bundle import sequence
 
 from encoding.errors import OptionError
@@ -170,6 +173,45 @@ async def test_what_the_body_took_to_come_is_of_that_time(both: httpx.AsyncClien
     late = await both.post("/embed", content=endless(), headers=headers)
     assert late.status_code == 504
     assert "not answered in 0.05 s" in late.text
+
+
+async def test_a_deadline_may_be_over_when_the_request_begins(make_app: MakeApp, hold: Hold) -> None:
+    async with open_client(make_app()) as http:
+        with hold():
+            late = await http.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": "1e-9"})
+        assert late.status_code == 504
+        assert (await http.post("/embed", json={"inputs": "a"})).status_code == 200
+
+
+async def test_nothing_keeps_a_request_behind_its_answer(make_app: MakeApp, hold: Hold) -> None:
+    """A timer or a task would hold the memory of a request until the end of its deadline, which is a day."""
+    app = make_app()
+
+    async def sent(body: bytes, seconds: str) -> tuple[int, weakref.ref[Marker]]:
+        marker, statuses = Marker(), list[int]()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        headers = [(b"content-type", b"application/json"), (b"x-request-timeout", seconds.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": headers}
+        await app(scope | {"marker": marker}, receive, send)
+        return statuses[0], weakref.ref(marker)
+
+    async with open_client(app):
+        served = [await sent(b'{"inputs": "a man"}', "86400"), await sent(b"{", "86400")]
+        with hold():
+            served.append(await sent(b'{"inputs": "the guitar"}', "0.01"))
+        assert [status for status, _ in served] == [200, 400, 504]
+        await until(lambda: gc.collect() >= 0 and not any(marker() for _, marker in served))
+
+
+class Marker:
+    """An object of a request, which is freed with it."""
 
 
 async def test_the_setting_is_the_most(client: MakeClient, hold: Hold) -> None:

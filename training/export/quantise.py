@@ -193,6 +193,7 @@ class _Quantiser:
         self.nodes = list(graph.node)
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         self.makers = {output: node for node in self.nodes for output in node.output}
+        self.outputs = {value.name for value in graph.output}
         self.readers: dict[str, list[NodeProto]] = {}
         for node in self.nodes:
             for name in node.input:
@@ -335,7 +336,7 @@ class _Quantiser:
     def _with_summands(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
         """If only additions of constants read a product: the output of the last of them, and a bias for all."""
         output, constants = name, list(bias)
-        while len(readers := self.readers.get(output, [])) == 1:
+        while output not in self.outputs and len(readers := self.readers.get(output, [])) == 1:
             [add] = readers
             if add.op_type != "Add" or add.input[1] not in self.weights:
                 break

@@ -310,6 +310,37 @@ def test_a_product_behind_a_layer_norm_equals_numpys() -> None:
     np.testing.assert_allclose(found, (integers @ weights) * scales + bias, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shown", [["sum"], ["sum", "y"], ["sum", "square"]])
+def test_constants_are_added_to_a_product_whoever_reads_it(shown: list[str]) -> None:
+    """If nothing but an addition reads the product, one operator does both; otherwise the product remains as well."""
+    chance = np.random.default_rng(0)
+    matrix, bias, first, second = (
+        chance.normal(size=shape).astype(np.float32) for shape in ((24, 16), (16,), (16,), (16,))
+    )
+    norm = {"scale": np.ones(24, np.float32), "shift": np.zeros(24, np.float32)}
+    rows = chance.normal(size=(40, 24)).astype(np.float32)
+    alone = quantise(product("LayerNormalization", matrix, bias, constants=norm), [{"x": rows}])
+    (y,) = onnxruntime.InferenceSession(alone.SerializeToString()).run(None, {"x": rows})
+    model = product("LayerNormalization", matrix, bias, constants=norm)
+    model.graph.node.extend(
+        [
+            helper.make_node("Add", ["y", "first"], ["once"]),
+            helper.make_node("Add", ["once", "second"], ["sum"]),
+            *([helper.make_node("Mul", ["y", "y"], ["square"])] if "square" in shown else []),
+        ]
+    )
+    model.graph.initializer.extend([numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")])
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, 1, ["batch", None]) for name in shown)
+    quantised = quantise(model, [{"x": rows}])
+    found = onnxruntime.InferenceSession(quantised.SerializeToString()).run(shown, {"x": rows})
+    expected = {"y": y, "square": y * y, "sum": y + first + second}
+    for name, vectors in zip(shown, found, strict=True):
+        np.testing.assert_allclose(vectors, expected[name], rtol=1e-5, atol=1e-5)
+    before, after = ([node.op_type for node in each.graph.node].count("Add") for each in (alone, quantised))
+    assert after - before == (0 if shown == ["sum"] else 2)
+
+
 def test_steps_reach_just_beyond_the_largest_activation() -> None:
     activations, weights = np.float32([1, 10, 0.1]), np.float32([0.1, 0.1, 0.2])
     steps = channel_steps(activations, weights)
