@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
+from encoding.template import PoolingMode
 from encoding.text import TOKENIZER_FILES
 from service.inference.session import Session
 from service.inference.threads import share_threads
@@ -181,9 +182,17 @@ def infinity(python: str, model: Path, engine: str) -> Server:
     return Server([*command, *options], "/embeddings", "minilm", model)
 
 
-def bundle_of(model: Path, out: Path, precisions: Sequence[Precision] = ("fp32", "int8")) -> Path:
-    """Make a bundle of an encoder with mean pooling."""
-    encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean", max_tokens=MAX_TOKENS)
+def bundle_of(
+    model: Path,
+    out: Path,
+    precisions: Sequence[Precision] = ("fp32", "int8"),
+    *,
+    template: str = "[X]",
+    pooling: PoolingMode = "mean",
+    max_tokens: int = MAX_TOKENS,
+) -> Path:
+    """Make a bundle of an encoder."""
+    encoder = SentenceEncoder.load(str(model), template=template, pooling=pooling, max_tokens=max_tokens)
     traced, console = cache(partial(trace, encoder)), Console(stderr=True)
     with staging(out) as folder:
         (folder / "onnx").mkdir()

@@ -96,22 +96,22 @@ class Reference:
 
 @dataclass(frozen=True)
 class Route:
-    """A wire format: where it is, its body for texts, and the vectors in its answer."""
+    """A wire format: where it may be, its body for texts, and the vectors in its answer."""
 
-    path: str
+    paths: tuple[str, ...]
     body: Callable[[list[str], str], dict[str, Any]]
     read: Callable[[Any], list[list[float]]]
 
 
 ROUTES: Final[dict[Api, Route]] = {
-    "tei": Route("/embed", lambda texts, _: {"inputs": texts, "truncate": True}, lambda answer: list(answer)),
+    "tei": Route(("/embed",), lambda texts, _: {"inputs": texts, "truncate": True}, lambda answer: list(answer)),
     "openai": Route(
-        "/v1/embeddings",
+        ("/v1/embeddings", "/embeddings"),
         lambda texts, name: {"input": texts, "model": name, "encoding_format": "float"},
         lambda answer: [row["embedding"] for row in sorted(answer["data"], key=lambda row: int(row["index"]))],
     ),
     "cohere": Route(
-        "/v2/embed",
+        ("/v2/embed",),
         lambda texts, name: {
             "texts": texts, "model": name, "input_type": "clustering", "embedding_types": ["float"], "truncate": "END",
         },
@@ -123,15 +123,15 @@ ROUTES: Final[dict[Api, Route]] = {
 class Server:
     """One wire format of a server."""
 
-    def __init__(self, client: httpx.Client, api: Api, name: str) -> None:
-        self._client, self.api, self._name = client, api, name
+    def __init__(self, client: httpx.Client, api: Api, path: str, name: str) -> None:
+        self._client, self.api, self._path, self._name = client, api, path, name
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Texts -> vectors (n, d), as the server sends them, from one request. Raises ServerError."""
         route = ROUTES[self.api]
-        where = f"{str(self._client.base_url).rstrip('/')}{route.path}"
+        where = f"{str(self._client.base_url).rstrip('/')}{self._path}"
         try:
-            response = self._client.post(route.path, json=route.body(list(texts), self._name))
+            response = self._client.post(self._path, json=route.body(list(texts), self._name))
         except httpx.TransportError as error:
             raise ServerError(f"{where} cannot be reached ({error}); start the server first") from error
         if not response.is_success:
@@ -151,13 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = key_of(options.key_file) if options.key_file else None
     headers = {"authorization": f"Bearer {key}"} if key else {}
     reference = reference_of(options.model)
-    base, api = _address(options)
+    base, places = _address(options)
     try:
         client = httpx.Client(base_url=base, timeout=WAIT, headers=headers)
     except httpx.InvalidURL as error:
         raise ServerError(f"{options.url} is not an address ({error}); write http://HOST:PORT") from error
     with client:
-        servers = _servers(client, api, options.served_name)
+        servers = _servers(client, places, options.served_name)
         found = {server.api: checks(server, reference, options.least_cosine) for server in servers}
     table = Table("", "", *([""] if len(found) > 1 else []), show_header=False)
     for name, rows in found.items():
@@ -291,38 +291,41 @@ def _batches(server: Server, least: float) -> Check:
 # Servers
 
 
-def _address(options: VerifyOptions) -> tuple[str, Api | None]:
-    """The server's address without a route, and the wire format that is asked for, if one is."""
+def _address(options: VerifyOptions) -> tuple[str, list[tuple[Api, str]]]:
+    """The server's address without a route, and the wire formats with the paths to try."""
     url = options.url.rstrip("/")
     asked = None if options.api == "auto" else options.api
     for api, route in ROUTES.items():
-        if url.endswith(route.path):
-            return url.removesuffix(route.path), asked or api
-    return url.removesuffix("/v1"), asked or ("openai" if url.endswith("/v1") else None)
+        for path in route.paths:
+            if url.endswith(path):
+                return url.removesuffix(path), [(asked or api, path)]
+    asked = asked or ("openai" if url.endswith("/v1") else None)
+    places = [(api, path) for api, route in ROUTES.items() for path in route.paths if asked in (None, api)]
+    return url.removesuffix("/v1"), places
 
 
-def _servers(client: httpx.Client, asked: Api | None, name: str) -> list[Server]:
-    """Every wire format that answers one text, or the one that is asked for. Raises ServerError."""
+def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str) -> list[Server]:
+    """Of each wire format the first path that answers one text. Raises ServerError where none does."""
     name = name or _served_name(client)
-    if asked:
-        return [Server(client, asked, name)]
-    found, problems = [], []
-    for api in ROUTES:
-        server = Server(client, api, name)
-        try:
-            server.embed(PLAIN[:1])
-        except ServerError as error:
-            problems.append(str(error))
-        else:
-            found.append(server)
+    found, problems = dict[Api, Server](), []
+    for api, path in places:
+        if api not in found:
+            server = Server(client, api, path, name)
+            try:
+                server.embed(PLAIN[:1])
+            except ServerError as error:
+                problems.append(str(error))
+            else:
+                found[api] = server
     if not found:
-        raise ServerError(f"no wire format is answered: {'; '.join(dict.fromkeys(problems))}")
-    return found
+        raise ServerError(problems[0] if len(problems) == 1 else f"no wire format is answered: {'; '.join(problems)}")
+    return list(found.values())
 
 
 def _served_name(client: httpx.Client) -> str:
-    with suppress(httpx.TransportError, KeyError, TypeError, ValueError, IndexError):
-        return str(client.get("/v1/models").json()["data"][0]["id"])
+    for path in ("/v1/models", "/models"):
+        with suppress(httpx.TransportError, KeyError, TypeError, ValueError, IndexError):
+            return str(client.get(path).json()["data"][0]["id"])
     return "default"
 
 

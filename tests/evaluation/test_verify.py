@@ -41,7 +41,7 @@ def served(bundle: Path, **settings: Any) -> Iterator[str]:
 
 def found(url: str, model: Path, least: float = 0.999) -> dict[str, Check]:
     with httpx.Client(base_url=url) as client:
-        return {check.name: check for check in checks(Server(client, "tei", ""), reference_of(model), least)}
+        return {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference_of(model), least)}
 
 
 def test_a_server_of_the_same_bundle_agrees_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +54,8 @@ def test_a_server_of_the_same_bundle_agrees_in_every_format(tmp_path: Path, caps
             assert out.count(f" {api} ") == 7
         assert "differs" not in out
         assert run(lambda: main([f"{url}/v1", str(bundle), "--key-file", str(tmp_path / "key")])) == 0
+        assert " tei " not in capsys.readouterr().out
+        assert run(lambda: main([f"{url}/embeddings", str(bundle), "--key-file", str(tmp_path / "key")])) == 0
         assert " tei " not in capsys.readouterr().out
         assert run(lambda: main([url, str(bundle)])) == 2
         assert "answered 401" in capsys.readouterr().err
@@ -123,8 +125,20 @@ def library_served(model: Path, *, pooling: str = "mean", dense: bool = True, to
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            content = json.dumps(made.encode(body["inputs"], show_progress_bar=False).tolist()).encode()
-            self.send_response(200)
+            if self.path == "/embed":
+                self._answer(made.encode(body["inputs"], show_progress_bar=False).tolist())
+            elif self.path == "/embeddings" and body["model"] == "own":  # without /v1, as infinity has it
+                vectors = made.encode(body["input"], show_progress_bar=False).tolist()
+                self._answer({"data": [{"index": n, "embedding": vector} for n, vector in enumerate(vectors)]})
+            else:
+                self._answer({}, 404)
+
+        def do_GET(self) -> None:
+            self._answer({"data": [{"id": "own"}]}, 200 if self.path == "/models" else 404)
+
+        def _answer(self, answer: object, status: int = 200) -> None:
+            content = json.dumps(answer).encode()
+            self.send_response(status)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -161,6 +175,14 @@ def test_another_pooling_and_missing_layers_are_named(changes: dict[str, Any], i
         assert all(row.agrees is not False for row in rows.values()), rows
 
 
+def test_openais_format_is_found_without_its_version(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with library_served(model) as url:
+        assert run(lambda: main([url, str(model)])) == 0
+        out = capsys.readouterr().out
+        assert " openai " in out
+        assert " tei " in out
+
+
 def test_a_limit_that_the_server_has_instead_is_found(model: Path) -> None:
     with library_served(model, tokens=64) as url:
         rows = found(url, model)
@@ -180,7 +202,7 @@ def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_
         return httpx.Response(200, json=(3 * vectors + len(texts) * np.roll(vectors, 1, axis=1) * 1e-3).tolist())
 
     with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
-        rows = {check.name: check for check in checks(Server(client, "tei", ""), reference, 0.99)}
+        rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.99)}
     assert rows["vectors"].agrees
     assert rows["length 1"].agrees is None
     assert "normalise them, or compare by cosine" in rows["length 1"].found

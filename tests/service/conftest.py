@@ -1,5 +1,6 @@
 """Fixtures of the service: tiny bundles, an app around them, and server processes."""
 
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tiny_bundle import OTHER, write_bundle
 
 from encoding.text import Batch
+from service.__main__ import main
 from service.app import create_app
 from service.inference.session import Session
 from service.settings import Settings
@@ -127,3 +129,23 @@ def _started(kind: type[AnyProcess]) -> Iterator[Callable[..., AnyProcess]]:
     yield start
     for process in running:
         process.close()
+
+
+@pytest.fixture
+def check_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    monkeypatch.setattr("service.__main__.configure", lambda *_: caplog.set_level("INFO"))
+    monkeypatch.setattr("service.__main__.limit_free_memory", lambda: None)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+    def run_here(*arguments: str) -> tuple[int, str, str]:
+        status = main([*arguments, "--check"])
+        assert caplog.messages == []  # each would be a line of stderr
+        return status, *capsys.readouterr()
+
+    yield run_here
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """What a model takes is estimated from its files, and one that would not fit is refused by name before it is loaded."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from tiny_bundle import OTHER, write_bundle
 
 from encoding.bundle import Bundle, Precision
 from encoding.errors import OptionError
-from service.__main__ import main
 from service.app import create_app
 from service.inference import memory
 from service.inference.memory import MIB, PROCESS, Need, check, need, resident
@@ -63,10 +63,10 @@ def test_the_models_are_summed_and_share_their_batches(tmp_path: Path, monkeypat
         check(Settings(max_memory_mb=219), bundles[1:2], bundles[:1])
 
 
-def test_one_line_before_the_graph_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_before_the_graph_is_loaded(tmp_path: Path, check_here: Callable[..., tuple[int, str, str]]) -> None:
     bundle = write_bundle(tmp_path / "tiny", no_operator())
-    assert main(["--check", "--bundle", str(bundle), "--max-memory-mb", "1"]) == 2
-    err = capsys.readouterr().err
+    status, _, err = check_here("--bundle", str(bundle), "--max-memory-mb", "1")
+    assert status == 2
     assert err.count("\n") == 1
     assert err.startswith("error: model tiny would not fit: with it the process needs about ")
     assert "max_memory_mb is 1; raise it" in err

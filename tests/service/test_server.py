@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -46,7 +46,6 @@ from live import (
 from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
 from encoding.errors import OptionError
-from service.__main__ import main
 from service.app import create_app
 from service.monitoring.health import HUNG
 from service.server import FORCED, bind
@@ -349,31 +348,11 @@ BAD_STARTS = [
 ]
 
 
-@pytest.fixture
-def check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    monkeypatch.setattr("service.__main__.configure", lambda *_: caplog.set_level("INFO"))
-    monkeypatch.setattr("service.__main__.limit_free_memory", lambda: None)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-
-    def run_here(*arguments: str) -> tuple[int, str, str]:
-        status = main([*arguments, "--check"])
-        assert caplog.messages == []  # each would be a line of stderr
-        return status, *capsys.readouterr()
-
-    yield run_here
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(("arguments", "words"), BAD_STARTS)
 def test_a_start_that_cannot_be_is_one_line_and_status_2(
-    place: Callable[[str], str], check: Callable[..., tuple[int, str, str]], arguments: list[str], words: str
+    place: Callable[[str], str], check_here: Callable[..., tuple[int, str, str]], arguments: list[str], words: str
 ) -> None:
-    status, printed, errors = check(*map(place, arguments))
+    status, printed, errors = check_here(*map(place, arguments))
     assert (status, printed) == (2, "")
     assert errors.startswith("error: ")
     assert words in errors
