@@ -60,6 +60,7 @@ SPECIAL: Final = "The words [MASK], [SEP] and <mask> are text."
 LONG: Final = "The committee met again, and the minutes were longer than before. " * 120  # 1,500 tokens and more
 LENGTHS: Final = (32, 64, 128, 192, 256, 384, 512, 1024)  # tokens that are tried for a server that truncates elsewhere
 POOLINGS: Final = ("mean", "cls", "max", "lasttoken", "weightedmean")
+QUANTISED: Final = 0.98  # cosine that int8 weights reach
 UNIT: Final = 1e-2  # the largest difference of a normalised vector's length from 1, also in half precision
 
 
@@ -71,7 +72,7 @@ class VerifyOptions(Command):
     api: Literal["auto", "tei", "openai", "cohere"] = Field("auto", description="wire format. auto: all that it has")
     served_name: str = Field("", description="name of the model in requests (default: the first of /v1/models)")
     least_cosine: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.999, description="cosine that counts as agreement; 0.98 for a server that quantises"
+        0.999, description=f"cosine that counts as agreement; {QUANTISED} for a server that quantises"
     )
     key_file: Path | None = Field(None, description="file with the API key")
 
@@ -218,6 +219,8 @@ def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, 
             return f"the model {name} (least cosine {found:.5f})"
         if found > best:
             best, nearest = found, name
+    if unchanged >= QUANTISED:
+        return f"the model itself, less exactly, as quantised weights do: give --least-cosine {QUANTISED}"
     known = f"; the nearest is the model {nearest} ({best:.3f})" if nearest else ""
     return f"none of the variants that are known{known}: is it another model?"
 

@@ -175,6 +175,24 @@ def test_another_pooling_and_missing_layers_are_named(changes: dict[str, Any], i
         assert all(row.agrees is not False for row in rows.values()), rows
 
 
+def test_a_server_that_quantises_is_not_another_model(tmp_path: Path) -> None:
+    """Its vectors are near the model's own, and nearer to no variant."""
+    bundle = write_bundle(tmp_path / "tiny", template="[X]", pooling="mean")
+    reference = reference_of(bundle)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        vectors = reference.embed(httpx.Response(200, content=request.content).json()["inputs"])
+        step = np.abs(vectors).max(axis=1, keepdims=True) / 7
+        return httpx.Response(200, json=(np.rint(vectors / step) * step).tolist())
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
+        rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.999)}
+    assert rows["vectors"].agrees is False
+    assert rows["what it gives instead"].found == (
+        "the model itself, less exactly, as quantised weights do: give --least-cosine 0.98"
+    )
+
+
 def test_openais_format_is_found_without_its_version(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with library_served(model) as url:
         assert run(lambda: main([url, str(model)])) == 0
