@@ -2,10 +2,11 @@
 
     PYTHON benchmarks/encode.py BACKEND MODEL TEXTS
 
-BACKEND is one of sentence-transformers (torch, onnx, onnx-int8, openvino, openvino-int8), fastembed or llama-cpp. MODEL
-is the folder of an encoder, in which fastembed and onnx need model.onnx and llama-cpp needs model.gguf. TEXTS is a
-folder with train.jsonl, whose column `text` calibrates openvino-int8. An output line has the seconds of the call and
-the vectors. This file imports nothing from Cloze, so that it can run in another environment.
+BACKEND is torch, onnx, onnx-int8, openvino or openvino-int8, all of sentence-transformers, fastembed or llama-cpp.
+MODEL is the folder of an encoder, in which fastembed and onnx need model.onnx and llama-cpp needs model.gguf. TEXTS is
+a folder with train.jsonl, whose column `text` calibrates openvino-int8. The first output line has the versions of the
+libraries, each other one the seconds of a call and the vectors. This file imports nothing from Cloze, so that it can
+run in another environment.
 """
 
 import json
@@ -14,25 +15,28 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+PACKAGES = ("sentence-transformers", "fastembed", "llama-cpp-python", "onnxruntime", "openvino", "optimum", "torch")
 
 Encode = Callable[[list[str]], Any]  # texts to vectors, (n, d), as an array or as rows
 
 
 def sentence_transformers(folder: Path, backend: str, texts: str) -> Encode:
-    """`folder` is a copy, to which quantized graphs are added."""
+    """`folder` is a copy, to which quantised graphs are added."""
     import sentence_transformers
 
     kind, _, int8 = backend.partition("-")
-    file_name = {"torch": None, "onnx": "model.onnx", "openvino": "openvino_model.xml"}[kind]
 
     def encoder_of(name: str | None) -> Any:
         options = {"model_kwargs": {"file_name": name}} if name else {}
         return sentence_transformers.SentenceTransformer(str(folder), device="cpu", backend=kind, **options)
 
-    encoder = encoder_of(file_name if kind == "onnx" else None)
+    encoder = encoder_of("model.onnx" if kind == "onnx" else None)
     if int8 and kind == "onnx":
         vnni = "avx512_vnni" in Path("/proc/cpuinfo").read_text(encoding="ascii")
         target = "avx512_vnni" if vnni else "avx2"
@@ -66,9 +70,11 @@ def llama_cpp(folder: Path) -> Encode:
     from llama_cpp import Llama
 
     threads = len(os.sched_getaffinity(0))
+    limit = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["model_max_length"]
     encoder = Llama(
-        str(folder / "model.gguf"), embedding=True, n_ctx=0, n_threads=threads, n_threads_batch=threads, verbose=False
-    )
+        str(folder / "model.gguf"), embedding=True, n_ctx=0, n_batch=limit, n_ubatch=limit, n_threads=threads,
+        n_threads_batch=threads, verbose=False,
+    )  # fmt: skip
     return lambda part: encoder.embed(part, normalize=True)
 
 
@@ -78,12 +84,18 @@ def load(backend: str, folder: Path, texts: str) -> Encode:
     return fastembed(folder) if backend == "fastembed" else sentence_transformers(folder, backend, texts)
 
 
+def versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            yield package, version(package)
+
+
 def main(backend: str, model: str, texts: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print to stdout write to stderr instead
     with tempfile.TemporaryDirectory() as temporary:
         encode = load(backend, Path(shutil.copytree(model, Path(temporary) / "model")), texts)
-        print("ready", file=answers, flush=True)
+        print(json.dumps(dict(versions())), file=answers, flush=True)
         for line in sys.stdin:
             part = json.loads(line)
             began = time.perf_counter()

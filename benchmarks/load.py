@@ -64,7 +64,10 @@ async def ask(server: Server, requests: Sequence[bytes], connections: int) -> tu
 
 
 def load(server: Server, workload: Workload, connections: int) -> Figures:
-    """Send the texts over all connections at once, by wrk. Raises OSError if an answer is an error."""
+    """Send the texts over all connections at once, by wrk. Raises OSError if an answer is an error.
+
+    The work of other connections is not counted that is in flight when the last awaited answer arrives.
+    """
     requests = workload.requests(connections)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as bodies:
         bodies.writelines(json.dumps({"model": server.model, "input": texts}) + "\n" for texts in requests)
@@ -72,15 +75,18 @@ def load(server: Server, workload: Workload, connections: int) -> Figures:
         url = f"http://127.0.0.1:{server.port}{server.path}"
         arguments = ["--connections", str(connections), url, "--", bodies.name, str(len(requests))]
         with subprocess.Popen([*WRK, *arguments], stdout=subprocess.PIPE, text=True) as wrk:
-            took, cpu = _until_ended(wrk, server)
-            latency = json.loads(_line(wrk, "{"))
+            try:
+                took, cpu = _until_ended(wrk, server)
+                latency = json.loads(_line(wrk, "{"))
+            finally:
+                wrk.kill()
     return Figures(sum(map(len, requests)) / took, latency["p50"], latency["p99"], cpu)
 
 
 def _until_ended(wrk: subprocess.Popen[str], server: Server) -> tuple[float, float]:
     """Seconds of the load, and the server's CPU seconds."""
     _line(wrk, "began")
-    cpu, began = server.cpu_seconds, time.perf_counter()
+    began, cpu = time.perf_counter(), server.cpu_seconds
     _line(wrk, "ended")
     took = time.perf_counter() - began
     wrk.send_signal(signal.SIGINT)
@@ -94,6 +100,5 @@ def _line(wrk: subprocess.Popen[str], start: str) -> str:
         if line.startswith(start):
             return line
         if line.startswith("status"):
-            wrk.kill()
             raise OSError(f"the server answered with {line.strip()}")
     raise OSError(f"wrk ended before it wrote {start!r}")

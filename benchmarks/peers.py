@@ -35,7 +35,7 @@ from training.export.bundle import make_graph
 from training.export.graph import trace
 from training.model.encoder import SentenceEncoder, weights_digest
 
-__all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "ours", "with_graphs"]
+__all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "ours", "truncate", "with_graphs"]
 
 START_SECONDS: Final = 120
 MAX_TOKENS: Final = 256  # sentence-transformers truncates the texts of all-MiniLM-L6-v2 to this length
@@ -123,8 +123,9 @@ class InProcess(Peer):
         super().__init__(
             [python, str(ENCODE), backend, str(model), str(texts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        if not self._line():
+        if not (versions := self._line()):
             raise OSError(f"{python} cannot embed by {backend}")
+        self.versions: dict[str, str] = json.loads(versions)
 
     def encode(self, texts: Sequence[str]) -> tuple[float, NDArray[np.float32]]:
         """Seconds of the call, and the vectors."""
@@ -133,6 +134,12 @@ class InProcess(Peer):
         self.process.stdin.flush()
         found = json.loads(self._line())
         return found["seconds"], np.array(found["vectors"], dtype=np.float32)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self._send(signal.SIGCONT)
+        self.process.stdin.close()  # then it removes its files
+        self.process.wait()
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -206,18 +213,27 @@ def bundle_of(
     return out
 
 
-def with_graphs(model: Path, python: str | None, gguf: Path | None, out: Path) -> Path:
-    """Copy the model with `gguf` as model.gguf and, if the environment of `python` has optimum, with model.onnx."""
+def with_graphs(model: Path, pythons: Sequence[str], gguf: Path | None, out: Path) -> Path:
+    """Copy the model with `gguf` as model.gguf and, if an environment of `pythons` has optimum, with model.onnx."""
     shutil.copytree(model, out, symlinks=False)
     if gguf:
         shutil.copyfile(gguf, out / "model.gguf")
-    with tempfile.TemporaryDirectory() as made:
-        command = [python or sys.executable, "-m", "optimum.exporters.onnx", "--model", str(model)]
-        command += ["--task", "feature-extraction", "--library-name", "transformers", made]
-        done = subprocess.run(command, capture_output=True, env=os.environ | OFFLINE, check=False)
-        if done.returncode == 0:
-            shutil.copyfile(Path(made, "model.onnx"), out / "model.onnx")
+    for python in pythons:
+        with tempfile.TemporaryDirectory() as made:
+            command = [python, "-m", "optimum.exporters.onnx", "--model", str(model), "--task", "feature-extraction"]
+            command += ["--library-name", "transformers", made]
+            done = subprocess.run(command, capture_output=True, env=os.environ | OFFLINE, check=False)
+            if done.returncode == 0:
+                shutil.copyfile(Path(made, "model.onnx"), out / "model.onnx")
+                break
     return out
+
+
+def truncate(model: Path) -> None:
+    """Make MAX_TOKENS the tokenizer's limit too, for contenders that read no other file."""
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"model_max_length": MAX_TOKENS}), encoding="utf-8")
 
 
 def _free_port() -> int:

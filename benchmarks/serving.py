@@ -11,7 +11,7 @@ the same weights as GGUF in q8_0. Without these options, Cloze is compared with 
 wrk must be installed: it drives the load.
 
 First, the vectors of every contender are compared with those of torch, and those of texts alone with those of the same
-texts in a batch. Then three rounds are measured: short texts, one per request, over 1, 8, 32 and 128 connections; mixed
+texts in a batch. Then, in rounds, are measured: short texts, one per request, over 1, 8, 32 and 128 connections; mixed
 texts, 32 per request, over 1 and 8; long texts, eight per request, over 8. Libraries run in process, without
 connections, and are compared with the highest throughput. Ratios are computed for each round. The command writes
 benchmarks/results/serving.json and serving.svg and prints the tables.
@@ -20,6 +20,7 @@ benchmarks/results/serving.json and serving.svg and prints the tables.
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.load import Figures, Workload, ask, load
-from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, ours, with_graphs
+from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, ours, truncate, with_graphs
 from benchmarks.serving_report import draw, tables
 from encoding.bundle import Precision
 from encoding.machine import available_cpus, processor, versions
@@ -78,13 +79,12 @@ def workloads(data: Path, share: int) -> dict[str, Workload]:
     }
 
 
-def calibration(data: Path, out: Path) -> Path:
-    """A folder with sentences of Wikipedia, by which OpenVINO chooses the ranges of its int8 values."""
+def calibration(data: Path, out: Path) -> None:
+    """Write a folder with sentences of Wikipedia, by which OpenVINO chooses the ranges of its int8 values."""
     out.mkdir()
     with (data / "corpus" / "enwiki_sentences.txt").open(encoding="utf-8") as lines:
         rows = [json.dumps({"text": line.strip()}) + "\n" for line in islice(lines, CALIBRATION)]
     (out / "train.jsonl").write_text("".join(rows), encoding="utf-8")
-    return out
 
 
 def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -99,14 +99,14 @@ def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
     return rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
 
 
-def accuracy(peers: Mapping[str, Peer], data: Path) -> dict[str, dict[str, float]]:
+def accuracy(peers: Mapping[str, Peer], data: Path, long: Sequence[str]) -> dict[str, dict[str, float]]:
     """Cosines with torch's vectors, the change of a component by the batch, and Spearman's x 100 on STS-B dev."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     expected: NDArray[np.float64] | None = None
     found = {}
     for name, peer in peers.items():
         with peer.resumed():
-            checked = vectors(peer, pairs.left[:CHECKED])
+            checked = vectors(peer, [*pairs.left[:CHECKED], *long])
             alone = np.concatenate([vectors(peer, [text]) for text in pairs.left[:ALONE]])
             score = spearman(partial(vectors, peer), pairs)
         expected = checked if expected is None else expected
@@ -135,6 +135,7 @@ def measure(
             print(f"round {number + 1}: {name}", flush=True)
             for contender, peer in peers.items():
                 with peer.resumed():
+                    vectors(peer, workload.texts[:CHECKED])  # what was paused may have lost its memory to the disk
                     if isinstance(peer, Server):
                         for level in workload.connections:
                             note(name, str(level), contender, load(peer, workload, level))
@@ -185,7 +186,7 @@ def start(makers: Iterable[tuple[str, Callable[[], Peer]]], stack: ExitStack) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parent", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
-    parser.add_argument("--data", type=Path, required=True, help="folder with senteval/downstream and retrieval")
+    parser.add_argument("--data", type=Path, required=True, help="folder with senteval, retrieval and corpus")
     parser.add_argument("--infinity", metavar="PYTHON", help="interpreter of an environment with infinity")
     parser.add_argument(
         "--encoders",
@@ -195,17 +196,25 @@ def main() -> None:
         help="interpreters with sentence-transformers, fastembed or llama-cpp-python",
     )
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the weights for llama.cpp")
-    parser.add_argument("--quick", action="store_true", help="one round, fewer numbers of connections, half the texts")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often everything is measured in turn")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer numbers of connections and texts")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON and the chart are written")
     options = parser.parse_args()
-    rounds = 1 if options.quick else ROUNDS
+    if shutil.which("wrk") is None:
+        parser.error("wrk is not installed; Debian's package wrk has it")
+    rounds = 1 if options.quick else options.rounds
     work = workloads(options.data, 2 if options.quick else 1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         bundle = bundle_of(options.parent, Path(folder) / "minilm")
-        model = with_graphs(options.parent, options.infinity, options.gguf, Path(folder) / "model")
-        peers = start(makers(options, model, bundle, calibration(options.data, Path(folder) / "texts")), stack)
+        pythons = [*([options.infinity] if options.infinity else []), *options.encoders]
+        model = with_graphs(options.parent, pythons, options.gguf, Path(folder) / "model")
+        truncate(model)
+        texts = Path(folder) / "texts"
+        if options.encoders:
+            calibration(options.data, texts)
+        peers = start(makers(options, model, bundle, texts), stack)
         raws = {f"{name}, tokenising and session alone": Raw(bundle, precision) for name, precision in OURS.items()}
-        scores = accuracy(peers, options.data)
+        scores = accuracy(peers, options.data, work["long, 8 per request"].texts[:CHECKED])
         figures = measure(peers, raws, work, rounds)
         servers = {}
         for name, peer in peers.items():
@@ -217,6 +226,7 @@ def main() -> None:
         "rounds": rounds,
         "texts": {name: len(workload.texts) for name, workload in work.items()},
         "accuracy": scores,
+        "rivals": {name: peer.versions for name, peer in peers.items() if isinstance(peer, InProcess)},
         "servers": servers,
         "figures": figures,
     }

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from evaluation.tables import markdown_table
 
-__all__ = ["INT8", "draw", "is_quantized", "ratios", "tables"]
+__all__ = ["INT8", "draw", "is_quantised", "ratios", "spread", "tables"]
 
 INT8, FP32 = "Cloze, int8", "Cloze, fp32"
 ALONE: Final = "{}, tokenising and session alone"
@@ -26,7 +26,7 @@ def ratios(results: Mapping[str, Any]) -> str:
     short, mixed = list(results["figures"].values())[:2]
     infinity = [name for name in short["1"] if name.startswith("infinity")]
     libraries = [name for name in mixed[IN_PROCESS] if not name.startswith("Cloze")]
-    fp32 = [name for name in libraries if not is_quantized(name)]
+    fp32 = [name for name in libraries if not is_quantised(name)]
     one_client, alone = _least("1", "p50"), _least(IN_PROCESS, "p50")
     rows: list[tuple[str, Found, Figure, str, Figure, list[str]]] = [
         ("int8, mixed texts: throughput / infinity's best engine", mixed, highest, INT8, highest, infinity),
@@ -34,6 +34,8 @@ def ratios(results: Mapping[str, Any]) -> str:
         ("int8, mixed texts: throughput over HTTP / best library in process", mixed, highest, INT8, highest, libraries),
         ("fp32, mixed texts: throughput over HTTP / best fp32 library in process", mixed, highest, FP32, highest, fp32),
         ("int8, short texts: throughput / infinity's best engine", short, highest, INT8, highest, infinity),
+        ("int8, short texts: throughput over HTTP / best library in process", short, highest, INT8, highest, libraries),
+        ("fp32, short texts: throughput over HTTP / best fp32 library in process", short, highest, FP32, highest, fp32),
         ("int8, short texts, one client: p50 latency / infinity's best engine",
          short, one_client, INT8, one_client, infinity),
         ("int8, short texts, one client: p50 latency / tokenising and session alone",
@@ -54,7 +56,18 @@ def ratios(results: Mapping[str, Any]) -> str:
     return markdown_table(["", "ratio, median (lowest to highest)"], lines)
 
 
-def is_quantized(contender: str) -> bool:
+def spread(results: Mapping[str, Any]) -> tuple[float, float]:
+    """Throughput of the fastest round over that of the slowest: median and maximum of contenders and workloads."""
+    found = []
+    for levels in results["figures"].values():
+        for rows in levels.values():
+            for rounds in rows.values():
+                speeds = [each["texts_per_second"] for each in rounds]
+                found.append(max(speeds) / min(speeds))
+    return median(found), max(found)
+
+
+def is_quantised(contender: str) -> bool:
     return "int8" in contender or "q8_0" in contender
 
 

@@ -42,7 +42,7 @@ def servers(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, st
         yield "Cloze, fp32", mistake, partial(ours, bundle, "fp32")
     yield "Cloze, int8", "rounded weights", partial(ours, bundle_of(options.parent, folder / "int8", ("int8",)), "int8")
     if options.infinity:
-        model = with_graphs(options.parent, options.infinity, None, folder / "model")
+        model = with_graphs(options.parent, [options.infinity], None, folder / "model")
         for name, engine in (("torch", "torch"), ("ONNX", "optimum")):
             yield f"infinity, {name}", "none", partial(infinity, options.infinity, model, engine)
 

@@ -208,7 +208,10 @@ def _least(sent: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
 
 
 def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, least: float) -> str:
-    """The first variant that agrees, or the nearest one if it is nearer than the model, whose cosine is `unchanged`."""
+    """The first variant that agrees, the model itself if it is near, or the nearest variant if it is nearer.
+
+    `unchanged` is the least cosine with the model itself.
+    """
     best, nearest = unchanged + 0.01, ""
     for name, embed in reference.variants():
         vectors = embed(PLAIN)
@@ -219,8 +222,8 @@ def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, 
             return f"the model {name} (least cosine {found:.5f})"
         if found > best:
             best, nearest = found, name
-    if unchanged >= QUANTISED:
-        return f"the model itself, less exactly, as quantised weights do: give --least-cosine {QUANTISED}"
+    if unchanged >= QUANTISED and not nearest:
+        return f"the model itself, less precisely, as with quantised weights: pass --least-cosine {QUANTISED}"
     known = f"; the nearest is the model {nearest} ({best:.3f})" if nearest else ""
     return f"none of the variants that are known{known}: is it another model?"
 
@@ -298,17 +301,18 @@ def _address(options: VerifyOptions) -> tuple[str, list[tuple[Api, str]]]:
     """The server's address without a route, and the wire formats with the paths to try."""
     url = options.url.rstrip("/")
     asked = None if options.api == "auto" else options.api
-    for api, route in ROUTES.items():
-        for path in route.paths:
-            if url.endswith(path):
-                return url.removesuffix(path), [(asked or api, path)]
-    asked = asked or ("openai" if url.endswith("/v1") else None)
-    places = [(api, path) for api, route in ROUTES.items() for path in route.paths if asked in (None, api)]
-    return url.removesuffix("/v1"), places
+    places = [(api, path) for api, route in ROUTES.items() for path in route.paths]
+    for api, path in sorted(places, key=lambda place: -len(place[1])):  # /v2/embed also ends with /embed
+        if url.endswith(path):
+            base, places = url.removesuffix(path), places if asked not in (None, api) else [(api, path)]
+            break
+    else:
+        base, asked = url.removesuffix("/v1"), asked or ("openai" if url.endswith("/v1") else None)
+    return base, [place for place in places if asked in (None, place[0])]
 
 
 def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str) -> list[Server]:
-    """Of each wire format the first path that answers one text. Raises ServerError where none does."""
+    """For each wire format, the first path that answers a test text. Raises ServerError where none does."""
     name = name or _served_name(client)
     found, problems = dict[Api, Server](), []
     for api, path in places:
@@ -321,7 +325,7 @@ def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str)
             else:
                 found[api] = server
     if not found:
-        raise ServerError(problems[0] if len(problems) == 1 else f"no wire format is answered: {'; '.join(problems)}")
+        raise ServerError("; ".join(problems))
     return list(found.values())
 
 

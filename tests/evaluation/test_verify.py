@@ -57,6 +57,11 @@ def test_a_server_of_the_same_bundle_agrees_in_every_format(tmp_path: Path, caps
         assert " tei " not in capsys.readouterr().out
         assert run(lambda: main([f"{url}/embeddings", str(bundle), "--key-file", str(tmp_path / "key")])) == 0
         assert " tei " not in capsys.readouterr().out
+        for address, words in ((f"{url}/v2/embed", []), (f"{url}/v1/embeddings", ["--api", "cohere"])):
+            assert run(lambda: main([address, str(bundle), *words, "--key-file", str(tmp_path / "key")])) == 0  # noqa: B023
+            out = capsys.readouterr().out
+            assert out.count("dimensions") == 1  # of one format
+            assert "differs" not in out
         assert run(lambda: main([url, str(bundle)])) == 2
         assert "answered 401" in capsys.readouterr().err
 
@@ -189,7 +194,7 @@ def test_a_server_that_quantises_is_not_another_model(tmp_path: Path) -> None:
         rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.999)}
     assert rows["vectors"].agrees is False
     assert rows["what it gives instead"].found == (
-        "the model itself, less exactly, as quantised weights do: give --least-cosine 0.98"
+        "the model itself, less precisely, as with quantised weights: pass --least-cosine 0.98"
     )
 
 

@@ -183,7 +183,7 @@ async def test_a_deadline_may_be_over_when_the_request_begins(make_app: MakeApp,
         assert (await http.post("/embed", json={"inputs": "a"})).status_code == 200
 
 
-async def test_nothing_keeps_a_request_behind_its_answer(make_app: MakeApp, hold: Hold) -> None:
+async def test_nothing_keeps_a_request_alive_after_its_response(make_app: MakeApp, hold: Hold) -> None:
     """A timer or a task would hold the memory of a request until the end of its deadline, which is a day."""
     app = make_app()
 
@@ -207,7 +207,7 @@ async def test_nothing_keeps_a_request_behind_its_answer(make_app: MakeApp, hold
         with hold():
             served.append(await sent(b'{"inputs": "the guitar"}', "0.01"))
         assert [status for status, _ in served] == [200, 400, 504]
-        await until(lambda: gc.collect() >= 0 and not any(marker() for _, marker in served))
+        await until(lambda: gc.collect() >= 0 and not any(marker() for _, marker in served))  # cycles are no leak
 
 
 class Marker:

@@ -334,7 +334,7 @@ class _Quantiser:
             yield _node("MatMulIntegerToFloat", inputs, name, domain=DOMAIN)
 
     def _with_summands(self, name: str, bias: list[str]) -> tuple[str, list[str]]:
-        """If only additions of constants read a product: the output of the last of them, and a bias for all."""
+        """The output of the last addition of a constant, if nothing else reads the product, and a bias for all."""
         output, constants = name, list(bias)
         while output not in self.outputs and len(readers := self.readers.get(output, [])) == 1:
             [add] = readers

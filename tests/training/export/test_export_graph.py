@@ -311,7 +311,7 @@ def test_a_product_behind_a_layer_norm_equals_numpys() -> None:
 
 
 @pytest.mark.parametrize("shown", [["sum"], ["sum", "y"], ["sum", "square"]])
-def test_constants_are_added_to_a_product_whoever_reads_it(shown: list[str]) -> None:
+def test_constants_are_added_to_a_product_whatever_else_reads_it(shown: list[str]) -> None:
     """If nothing but an addition reads the product, one operator does both; otherwise the product remains as well."""
     chance = np.random.default_rng(0)
     matrix, bias, first, second = (
