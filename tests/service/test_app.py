@@ -207,7 +207,7 @@ async def test_nothing_keeps_a_request_alive_after_its_response(make_app: MakeAp
         with hold():
             served.append(await sent(b'{"inputs": "the guitar"}', "0.01"))
         assert [status for status, _ in served] == [200, 400, 504]
-        await until(lambda: gc.collect() >= 0 and not any(marker() for _, marker in served))  # cycles are no leak
+        await until(lambda: gc.collect() >= 0 and not any(marker() for _, marker in served))  # cycles too
 
 
 class Marker:
