@@ -70,7 +70,7 @@ class VerifyOptions(Command):
     url: CliPositionalArg[str] = Field(description="address of the server, http://HOST:PORT or that of one route")
     model: CliPositionalArg[Path] = Field(description="folder of a bundle or of a sentence-transformers model")
     api: Literal["auto", "tei", "openai", "cohere"] = Field("auto", description="wire format. auto: all that it has")
-    served_name: str = Field("", description="name of the model in requests (default: the first of /v1/models)")
+    served_name: str = Field("", description="name of the model in requests (default: the first that the server lists)")
     least_cosine: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.999, description=f"cosine that counts as agreement; {QUANTISED} for a server that quantises"
     )
