@@ -267,6 +267,8 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
+    if target.is_mount():
+        raise BundleError(f"{target} is a mount point, which cannot be replaced; name a folder in it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         workshop_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
@@ -278,7 +280,12 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
         if target.exists():
             target.rename(former)
-        folder.rename(target)
+        try:
+            folder.rename(target)
+        except BaseException:
+            if former.exists():
+                former.rename(target)
+            raise
 
 
 def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, provenance: Provenance) -> Spec:

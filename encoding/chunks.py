@@ -2,14 +2,14 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from encoding.text import TextEncoder
 
 __all__ = ["Chunk", "chunked"]
 
-SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\s*\n\s*""")
+SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\n\s*""")
 
 
 class Chunk(NamedTuple):
@@ -19,7 +19,7 @@ class Chunk(NamedTuple):
     stop: int
 
 
-def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> list[Chunk]:
+def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> Iterator[Chunk]:
     """Cut a text into chunks of at most `tokens` tokens, which begin up to `overlap` tokens before the last one ended.
 
     `tokens` is 1 to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last sentence that
@@ -28,9 +28,8 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> l
     """
     spans = encoder.spans(text)
     if not spans:
-        return [Chunk(0, 0)]
+        yield Chunk(0, 0)
     cuts, room = _Cuts(text, [start for start, _ in spans]), max(1, tokens - encoder.final_period)
-    found: list[Chunk] = []
     end = 0  # of the last chunk, in tokens
     while end < len(spans):
         first = cuts.word(end - overlap, end)
@@ -39,9 +38,8 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> l
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
-        found.append(Chunk(spans[first][0], spans[last - 1][1]))
+        yield Chunk(spans[first][0], spans[last - 1][1])
         end = last
-    return found
 
 
 def _tokens(encoder: TextEncoder, text: str, spans: Sequence[tuple[int, int]]) -> int:

@@ -108,17 +108,21 @@ class Settings(Options):
     @property
     def aliases(self) -> dict[str, str]:
         """Return the model of each other name."""
-        return dict(each.split("=", 1) for each in _split(self.alias))
+        return dict(map(_name_and_model, _split(self.alias)))
 
     @field_validator("alias")
     @classmethod
     def _are_names(cls, value: str) -> str:
+        names = set[str]()
         for each in _split(value):
-            name, _, model = each.partition("=")
+            name, model = _name_and_model(each)
             if not name or not model or "/" in name:
                 raise PydanticCustomError(
                     "alias", "{each} is not NAME=MODEL, as text-embedding-3-small=cloze-mini", {"each": repr(each)}
                 )
+            if name in names:
+                raise PydanticCustomError("alias", "{name} stands for two models; name one", {"name": name})
+            names.add(name)
         return value
 
     @property
@@ -151,6 +155,11 @@ class Settings(Options):
 def _split(words: str) -> list[str]:
     """Split words separated by commas; a stray comma is ignored."""
     return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _name_and_model(alias: str) -> tuple[str, str]:
+    name, _, model = alias.partition("=")
+    return name.strip(), model.strip()
 
 
 def variable(name: str) -> str:

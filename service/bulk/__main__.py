@@ -57,7 +57,11 @@ class BulkCommand(Command):
     )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
-    address: str | None = Field(None, description="Ray cluster, as ray://HOST:10001 or auto; else this machine alone")
+    address: str | None = Field(
+        None,
+        description="Ray cluster: auto or HOST:6379 on one of its nodes, ray://HOST:10001 elsewhere; else this machine "
+        "alone",
+    )
     worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
     worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
     workers: int = Field(0, ge=0, description="Workers at most. 0: as many as fit")
@@ -186,7 +190,7 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
 
     if options.precision != "auto":
         return options.precision
-    if former is not None:
+    if former is not None and former.get("precision") in GRAPHS:
         found: Precision = former["precision"]
         return found
     if options.worker_gpus:

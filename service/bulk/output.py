@@ -80,9 +80,11 @@ class Output:
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
                 return None
             with self.filesystem.open_input_file(path) as file:
-                found: dict[str, Any] = json.loads(file.read())
+                found = json.loads(file.read())
         except (OSError, ValueError) as error:
             raise OutputError(f"{path} cannot be read: {error}; choose another folder") from error
+        if not isinstance(found, dict):
+            raise OutputError(f"{path} is not the record of a job of Cloze; choose another folder")
         return found
 
     def begin(self, manifest: dict[str, Any]) -> None:

@@ -125,7 +125,11 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
         priority: Priority = "interactive"
         if len(words) == 3 and words[2] == "bulk":
             words, priority = words[:2], "bulk"
-        name, key = words if len(words) == 2 else ("", " ".join(words))
+        if len(words) > 2:
+            raise OptionError(
+                f"line {number} of {file} has {len(words)} words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"
+            )
+        name, key = words if len(words) == 2 else ("", words[0])
         yield f"the API key in line {number} of {file}", name, key, priority
 
 

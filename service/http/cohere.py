@@ -38,7 +38,7 @@ class Content(BaseModel):
 class Input(BaseModel):
     """A text in parts, which are joined by a blank."""
 
-    content: list[Content]
+    content: Annotated[list[Content], Field(fail_fast=True)]
 
 
 class CohereRequest(BaseModel):
@@ -54,10 +54,10 @@ class CohereRequest(BaseModel):
 
     model: str | None = None
     texts: TextList | None = None
-    inputs: list[Input] | None = None
+    inputs: Annotated[list[Input], Field(fail_fast=True)] | None = None
     images: list[Any] | None = None
     input_type: InputType | None = None
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] = ["float"]
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] = ["float"]
     truncate: Literal["NONE", "START", "END"] = "END"
     output_dimension: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
 
@@ -82,7 +82,7 @@ class CohereResponse(BaseModel):
 @router.post(COHERE.path, response_model=CohereResponse, summary="A vector for each text")
 async def cohere_embed(body: CohereRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
-        check_dimensions(body.output_dimension, model)
+        check_dimensions(body.output_dimension, model, "output_dimension")
         texts, field = _texts(body)
         template = TEMPLATES.get(body.input_type) if body.input_type else None
         options = Options(

@@ -84,6 +84,11 @@ def _meaning(model: Model, asked: bool) -> Callable[[Array], Array]:
     if not asked:
         return lambda cosines: cosines
     curve = model.calibration and model.calibration.curves.get(model.session.precision)
+    if not curve and model.bridge and model.bundle.calibration:
+        raise ValidationFailed(
+            f"the calibration of model {model.name} does not fit the vectors that its bridge gives; leave calibrated "
+            "out, or serve the model without --bridge"
+        )
     if not curve:
         raise ValidationFailed(
             f"calibrated is true, and model {model.name} has no calibration of its {model.session.precision} graph; "

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from time import perf_counter, time_ns
 from typing import Any, Final, cast
 
@@ -24,8 +25,8 @@ from service.http.request import (
     named_template,
 )
 from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
-from service.inference.model import Embeddings, Inputs, Model, Part
-from service.inference.vectors import Raw, chunk_means, finish, rows, to_bytes, to_json
+from service.inference.model import Embeddings, Inputs, Model, Part, slices
+from service.inference.vectors import Array, Format, Raw, chunk_means, finish, rows, to_bytes, to_json
 from service.routes import EMBED
 
 BYTES: Final = "application/octet-stream"
@@ -51,7 +52,7 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
         check_dimensions(body.dimensions, model)
         inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
         if body.chunk is not None:
-            return await embed_chunks(body, body.chunk, inputs, context, model)
+            return await embed_chunks(body, body.chunk, inputs, context, model, in_format)
         found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
 
         def write() -> bytes | Raw:
@@ -62,9 +63,14 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
 
 
 async def embed_chunks(
-    body: EmbedRequest, chunking: Chunking, inputs: Inputs, context: RequestContext, model: Model
+    body: EmbedRequest,
+    chunking: Chunking,
+    inputs: Inputs,
+    context: RequestContext,
+    model: Model,
+    in_format: Callable[[Array, Format], bytes | Raw],
 ) -> Response:
-    """Answer with a list of chunks for each text, or with the mean of its chunks' vectors."""
+    """Answer with a list of chunks for each text, in JSON, or in the format with the mean of its chunks' vectors."""
     if not isinstance(inputs[0], str):
         raise ValidationFailed("token ids cannot be cut into chunks; send texts")
     texts, template = cast(Sequence[str], inputs), named_template(model, body.prompt_name)
@@ -72,21 +78,39 @@ async def embed_chunks(
     tokens = _chunk_tokens(chunking, encoder)
     model.check_lengths(texts)
 
-    def cut() -> list[list[Chunk]]:
-        return [chunked(encoder, text, tokens, chunking.overlap) for text in texts]
+    limit = context.services.settings.max_client_batch_size
 
-    chunks = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, cut)
+    def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
+        found = []
+        for text in part:
+            found.append(list(islice(chunked(encoder, text, tokens, chunking.overlap), room + 1)))
+            room -= len(found[-1])
+            if room < 0:
+                raise ValidationFailed(
+                    f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
+                    "chunk.tokens"
+                )
+        return found
+
+    chunks: list[list[Chunk]] = []
+    for part in slices([Part(texts, template)]):
+        chunks += await asyncio.get_running_loop().run_in_executor(
+            context.services.executors.workers,
+            cut,
+            cast(Sequence[str], part.inputs),
+            limit - sum(map(len, chunks)),
+        )
     owners = [place for place, each in enumerate(chunks) for _ in each]
     parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
     found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
 
-    def write() -> bytes:
+    def write() -> bytes | Raw:
         vectors = np.stack(found.rows)
         kind = body.encoding_format or "float"
         if chunking.mean:
             vectors = chunk_means(vectors, owners, list(map(len, parts)))
         vectors = finish(vectors, normalize=body.normalize, dimensions=body.dimensions)
-        return to_json(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
+        return in_format(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
 
     return await respond(write, context, model, found)
 
@@ -109,11 +133,11 @@ def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) ->
     return b"[%b]" % b",".join(texts)
 
 
-def check_dimensions(dimensions: int | None, model: Model) -> None:
-    """Raise ValidationFailed where more dimensions are asked for than there are."""
+def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensions") -> None:
+    """Raise ValidationFailed where more dimensions are asked for, in the body's `field`, than there are."""
     most = model.dimension
     if dimensions is not None and dimensions > most:
-        raise ValidationFailed(f"dimensions is {dimensions}; the model has {most}: ask for that or fewer")
+        raise ValidationFailed(f"{field} is {dimensions}; the model has {most}: ask for that or fewer")
 
 
 async def embed(

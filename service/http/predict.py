@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Response
 
 from encoding.heads import Head
-from service.errors import ValidationFailed, documented
+from service.errors import EmptyInput, ValidationFailed, documented
 from service.http.embed import embed, respond
 from service.http.request import Context, JSONRoute, lease
 from service.http.schemas import Predictions, PredictRequest
@@ -15,6 +15,7 @@ from service.inference.model import Model, Part
 from service.inference.vectors import Vectors, finish
 from service.routes import PREDICT
 
+MAX_PREDICTIONS: Final = 2**18  # of one answer: each is an object of JSON, and a million of them are 300 MB
 OWN: Final = "a head is learnt from vectors of the model's own template, so prompt_name cannot be chosen: leave it out"
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
@@ -24,16 +25,28 @@ router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embeddi
 async def predict(body: PredictRequest, context: Context) -> Response:
     if body.prompt_name is not None:
         raise ValidationFailed(OWN)
+    if body.inputs == []:
+        raise EmptyInput("inputs is an empty list; send at least one text")
     with lease(context, body.model) as model:
         heads = _heads(model, body.head)
         texts = [body.inputs] if isinstance(body.inputs, str) else [_only(each) for each in body.inputs]
         one = isinstance(body.inputs, str)
+        labels = sum(len(head.labels) for head in heads.values())
+        if (count := labels * len(texts)) > MAX_PREDICTIONS:
+            raise ValidationFailed(
+                f"{len(texts)} texts and {labels} labels make {count} predictions; at most {MAX_PREDICTIONS} are "
+                "allowed: send fewer texts, or name fewer heads"
+            )
         found = await embed([Part(texts)], context, model, body, lambda at: "inputs" if one else f"inputs[{at}]")
         return await respond(lambda: _answer(body, heads, np.stack(found.rows)), context, model, found)
 
 
 def _heads(model: Model, asked: str | list[str] | None) -> dict[str, Head]:
     """Return the heads by name. Raises ValidationFailed where the model has no such head."""
+    if model.bridge and model.bundle.heads:
+        raise ValidationFailed(
+            f"the heads of model {model.name} do not fit the vectors that its bridge gives; serve it without --bridge"
+        )
     there = ", ".join(model.heads) or "none; add one to the bundle with `cloze head`"
     if asked is None and len(model.heads) != 1:
         raise ValidationFailed(f"head is not given; the heads of model {model.name} are: {there}")

@@ -196,9 +196,9 @@ class Explanation(BaseModel):
 
 
 Batch = Annotated[
-    list[Annotated[TextList, Field(min_length=1, max_length=1)]], Field(min_length=1, fail_fast=True), Tag("list[list]")
+    list[Annotated[TextList, Field(min_length=1, max_length=1)]], Field(fail_fast=True), Tag("list[list]")
 ]
-Single = Annotated[TextList, Field(min_length=1, max_length=1), Tag("list[str]")]
+Single = Annotated[TextList, Field(max_length=1), Tag("list[str]")]
 
 
 class PredictRequest(Options):
@@ -208,6 +208,9 @@ class PredictRequest(Options):
     """
 
     inputs: Annotated[Text | Single | Batch, one_of('a text, or a list of texts in lists of one: [["a"], ["b"]]')]
+    prompt_name: str | None = Field(
+        None, description="Refused: a head is learnt from vectors of the model's own template"
+    )
     head: str | Annotated[TextList, Field(min_length=1)] | None = Field(
         None, description="Name of a head, as /info lists them, or of several; null: the model's only one"
     )
@@ -329,6 +332,7 @@ class Info(BaseModel):
     max_body_bytes: int = Field(description="bytes of one request's body")
     max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
     max_explained_words: int = Field(description="words of the two texts of /explain")
+    max_predictions: int = Field(description="texts of one request of /predict × labels of its heads")
     max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
     max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo

@@ -10,6 +10,7 @@ from service import VERSION
 from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
 from service.http.explain import most_words
+from service.http.predict import MAX_PREDICTIONS
 from service.http.request import Context, lease
 from service.http.schemas import CalibrationInfo, HeadInfo, Info, TemplateInfo
 from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
@@ -78,6 +79,7 @@ async def info(context: Context) -> Info:
             max_body_bytes=settings.payload_limit,
             max_similarities=MAX_SIMILARITIES,
             max_explained_words=most_words(settings),
+            max_predictions=MAX_PREDICTIONS,
             max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
             max_decode_ids=MAX_DECODE_IDS,
             template=TemplateInfo(

@@ -7,6 +7,7 @@ from typing import Final
 import orjson
 from fastapi import APIRouter, Response
 
+from encoding.errors import TextError
 from encoding.text import Direction
 from service.errors import EmptyInput, ValidationFailed, documented, too_many
 from service.http.request import Context, JSONRoute, RequestContext, lease, named_template
@@ -50,8 +51,19 @@ async def decode(body: DecodeRequest, context: Context) -> Response:
         model.check_lengths(sequences)
         if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
             raise too_many(ids, "token ids", MAX_DECODE_IDS)
-        decode, special = model.bundle.text_encoder.decode, body.skip_special_tokens
-        return await _answer(lambda: orjson.dumps([decode(ids, special) for ids in sequences]), context)
+        encoder = model.bundle.text_encoder
+
+        def write() -> bytes:
+            texts = []
+            for place, each in enumerate(sequences):
+                try:
+                    texts.append(encoder.decode(each, body.skip_special_tokens))
+                except TextError as error:
+                    error.subject = f"ids[{place}], " if isinstance(body.ids[0], list) else "ids, "
+                    raise
+            return orjson.dumps(texts)
+
+        return await _answer(write, context)
 
 
 async def _answer(write: Callable[[], bytes], context: RequestContext) -> Response:

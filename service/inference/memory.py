@@ -54,7 +54,7 @@ def check(settings: Settings, bundles: Iterable[Bundle], served: Iterable[Bundle
     `served` are loaded already: their memory is part of the process's, and their batches' is shared.
     """
     limit = settings.max_memory_mb * MIB
-    if not limit:
+    if not limit or settings.provider == "cuda":
         return
     now = resident() or 0
     graphs, batches, shared = 0, 0, max((need(bundle, settings).batches for bundle in served), default=0)

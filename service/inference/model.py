@@ -292,7 +292,7 @@ class Model:
     ) -> tuple[list[Tokens], Sequence[bytes]]:
         """Return each text's tokens, and the key of its vector."""
         tokens, keys = list[Tokens](), list[bytes]()
-        for part in _slices(parts):
+        for part in slices(parts):
             encode = partial(self._encode, len(tokens), part, truncate, direction)
             if sum(len(each) + EACH for each in part.inputs) <= SMALL:  # a thread would take longer
                 encoded = encode()
@@ -356,7 +356,7 @@ def _key(model: str, ids: Sequence[int]) -> bytes:
     return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(model), digest_size=32).digest()
 
 
-def _slices(parts: Iterable[Part]) -> Iterator[Part]:
+def slices(parts: Iterable[Part]) -> Iterator[Part]:
     """Cut the parts into slices to tokenise at once."""
     for inputs, template in parts:
         first, size = 0, 0

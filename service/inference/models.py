@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -65,11 +66,8 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self.aliases = settings.aliases
         self.served: dict[str, Model] = {}
-        bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
-        _check_names(settings, [bundle.name for bundle in bundles])  # before the graphs are loaded
+        bundles, bridge = _read(settings)
         check_memory(settings, bundles)
-        bridge = _bridge(settings.bridge)
-        _check_bridge(bridge, bundles)
         for bundle in bundles:
             loading = run_apart(partial(self._load, bridge, bundle))
             if not wait([loading], self._limit).done:
@@ -110,8 +108,8 @@ class Models:
     async def reload(self) -> Reloaded:
         """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
 
-        Requests in flight finish on the model they started on. Raises BundleError, SessionError or OptionError where a
-        bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
+        Requests in flight finish on the model they started on. Raises BundleError, BridgeError, SessionError or
+        OptionError where a bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
         """
         async with self._reloading:
             started = perf_counter()
@@ -121,6 +119,7 @@ class Models:
                 self._metrics.reloads.labels("failed").inc()
                 bug = not isinstance(error, ClozeError)
                 logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
+                _free(error)
                 raise
             found = self._swap(served)
             outcome = "unchanged" if found.unchanged == list(self.served) and not found.removed else "swapped"
@@ -153,25 +152,23 @@ class Models:
 
     async def _load_changed(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
-        served: dict[str, Model] = {}
-        bridge = await self._step(_bridge, self._settings.bridge)
-        for folder in await self._step(_folders, self._settings.bundle):
-            bundle = await self._step(Bundle.load, folder)
-            known = self.served.get(bundle.name)
-            if known is None or known.bundle.spec != bundle.spec or not _same(known.bridge, _over(bridge, bundle)):
-                check_memory(self._settings, [bundle], [model.bundle for model in self])
-                known = await self._step(partial(self._load, bridge), bundle)
-            served[bundle.name] = known
-        _check_bridge(bridge, [model.bundle for model in served.values()])
-        _check_names(self._settings, list(served))
-        return served
+        bundles, bridge = await self._step(_read, self._settings)
+        kept = {bundle.name: self.served[bundle.name] for bundle in bundles if self._serves(bundle, bridge)}
+        changed = [bundle for bundle in bundles if bundle.name not in kept]
+        check_memory(self._settings, changed, [model.bundle for model in self])
+        loaded = {bundle.name: await self._step(partial(self._load, bridge), bundle) for bundle in changed}
+        return {bundle.name: (kept | loaded)[bundle.name] for bundle in bundles}
+
+    def _serves(self, bundle: Bundle, bridge: Bridge | None) -> bool:
+        known = self.served.get(bundle.name)
+        return known is not None and known.bundle.spec == bundle.spec and _same(known.bridge, _over(bridge, bundle))
 
     async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
         """Run a step of a reload. Raises SessionError where it hangs."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(run_apart(partial(step, argument))), self._limit)
         except TimeoutError as error:
-            path = argument.path if isinstance(argument, Bundle) else argument
+            path = argument.path if isinstance(argument, Bundle) else self._settings.bundle
             raise SessionError(
                 f"{path} was not loaded and warmed up in {self._limit:g} s, the limit of three times stall_seconds; "
                 "try it with `python -m service --check`, or raise stall_seconds"
@@ -189,6 +186,23 @@ class Models:
         finally:
             if not bundle.unchanged():
                 raise BundleError(f"{bundle.path} changed while it was loaded; reload when the copy is complete")
+
+
+def _read(settings: Settings) -> tuple[list[Bundle], Bridge | None]:
+    """Return the bundles and the bridge, with all checked that needs no graph."""
+    bundles, bridge = [Bundle.load(folder) for folder in _folders(settings.bundle)], _bridge(settings.bridge)
+    _check_names(settings, [bundle.name for bundle in bundles])
+    _check_bridge(bridge, bundles)
+    return bundles, bridge
+
+
+def _free(error: BaseException) -> None:
+    """Free the models that were loaded before an error: frames of its traceback hold them, and reference cycles."""
+    each: BaseException | None = error
+    while each:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    gc.collect()
 
 
 def _folders(path: Path) -> list[Path]:

@@ -100,7 +100,7 @@ class Session:
             dimension = bundle.spec.dimension
             sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
             if sessions:
-                chosen = sessions[0] if len(sessions) == 1 else fastest(sessions, bundle.text_encoder, bundle.name)
+                chosen = sessions[0] if len(sessions) == 1 else _fastest(sessions, bundle)
                 _check_canaries(chosen, bundle)
                 return chosen
         raise SessionError(
@@ -168,6 +168,17 @@ def fastest(
     found = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
     logger.info("model %s: relative speeds on this machine: %s; precision=auto takes %s", name, found, chosen.precision)
     return chosen
+
+
+def _fastest(sessions: Sequence[Session], bundle: Bundle) -> Session:
+    try:
+        return fastest(sessions, bundle.text_encoder, bundle.name)
+    except BackendFailed as error:
+        there = " or ".join(session.precision for session in sessions)
+        raise SessionError(
+            f"{bundle.path}: a graph fails: {error.__cause__ or error}; name the precision that works, {there}, or "
+            "export the bundle again"
+        ) from error
 
 
 def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:

@@ -11,7 +11,7 @@ As bytes the rows follow each other in the same numbers, little-endian; float an
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,7 +23,6 @@ Vectors = NDArray[np.float32]
 Array = NDArray[Any]
 
 Format = Literal["float", "base64", "float16", "int8", "uint8", "binary", "ubinary"]
-FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 
 class Raw(NamedTuple):

@@ -128,6 +128,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{")
     with pytest.raises(OutputError, match=r"job\.json cannot be read"):
         Output.at(str(tmp_path), 4).manifest()
+    for content in ("[]", '"precision"'):
+        (tmp_path / "job.json").write_text(content)
+        with pytest.raises(OutputError, match=r"job\.json is not the record of a job of Cloze; choose another folder"):
+            Output.at(str(tmp_path), 4).manifest()
 
 
 def test_a_url_that_no_file_system_knows() -> None:

@@ -314,6 +314,35 @@ def test_a_failure_leaves_the_former_bundle(bundle: Path, tiny_bert: Path) -> No
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
+def test_a_bundle_that_cannot_be_moved_leaves_the_former_one(
+    bundle: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise PermissionError("busy")
+        return rename(path, target)
+
+    def replace() -> None:
+        with staging(bundle) as folder:
+            fill(folder, tiny_bert, b"new")
+            monkeypatch.setattr(Path, "rename", refused)
+
+    with pytest.raises(PermissionError, match="busy"):
+        replace()
+    assert Bundle.load(bundle).graph("int8").read_bytes() == b"graph"
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mount").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mount")
+    message = "mount is a mount point, which cannot be replaced; name a folder in it"
+    with pytest.raises(BundleError, match=message), staging(tmp_path / "mount"):
+        raise AssertionError
+
+
 def test_a_bundle_is_replaced_whole(bundle: Path, tiny_bert: Path) -> None:
     (bundle / "stray").write_text("x")
     with staging(bundle) as folder:

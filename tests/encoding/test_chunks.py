@@ -26,8 +26,8 @@ def texts(text: str, chunks: list[Chunk]) -> list[str]:
 
 
 def test_a_short_text_is_one_chunk(encoder: TextEncoder) -> None:
-    assert chunked(encoder, "  two dogs run ", 10) == [Chunk(2, 14)]
-    assert chunked(encoder, "", 10) == chunked(encoder, "  \n ", 10) == [Chunk(0, 0)]
+    assert list(chunked(encoder, "  two dogs run ", 10)) == [Chunk(2, 14)]
+    assert list(chunked(encoder, "", 10)) == list(chunked(encoder, "  \n ", 10)) == [Chunk(0, 0)]
 
 
 def test_chunks_end_with_sentences_where_these_end_late_enough(encoder: TextEncoder) -> None:
@@ -54,7 +54,7 @@ def test_a_word_of_too_many_tokens_is_cut(encoder: TextEncoder) -> None:
 
 def test_an_overlap_begins_with_a_word_before_the_last_end(encoder: TextEncoder) -> None:
     text = " ".join(["two", "dogs", "run", "a", "man"] * 8)
-    found = chunked(encoder, text, 10, overlap=3)
+    found = list(chunked(encoder, text, 10, overlap=3))
     assert all(text[chunk.start - 1 : chunk.start] in ("", " ") for chunk in found)
     assert all(encoder.count(text[second.start : first.stop]) == 3 for first, second in pairwise(found))
 
@@ -84,7 +84,7 @@ def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period:
         text = "".join(chance.choices(pieces, k=chance.randint(0, 60)))
         tokens = chance.randint(1, encoder.text_tokens)
         overlap = chance.randint(0, tokens // 2)
-        found = chunked(encoder, text, tokens, overlap)
+        found = list(chunked(encoder, text, tokens, overlap))
         assert all(encoder.encode([part], truncate=False) for part in texts(text, found)), (text, tokens)
         limit = max(tokens, 1 + final_period)
         assert all(encoder.count(part) <= limit for part in texts(text, found)), (text, tokens)

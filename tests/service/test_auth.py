@@ -89,7 +89,8 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
         (ONE, f"# none\nsearch {ONE}", "line 2 of .*keys is the same as another"),
         ("", "", "contains no API key"),
         ("", "# nothing yet\n\n", "contains no API key"),
-        ("", f"search {ONE} {TWO}", "line 1 of .*keys contains a character"),
+        ("", f"search {ONE} {TWO}", "line 1 of .*keys has 3 words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"),
+        ("", f"search {ONE} Bulk", "line 1 of .*keys has 3 words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"),
         ("", f"{ONE}\nsea/rch {TWO}", "line 2 of .*keys: its name may have"),
         ("", "name tooshort", "has 8 characters"),
         ("", f"{ONE}\udcff", "is not UTF-8 text"),
@@ -125,7 +126,13 @@ def test_a_client_may_have_two_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "method"),
-    [("/", "GET"), ("/health", "GET"), ("/health/ready", "HEAD"), ("/metrics", "GET"), ("/assets/plot.js", "GET")],
+    [
+        ("/", "GET"),
+        ("/health", "GET"),
+        ("/health/ready", "HEAD"),
+        ("/metrics", "GET"),
+        ("/assets/plot.js", "GET"),
+    ],
 )
 def test_public_paths_need_no_key(path: str, method: str) -> None:
     assert admit(Authentication(Keys.load(ONE), Keys(), PUBLIC), scope(path, method=method)) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import MakeApp, MakeClient
 from live import unit
-from tiny_bundle import DIMENSION, OTHER, sequence, vector
+from tiny_bundle import DIMENSION, OTHER, calibrate, sequence, vector
 
 from encoding.bridge import About, Bridge, BridgeError
 from encoding.bundle import Bundle
@@ -60,6 +60,22 @@ async def test_everything_says_the_old_space(client: MakeClient, bridge: Path) -
         new = Bridge.load(bridge).about.new
         assert (await http.post("/embed", json={"inputs": "a"}, headers={"if-match": new})).status_code == 412
         assert f'space="{OLD}"' in (await http.get("/metrics")).text
+
+
+async def test_heads_and_calibration_do_not_fit_the_old_space(client: MakeClient, bundle: Path, bridge: Path) -> None:
+    calibrate(bundle)
+    async with client(bridge=str(bridge)) as http:
+        for path, body, words in (
+            ("/predict", {"inputs": "a man"}, "the heads of model tiny do not fit the vectors that its bridge gives"),
+            (
+                "/search",
+                {"query": "a man", "texts": ["a"], "calibrated": True},
+                "the calibration of model tiny does not fit the vectors that its bridge gives",
+            ),
+        ):
+            refused = await http.post(path, json=body)
+            assert refused.status_code == 422
+            assert words in refused.json()["error"]
 
 
 async def test_only_the_model_that_it_was_made_for_is_mapped(

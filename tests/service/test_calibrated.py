@@ -1,6 +1,5 @@
 """/similarity and /search with `calibrated`: the curve of the bundle over the same cosines."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,35 +7,16 @@ import httpx
 import numpy as np
 import pytest
 from harness import MakeClient
-from tiny_bundle import write_bundle
-
-from encoding.bundle import SPEC_FILE, sha256
-from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+from tiny_bundle import CURVE, calibrate, write_bundle
 
 pytestmark = pytest.mark.anyio
 
 TEXTS = ["a man plays", "two dogs run", "the guitar"]
-CURVE = Curve(
-    method="platt", cosines=(-1, 0, 0.5, 1), values=(0, 0.1, 0.4, 1), error_before=0.3, error=0.02,
-    thresholds={"F1": 0.45},
-)  # fmt: skip
 INPUTS: list[dict[str, Any]] = [
     {"source_sentence": TEXTS[0], "sentences": TEXTS},
     {"pairs": [TEXTS[:2], TEXTS[1:]]},
     {"source_sentences": TEXTS[:2], "sentences": TEXTS},
 ]
-
-
-def calibrate(bundle: Path, precision: str = "fp32") -> Path:
-    made = Calibration(
-        meaning="probability", lowest=0, highest=1, pairs=300, source="pairs.csv", curves={precision: CURVE}
-    )
-    file = bundle / CALIBRATION_FILE
-    file.write_text(made.model_dump_json())
-    spec = json.loads((bundle / SPEC_FILE).read_text())
-    spec["files"][CALIBRATION_FILE] = sha256(file)
-    (bundle / SPEC_FILE).write_text(json.dumps(spec))
-    return bundle
 
 
 async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 from harness import MakeClient
-from tiny_bundle import MAX_TOKENS, sequence, vector
+from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,24 @@ async def test_more_chunks_than_texts_are_allowed_is_refused(client: MakeClient)
     async with client(max_client_batch_size=5) as http:
         response = await http.post("/embed", json={"inputs": LONG, "chunk": {"tokens": 5}})
         assert response.status_code == 422
-        assert "at most 5 are allowed" in response.json()["error"]
+        assert "the texts have more than 5 chunks, the most in one request; send fewer" in response.json()["error"]
+        response = await http.post("/embed", json={"inputs": ["a man"] * 5, "chunk": {"tokens": 5}})
+        assert [len(each) for each in response.json()] == [1] * 5
+
+
+async def test_a_mean_may_be_bytes(both: httpx.AsyncClient) -> None:
+    body = {"inputs": TEXTS, "chunk": {"mean": True}}
+    response = await both.post("/embed", json=body, headers={"accept": "application/octet-stream"})
+    assert response.headers["x-embedding-shape"] == f"{len(TEXTS)},{DIMENSION}"
+    rows = np.frombuffer(response.content, "<f4").reshape(len(TEXTS), -1)
+    np.testing.assert_allclose(rows, await ask(both, **body), atol=1e-6)
+
+
+async def test_a_long_run_of_blanks_takes_no_time(client: MakeClient) -> None:
+    """A search for the ends of sentences that looks at each blank anew would take hours."""
+    async with client() as http:
+        found = await ask(http, inputs="two" + " " * 990_000 + "dogs", chunk={})
+        assert [(chunk["start"], chunk["stop"]) for chunk in found[0]] == [(0, 990_007)]
 
 
 async def test_token_ids_have_no_chunks(client: MakeClient) -> None:

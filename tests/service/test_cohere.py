@@ -81,7 +81,8 @@ async def test_truncate_is_none_start_or_end(both: httpx.AsyncClient) -> None:
         ({"texts": ["a"], "input_type": "query"}, 422, "input_type"),
         ({"texts": ["a"], "embedding_types": ["float64"]}, 422, "embedding_types[0]"),
         ({"texts": ["a"], "embedding_types": []}, 422, "embedding_types"),
-        ({"texts": ["a"], "output_dimension": 17}, 422, "the model has 16"),
+        ({"texts": ["a"], "output_dimension": 17}, 422, "output_dimension is 17; the model has 16"),
+        ({"inputs": [{"content": [0, 1]}]}, 422, "inputs[0].content[0]"),
         ({"texts": ["a"], "model": "embed-v4.0"}, 404, "no model 'embed-v4.0' is served"),
     ],
 )

@@ -51,6 +51,7 @@ def test_the_models_are_summed_and_share_their_batches(tmp_path: Path, monkeypat
     monkeypatch.setattr(memory, "resident", lambda: 0)
     monkeypatch.setattr(memory, "PROCESS", 0)
     check(Settings(max_memory_mb=0), bundles)  # no limit
+    check(Settings(max_memory_mb=1, provider="cuda"), bundles)  # the estimate is of the CPU
     check(Settings(max_memory_mb=660), bundles)  # 100 + 200 + 300 + 60
     with pytest.raises(OptionError, match=r"model three would not fit: .* about 660 MiB, and max_memory_mb is 659; "):
         check(Settings(max_memory_mb=659), bundles)

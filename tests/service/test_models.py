@@ -20,8 +20,7 @@ import pytest
 from harness import PATIENCE, Process, Serve, default_model, open_client, services, until, wait_until
 from live import Background, Gate, embed, metrics, served, statuses, unit
 from numpy.typing import NDArray
-from onnx import numpy_helper
-from tiny_bundle import OTHER, graph, sequence, vector, vocabulary, write_bundle
+from tiny_bundle import OTHER, graph, not_finite, sequence, vector, write_bundle
 
 from encoding.bundle import Bundle
 from service.app import create_app
@@ -155,16 +154,6 @@ def alter_spec(bundle: Path) -> None:
 
 def cut_spec(bundle: Path) -> None:
     (bundle / "embedding.json").write_text('{"format_version": 1, "templ')
-
-
-def not_finite() -> onnx.ModelProto:
-    """Every batch fails, for [CLS] is NaN."""
-    model = graph()
-    (rows,) = (each for each in model.graph.initializer if each.name == "rows")
-    values = numpy_helper.to_array(rows).copy()
-    values[vocabulary()["[CLS]"]] = np.nan
-    rows.CopyFrom(numpy_helper.from_array(values, "rows"))
-    return model
 
 
 def no_operator() -> onnx.ModelProto:
@@ -331,6 +320,33 @@ async def test_the_former_model_leaves_no_memory_behind(
         assert (await http.post("/admin/reload", headers=HEADERS)).status_code == 200
         await http.get("/metrics")
         await until(lambda: not any(each() for each in former))
+
+
+@pytest.mark.anyio
+async def test_a_failed_reload_leaves_no_memory_behind(
+    folder: Path, settings: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was loaded before the bundle that cannot be served is freed, and before it nothing but graphs is loaded."""
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    made: list[weakref.ref[Model]] = []
+    warm_up = Model.warm_up
+
+    def noted(model: Model) -> None:
+        made.append(weakref.ref(model))
+        warm_up(model)
+
+    app = create_app(settings)
+    async with open_client(app) as http:
+        monkeypatch.setattr(Model, "warm_up", noted)
+        write_bundle(folder / "new", seed=6)
+        write_bundle(folder / "tiny", not_finite())
+        assert (await http.post("/admin/reload", headers=HEADERS)).status_code == 409
+        assert len(made) == 2
+        await until(lambda: not any(each() for each in made))
+        alter_graph(folder / "tiny")  # is found before a graph is loaded
+        assert (await http.post("/admin/reload", headers=HEADERS)).status_code == 409
+        assert len(made) == 2
 
 
 class Load:

@@ -332,7 +332,9 @@ async def test_decode_reads_ids(both: httpx.AsyncClient) -> None:
     assert all(word in shown[0] and word not in skipped[0] for word in ("[CLS]", "[MASK]", "[SEP]"))
     for wrong in (88_888, 2**31, 2**63):
         outside = await both.post("/decode", json={"ids": [5, wrong]})
-        refused(outside, 422, "Tokenizer", f"place 1: id {wrong} is outside the vocabulary")
+        refused(outside, 422, "Tokenizer", f"ids, place 1: id {wrong} is outside the vocabulary")
+        outside = await both.post("/decode", json={"ids": [[5], [], [5, wrong]]})
+        refused(outside, 422, "Tokenizer", f"ids[2], place 1: id {wrong} is outside the vocabulary")
 
 
 @pytest.mark.parametrize(
@@ -494,7 +496,7 @@ async def test_two_models_at_once_are_refused(both: httpx.AsyncClient, path: str
         ("/explain", {"inputs": ["a"]}, 422, "Validation", "inputs: List should have at least 2 items"),
         ("/explain", {"inputs": ["a", 1]}, 422, "Validation", "inputs[1]: Input should be a valid string"),
         ("/predict", {"inputs": 5}, 422, "Validation", "inputs: should be a text, or a list of texts in lists of one"),
-        ("/predict", {"inputs": []}, 422, "Validation", "inputs: List should have at least 1 item"),
+        ("/predict", {"inputs": [[]]}, 422, "Validation", "inputs[0]: List should have at least 1 item"),
         ("/predict", {"inputs": ["a", "a"]}, 422, "Validation", "inputs: List should have at most 1 item"),
         ("/predict", {"inputs": [["a", "a"]]}, 422, "Validation", "inputs[0]: List should have at most 1 item"),
         ("/predict", {"inputs": [["a"], "a"]}, 422, "Validation", "inputs[1]: Input should be a valid list"),

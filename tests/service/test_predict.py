@@ -112,6 +112,19 @@ async def test_what_it_cannot_answer_is_one_line(http: httpx.AsyncClient, body: 
     assert message in response.json()["error"]
 
 
+async def test_an_answer_has_a_limit(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.predict.MAX_PREDICTIONS", 6)
+    assert len(await post(http, "/predict", inputs=[["a"]] * 2, head="topic")) == 2
+    response = await http.post("/predict", json={"inputs": [["a"]] * 3, "head": "topic"})
+    assert response.status_code == 422
+    assert "3 texts and 3 labels make 9 predictions; at most 6 are allowed" in response.json()["error"]
+
+
+async def test_no_text_is_empty(http: httpx.AsyncClient) -> None:
+    response = await http.post("/predict", json={"inputs": [], "head": "topic"})
+    assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
+
+
 async def test_without_heads_it_says_how_to_add_one(client: MakeClient, tmp_path: Path) -> None:
     async with client(bundle=write_bundle(tmp_path / "tiny", heads={})) as http:
         response = await http.post("/predict", json={"inputs": "a man"})

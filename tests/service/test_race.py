@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tiny_bundle import not_finite, write_bundle
 
 from encoding.bundle import Bundle
 from encoding.text import Batch
+from service.errors import SessionError
 from service.inference.session import ROUNDS, SHAPES, Session, fastest
 
 
@@ -61,6 +63,14 @@ def test_the_least_time_over_both_shapes_wins(
     assert chosen.precision == winner
     assert [runner.runs for runner in runners] == [ROUNDS * len(SHAPES)] * 2
     assert f"model mini: relative speeds on this machine: {speeds}; precision=auto takes {winner}" in caplog.text
+
+
+def test_a_graph_that_fails_in_the_race_is_named(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "tiny", not_finite(), precisions=("fp32", "int8"))
+    with pytest.raises(
+        SessionError, match=r"tiny: a graph fails: .* not finite .*; name the precision that works, fp32"
+    ):
+        Session.load(Bundle.load(folder), provider="cpu")
 
 
 def test_real_sessions_race(bundle: Path) -> None:

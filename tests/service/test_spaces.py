@@ -158,7 +158,7 @@ def test_a_bundle_of_before_has_none_and_says_so(make_bundle: MakeBundle, caplog
 
 
 async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Path) -> None:
-    alias = "text-embedding-3-small=other, ada=tiny"
+    alias = "text-embedding-3-small = other, ada=tiny"
     async with client(bundle=two_bundles, model="tiny", alias=alias) as http:
         plain = await http.post("/v1/embeddings", json={"input": "a man", "model": "other"})
         named = await http.post("/v1/embeddings", json={"input": "a man", "model": "text-embedding-3-small"})
@@ -189,6 +189,7 @@ async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Pa
         ("a/b=tiny", "is not NAME=MODEL"),
         ("small=large", "alias is small=large, but .* has other, tiny"),
         ("other=tiny", "has a model other; choose another name"),
+        ("small=tiny, small = other", "small stands for two models; name one"),
     ],
 )
 def test_an_alias_that_cannot_be_is_refused(two_bundles: Path, alias: str, message: str) -> None:

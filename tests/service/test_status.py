@@ -119,6 +119,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "max_body_bytes": 1500,
         "max_similarities": 4_194_304,
         "max_explained_words": 9,
+        "max_predictions": 262_144,
         "max_tokenize_characters": 262_144,
         "max_decode_ids": 262_144,
         "models": ["tiny"],

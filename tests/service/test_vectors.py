@@ -2,12 +2,15 @@
 
 import json
 from base64 import b64decode
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from service.errors import ValidationFailed
-from service.inference.vectors import FORMATS, Format, cosine_matrix, cosines, finish, pair_cosines, rows, to_json
+from service.inference.vectors import Format, cosine_matrix, cosines, finish, pair_cosines, rows, to_json
+
+FORMATS = get_args(Format)
 
 
 def matrix(*values: list[float]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Bundles made in code, without torch: a small vocabulary, a graph of a few operators, and the same in numpy."""
 
+import json
 import string
 from functools import cache
 from hashlib import sha256
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Precision, Provenance, seal, staging
+from encoding.bundle import GRAPHS, INPUTS, OUTPUT, SPEC_FILE, EmbeddingConfig, Precision, Provenance, seal, staging
+from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
 from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.heads import HEAD_FOLDER, Head
 from encoding.template import PoolingMode
@@ -22,6 +24,10 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["this", "sentence", "of", "means", "a", "man", "plays", "the", "guitar", "two", "dogs", "run", "poison"]
 DIMENSION = 16
 MAX_TOKENS = 32
+CURVE = Curve(
+    method="platt", cosines=(-1, 0, 0.5, 1), values=(0, 0.1, 0.4, 1), error_before=0.3, error=0.02,
+    thresholds={"F1": 0.45},
+)  # fmt: skip
 OTHER: dict[str, Any] = {"template": "[X]", "pooling": "cls", "max_tokens": 20, "dimension": 8, "seed": 1}
 
 
@@ -101,6 +107,16 @@ def graph(dimension: int = DIMENSION, output: str = OUTPUT, seed: int = 0) -> on
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
+def not_finite() -> onnx.ModelProto:
+    """Every batch fails, for [CLS] is NaN."""
+    model = graph()
+    (rows,) = (each for each in model.graph.initializer if each.name == "rows")
+    values = numpy_helper.to_array(rows).copy()
+    values[vocabulary()["[CLS]"]] = np.nan
+    rows.CopyFrom(numpy_helper.from_array(values, "rows"))
+    return model
+
+
 def head(dimension: int = DIMENSION, *, several: bool = False) -> Head:
     """Three labels by random weights."""
     rng = np.random.default_rng(7)
@@ -165,3 +181,16 @@ def write_bundle(
         weights = sha256(model.SerializeToString()).hexdigest()
         seal(folder, config, dimension, weights, provenance)
     return out
+
+
+def calibrate(bundle: Path, precision: str = "fp32") -> Path:
+    """Add CURVE to a bundle, for one precision."""
+    made = Calibration(
+        meaning="probability", lowest=0, highest=1, pairs=300, source="pairs.csv", curves={precision: CURVE}
+    )
+    file = bundle / CALIBRATION_FILE
+    file.write_text(made.model_dump_json())
+    spec = json.loads((bundle / SPEC_FILE).read_text())
+    spec["files"][CALIBRATION_FILE] = sha256(file.read_bytes()).hexdigest()
+    (bundle / SPEC_FILE).write_text(json.dumps(spec))
+    return bundle
