@@ -18,6 +18,8 @@ from harness import ROOT, Process, wait_until
 from prometheus_server import FOLDER, Prometheus, send_traffic
 from reference.tables import documented_metrics
 
+from service.routes import LABELS, POST_ROUTES
+
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana/dashboards/cloze.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 QUERIES: list[tuple[str, str]] = [
@@ -184,6 +186,15 @@ def test_every_metric_is_looked_at() -> None:
     read = {SUFFIX.sub("", name) for expression in expressions for name in names(expression)}
     read |= {"cloze_model_loaded"}  # the dashboard's models
     assert [name for name in documented_metrics() if name not in read] == []
+
+
+def test_rules_and_dashboard_count_every_route_with_texts() -> None:
+    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
+    expressions = [rule["expr"] for group in rules for rule in group["rules"]] + [query for _, query in QUERIES]
+    chosen = [found for expression in expressions for found in re.findall(r'route=~"([^"]*)"', expression)]
+    assert len(chosen) == 3
+    for pattern in chosen:
+        assert [label for label in LABELS if re.fullmatch(pattern, label)] == list(POST_ROUTES)
 
 
 def test_the_dashboard_has_a_row_for_each_matter() -> None:
