@@ -5,6 +5,7 @@ ClozeError                    anything a user can put right
 ├── TextError                 a text that cannot be encoded
 │   └── TextTooLong           longer than the limit, and truncation was refused
 ├── BundleError               a bundle that cannot be loaded or written
+├── BridgeError               a bridge that cannot be used (encoding/bridge.py)
 └── OptionError               an option or a setting that cannot be used
 
 `training` and `service` hang their own errors on ClozeError. Every message says what was found, what is

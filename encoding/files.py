@@ -1,6 +1,7 @@
 """Files that appear when they are complete, and where a result can be written."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,3 +33,8 @@ def check_new_file(path: Path) -> None:
         raise OptionError(f"{path} is a folder; name a file to write in it")
     if not path.parent.is_dir():
         raise OptionError(f"{path.parent} is not a folder; make it first, {path.name} is written there at the end")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OptionError(f"{path.parent} cannot be written to ({error.strerror}); name a file elsewhere") from error

@@ -92,7 +92,7 @@ def _graphs(path: str, options: ModelOptions) -> Iterator[Subject]:
     for precision in [options.precision] if options.precision else bundle.precisions:
         graph = bundle.graph(precision)
         encoder = GraphEncoder.of(bundle, precision)
-        queries, documents = (encoder.within(bundle.named.get(name, encoder.text_encoder)) for name in SEARCH_NAMES)
+        queries, documents = map(encoder.named, SEARCH_NAMES)
         spec = bundle.spec.model_dump(mode="json", exclude={"provenance", "files"})
         files = {name: digest for name, digest in bundle.spec.files.items() if name.startswith("tokenizer")}
         digest = _digest(spec, files, bundle.spec.files[GRAPHS[precision]])

@@ -73,6 +73,9 @@ class BridgeOptions(Command):
     texts: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of your own texts, one per line, best those of the index"
     )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
     sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(20_000, description="texts at most, drawn by the seed")
     least_recall: Unit = Field(0.8, description="recall@10 of the old results, below which nothing is written")
     force: bool = Field(False, description="write it however low the recall is")
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _texts(options: BridgeOptions) -> list[str]:
     """Distinct texts in random order. Raises CorpusError if there are too few."""
-    found = list(dict.fromkeys(text for (text,) in read_corpus(options.texts).rows))
+    found = list(dict.fromkeys(text for (text,) in read_corpus(options.texts, options.columns).rows))
     if len(found) < LEAST_TEXTS:
         raise CorpusError(
             f"{', '.join(options.texts)}: {len(found)} distinct texts; a bridge needs {LEAST_TEXTS} or more"

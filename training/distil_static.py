@@ -63,6 +63,9 @@ class DistilStaticOptions(Command):
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of sentences like those to embed, one per line; 50,000 are a good start"
     )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
 
 
 class Rows(NamedTuple):
@@ -78,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.argv[1:] if arguments is None else arguments, program("training.distil_static")
     )
     bundle = Bundle.load(options.bundle)
-    corpus = read_corpus(options.corpus)
+    corpus = read_corpus(options.corpus, options.columns)
     texts = list(dict.fromkeys(row[0] for row in corpus.rows))
     if len(texts) < NEAREST * NEAREST:
         raise CorpusError(

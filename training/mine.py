@@ -20,7 +20,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from encoding.command import program, run
-from encoding.files import check_new_file
+from encoding.files import check_new_file, replacing
 from evaluation.measures import units
 from evaluation.options import ModelOptions
 from evaluation.subjects import subjects
@@ -152,7 +152,7 @@ def nearest_by_faiss(
 
 
 def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    with file.open("w", encoding="utf-8", newline="") as out:
+    with replacing(file) as partial, partial.open("w", encoding="utf-8", newline="") as out:
         if file.suffix == ".jsonl":
             for row in rows:
                 out.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")

@@ -229,8 +229,12 @@ class Run:
 
 
 def parent_name(encoder: str) -> str:
-    """What a provenance calls an encoder: a hub name as it is, a folder without its path."""
-    return Path(encoder).name if Path(encoder).is_dir() else encoder
+    """What a provenance calls an encoder: a hub name as it is, a folder or a run without its path."""
+    path = Path(encoder).absolute()
+    if not path.is_dir():
+        return encoder
+    inside = path.name == Run(path).model.name and Run(path.parent).recipe_file.is_file()
+    return path.parent.name if inside else path.name
 
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:

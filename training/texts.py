@@ -6,12 +6,14 @@ Other passages are kept out of training, in OUT/inverse-cloze: a collection to s
 that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a few words.
 """
 
+import csv
 import json
 import random
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,7 +24,7 @@ from rich.console import Console
 
 from encoding.command import program, run
 from encoding.options import Command
-from training.data.corpus import read_corpus
+from training.data.corpus import read_corpus, read_lines, read_records
 from training.errors import CorpusError, RunError
 
 __all__ = ["main", "query_of", "words_of"]
@@ -47,6 +49,9 @@ class TextsOptions(Command):
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of consecutive sentences, such as articles, one per line"
     )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
     sentences: Count = Field(160_000, description="sentences to train on")
     passages: Count = Field(20_000, description="passages of 50 to 400 words to train on")
     queries: Count = Field(120_000, description="queries to train on, a few words of a sentence")
@@ -70,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
     chance = random.Random(options.seed)
-    blocks = _blocks(options.corpus, set(excluded), chance)
+    blocks = _blocks(options, set(excluded), chance)
     collection = list(_held_out(blocks, options.held_out, options.held_out_queries, chance))
     wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
     texts = list(_made(list(blocks), wanted, set(excluded), chance))
@@ -85,12 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{options.out}: {made} to train on; {held_out}")
 
 
-def _blocks(files: Sequence[str], seen: set[int], chance: random.Random) -> Iterator[list[str]]:
+def _blocks(options: TextsOptions, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
     """Runs of consecutive sentences in a random order. `seen` has digests; a sentence that it has ends a run.
 
     Each sentence is added to `seen`, so that none is read twice.
     """
-    rows = read_corpus(files).rows
+    rows = read_corpus(options.corpus, options.columns).rows
     starts = list(range(0, len(rows), BLOCK))
     chance.shuffle(starts)
     for start in starts:
@@ -204,24 +209,61 @@ def _digest(text: str) -> int:
 
 
 def _texts_of(path: Path) -> Iterator[str]:
-    """Lines of a file, their cells between tabs, and the strings of JSON objects; of a folder, those of all its files.
+    """Lines of a file, their cells, the strings of JSON objects and of parquet; of a folder, those of all its files.
 
-    Raises CorpusError if it does not exist.
+    Raises CorpusError if it does not exist or is not text.
     """
     if not path.exists():
         raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
-            yield from (line, *line.split("\t"), *_strings(line))
+    for file in filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path]):
+        if file.suffix == ".parquet":
+            yield from (text for _, record in read_records(file) for text in _strings(record))
+            continue
+        lines = _lines(file)
+        for line in lines:
+            yield from (line, *line.split("\t"), *_json_strings(line))
+        if ".csv" in file.suffixes:
+            for rows in ([line] for line in lines):
+                yield from _cells(rows)
+            yield from _cells(lines)  # a quoted cell may have several lines
 
 
-def _strings(line: str) -> list[str]:
+def _lines(file: Path) -> list[str]:
+    """In UTF-8, or in Latin-1 as some published sets are. Raises CorpusError if it is not text."""
+    try:
+        return list(read_lines(file))
+    except CorpusError as error:
+        content = file.read_bytes()
+        if not isinstance(error.__cause__, UnicodeDecodeError) or b"\0" in content:
+            raise CorpusError(f"--exclude {file} is not text; unpack it, or name other files") from error
+        return content.decode("latin-1").splitlines()
+
+
+def _cells(lines: Sequence[str]) -> Iterator[str]:
+    """Of lines of a csv file; none after a line that is not of this format."""
+    with suppress(csv.Error):
+        for cells in csv.reader(lines):
+            yield from cells
+
+
+def _json_strings(line: str) -> list[str]:
     """The strings of a JSON object; none of another line."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        return _strings(json.loads(line))
+    except (ValueError, RecursionError):
         return []
-    return [each for each in record.values() if isinstance(each, str)] if isinstance(record, dict) else []
+
+
+def _strings(value: object) -> list[str]:
+    """The strings of an object and of what is in it; none of a value that is not an object."""
+    return [each for found in value.values() for each in _leaves(found)] if isinstance(value, dict) else []
+
+
+def _leaves(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for found in inner for each in _leaves(found)]
 
 
 def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:

@@ -93,6 +93,13 @@ def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts, mach
             [plain_table(suite, suite.capitalize(), scores) for suite in ("pairs", "triplets", "labels")],
         ),
         (
+            "probes",
+            "What it does not understand",
+            "How often a text that says the same is nearer than one that does not, ×100, and the mean cosine of the "
+            "latter.",
+            [plain_table("probes", "Probes", scores)],
+        ),
+        (
             "space",
             "The vectors in space",
             "Alignment is the distance of sentences that mean the same, uniformity how evenly all sentences spread: "

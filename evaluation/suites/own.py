@@ -21,6 +21,8 @@ from sklearn.cluster import KMeans  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 from sklearn.model_selection import StratifiedKFold, cross_val_predict  # type: ignore[import-untyped]
 from sklearn.neighbors import KNeighborsClassifier  # type: ignore[import-untyped]
+from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from evaluation.measures import units
 from evaluation.own_data import (
@@ -126,7 +128,7 @@ class LabelTask(Task):
         names, gold = np.unique(self.labels, return_inverse=True)
         counts = {"texts": len(gold), "labels": len(names)}
         classifiers = {
-            "linear accuracy": LogisticRegression(max_iter=1000),
+            "linear accuracy": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
             "kNN accuracy": KNeighborsClassifier(n_neighbors=NEIGHBOURS),
         }
         scores = [

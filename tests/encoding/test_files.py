@@ -1,10 +1,12 @@
 """A file that is written whole or not at all."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from encoding.files import replacing, write_whole
+from encoding.errors import OptionError
+from encoding.files import check_new_file, replacing, write_whole
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -30,3 +32,23 @@ def test_a_file_of_any_kind_is_replaced_at_the_end(tmp_path: Path) -> None:
         partial.write_bytes(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
+
+
+def test_a_result_that_could_not_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_new_file(tmp_path / "scores.json")
+    assert list(tmp_path.iterdir()) == []
+    for path, message in (
+        (tmp_path, "is a folder; name a file to write in it"),
+        (tmp_path / "none" / "scores.json", "none is not a folder; make it first"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            check_new_file(path)
+
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(OptionError, match=r"cannot be written to \(Permission denied\); name a file elsewhere"):
+        check_new_file(tmp_path / "scores.json")

@@ -212,6 +212,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
             ["mlm", "--corpus", "{text}", "--encoder", MODEL, "--head", "kept"],
             f"error: {MODEL!r} is a bundle, which has no masked-word head; give it one: python -m training.pretrain",
         ),
+        (
+            ["mlm", "--corpus", "{text}", "--encoder", "cloze-mini", "--head", "kept"],
+            "cloze-mini' is a bundle, which has no masked-word head; give it one: python -m training.pretrain",
+        ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
         (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),

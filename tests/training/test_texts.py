@@ -1,16 +1,21 @@
 """The texts that `training.texts` makes: each once, none that is excluded or held out, and a collection to search."""
 
+import csv
+import gzip
 import json
 import random
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from encoding.command import run as run_command
 from evaluation.search import load_collection
-from training.texts import QUERY_WORDS, main, query_of, words_of
+from training.errors import CorpusError
+from training.texts import QUERY_WORDS, _texts_of, main, query_of, words_of
 
 ARTICLES, EACH = 60, 50
 SENTENCES = [
@@ -109,6 +114,32 @@ def test_no_text_of_the_evaluation_data_occurs(corpus: str, tmp_path: Path) -> N
     }
     assert used
     assert used.isdisjoint(SENTENCES[:900])
+
+
+def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path) -> None:
+    """Csv with quotes and with lines in a cell, compressed files, parquet, lists in JSON, and Latin-1."""
+    data = tmp_path / "data"
+    data.mkdir()
+    with (data / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["sentence1", "score"], *([text, "4.2"] for text in SENTENCES[0:900:5])])
+        csv.writer(file).writerows([f"a comment\n{text}", text] for text in SENTENCES[1:900:5])
+    with gzip.open(data / "lines.txt.gz", "wt", encoding="utf-8") as packed:
+        packed.write("\n".join(SENTENCES[2:900:5]))
+    parquet.write_table(pa.table({"text": SENTENCES[3:900:5]}), data / "rows.parquet")
+    (data / "lists.jsonl").write_text("\n".join(json.dumps({"texts": [each]}) for each in SENTENCES[4:900:5]))
+    (data / "latin.neg").write_bytes("\n".join(f"{each} caf\xe9" for each in SENTENCES).encode("latin-1"))
+    texts = made(tmp_path / "out", corpus, "--exclude", str(data))
+    used = {sentence for each in texts for sentence in sources(each["text"])}
+    assert used
+    assert used.isdisjoint(SENTENCES[:900])
+
+
+def test_latin_1_is_read(tmp_path: Path) -> None:
+    (tmp_path / "set.pos").write_bytes("un caf\xe9 cr\xe8me\n".encode("latin-1"))
+    assert "un caf\xe9 cr\xe8me" in list(_texts_of(tmp_path))
+    (tmp_path / "set.zip").write_bytes(b"PK\x03\x04\x00\x00\xff")
+    with pytest.raises(CorpusError, match=r"set\.zip is not text; unpack it, or name other files"):
+        list(_texts_of(tmp_path))
 
 
 def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path) -> None:

@@ -17,10 +17,17 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from training.errors import CorpusError
 
-__all__ = ["DistinctSampler", "LengthGroupedSampler", "RandomSampler", "WeightedSampler"]
+__all__ = [
+    "DistinctSampler",
+    "EpochSampler",
+    "LengthGroupedSampler",
+    "RandomSampler",
+    "WeightedSampler",
+    "WholeBatches",
+]
 
 
-class _EpochSampler(Sampler[int]):
+class EpochSampler(Sampler[int]):
     """Every index below `size` once, in an order drawn from the epoch's generator."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -45,14 +52,14 @@ class _EpochSampler(Sampler[int]):
         """The indices of one epoch."""
 
 
-class RandomSampler(_EpochSampler):
+class RandomSampler(EpochSampler):
     """Every order is as likely as any other."""
 
     def order(self, generator: torch.Generator) -> Iterator[int]:
         yield from torch.randperm(self.size, generator=generator).tolist()
 
 
-class LengthGroupedSampler(_EpochSampler):
+class LengthGroupedSampler(EpochSampler):
     """Texts of similar length together, so that little of a batch is padding.
 
     Blocks of 50 random batches are sorted by length and cut into batches; all full batches are then shuffled.
@@ -71,7 +78,7 @@ class LengthGroupedSampler(_EpochSampler):
         yield from indices[whole * self.batch_size :]
 
 
-class DistinctSampler(_EpochSampler):
+class DistinctSampler(EpochSampler):
     """Batches in which no text occurs twice, whatever its column: it would be a negative of itself.
 
     A row that does not fit waits for the next batch. The rows from which no full batch can be made at the end are left
@@ -115,7 +122,7 @@ class DistinctSampler(_EpochSampler):
             waiting = [*again, *former]
 
 
-class WeightedSampler(_EpochSampler):
+class WeightedSampler(EpochSampler):
     """From each file its share of the corpus's size: a part of it, or all of it several times and then a part.
 
     `counts` has the texts of an epoch by file, rounded so that they add up to the size (largest remainder).
@@ -142,3 +149,20 @@ def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
         return places[:0]
     passes = [torch.randperm(len(places), generator=generator) for _ in range(-(-count // len(places)))]
     return places[torch.cat(passes)[:count]]
+
+
+class WholeBatches(Sampler[int]):
+    """The order of another sampler without its last, short batch: that would be a smaller step of several parts."""
+
+    def __init__(self, sampler: EpochSampler, batch_size: int) -> None:
+        self.sampler = sampler
+        self.size = len(sampler) // batch_size * batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(iter(self.sampler), self.size)

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from rich.console import Console
 
-from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, Precision, Provenance, seal, sha256, staging
+from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, SEARCH_NAMES, Precision, Provenance, seal, sha256, staging
 from encoding.canaries import CANARY_TEXTS, Canaries
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
@@ -235,7 +235,8 @@ def _graphs(
         model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
         path = folder / GRAPHS[precision]
         onnx.save(model, path)
-        graph = GraphEncoder(path, encoder.pooling.text_encoder)
+        own = encoder.pooling.text_encoder
+        graph = GraphEncoder(path, own, encoder.config.named_encoders(own))
         findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts))
         canaries[precision] = graph.embed(CANARY_TEXTS)
         if tasks:
@@ -271,7 +272,8 @@ def _scores(precision: Precision, graph: GraphEncoder, size: int, tasks: Sequenc
                 status.update(f"{precision}: {name}")
                 yield name
 
-    subject = Subject(precision, graph.embed, graph.embed, "", size)
+    queries, documents = map(graph.named, SEARCH_NAMES)
+    subject = Subject(precision, graph.embed, queries.embed, "", size, embed_documents=documents.embed)
     scores = figures(score_tasks(subject, tasks, follow))
     console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
     return scores

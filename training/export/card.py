@@ -25,6 +25,7 @@ __all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "pr
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
+DENOISED: Final = ("denoised", "supervised")  # modes of PromptBERT
 MEASURED_LATER = ("scores", "parity", "graphs")
 
 PLACES: Final[dict[PoolingMode, str]] = {
@@ -176,7 +177,11 @@ def _shares(provenance: Provenance) -> str:
 
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
-    denoise = " --denoise" if config.denoising else ""
+    served = _recipes(provenance)[0]
+    denoise = " --denoise" if config.denoising else " --no-denoise" if served.get("mode") in DENOISED else ""
+    period = ""
+    if config.final_period != served.get("final_period", False):
+        period = " --final-period" if config.final_period else " --no-final-period"
     calibrate = " --calibrate TEXTS" if "fitted to" in provenance.graphs.get("int8", "") else ""
     paths = "Replace the names of files and models by the paths of your copies. Then run"
     if provenance.recipe.get("method") == OUTSIDE:
@@ -195,7 +200,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         commands = ["python -m training.fit recipe.toml --out RUN"]
     commands += [
         f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
-        f"--max-tokens {config.max_tokens}{denoise}{calibrate} --data DATA",
+        f"--max-tokens {config.max_tokens}{denoise}{period}{calibrate} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]
     shown = "\n".join(commands)

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -21,6 +21,8 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from encoding.bundle import SEARCH_NAMES
+from encoding.errors import TemplateError
+from encoding.template import Template
 from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
 from training.data.sampler import DistinctSampler
@@ -37,7 +39,7 @@ from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
 from training.recipes.command import FitOptions, load_recipe
 from training.recipes.recipe import Recipe, to_toml
-from training.run_folder import Run
+from training.run_folder import Run, model_folder
 
 __all__ = ["fit", "prepare", "resume", "train"]
 
@@ -78,7 +80,7 @@ def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
     if run.finished:
         console.print(f"{run.path} is finished; nothing to do")
         return 0
-    if not fit(recipe, run, resume):
+    if not fit(recipe, run, resume) and not run.finished:
         console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
         return 130
     console.print(f"finished: {run.model}{_chosen(run)}; next: python -m training.export {run.path} models/NAME")
@@ -105,7 +107,7 @@ def _fit_seeds(seeds: SeedRuns) -> int:
             console.print(f"{run.path} is finished")
             continue
         console.print(f"{run.path}:")
-        if not fit(seeds.recipe(seed), run, resume=run.recipe_file.is_file()):
+        if not fit(seeds.recipe(seed), run, resume=run.recipe_file.is_file()):  # or asked to, at its last step
             console.print("stopped; continue with the same command")
             return 130
     if processes().is_main_process:
@@ -115,9 +117,10 @@ def _fit_seeds(seeds: SeedRuns) -> int:
 
 
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
-    """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C stopped it.
+    """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C was pressed.
 
-    Every file is read and every key checked before the model is loaded. Raises ClozeError.
+    The run is finished all the same if that was at its last step. Every file is read and every key checked before the
+    model is loaded. Raises ClozeError.
     """
     keep_memory()
     group = processes()
@@ -130,7 +133,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
 
 
 def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Recipe, run: Run, resume: bool) -> bool:
-    """Train in the run folder, and write the chosen encoder to it; False if Ctrl-C stopped it."""
+    """Train in the run folder, and write the chosen encoder to it; False if Ctrl-C was pressed."""
     group = processes()
     if group.is_main_process:
         run.start(recipe, corpus)
@@ -147,7 +150,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     if recipe.frozen_layers and recipe.frozen_share < 1:
         trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
     began = time.monotonic()
-    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
         return False
     trainer.load_best()
@@ -161,13 +164,19 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
         "dev_score": trainer.state.best_metric if dev else None,
         "held_out_loss": None if dev else trainer.state.best_metric,
         "before_training": next((entry[chooser] for entry in trainer.state.log_history if chooser in entry), None),
-        "loss": result.training_loss,
+        "loss": _mean_loss(trainer.state.log_history),
         "seconds": round(time.monotonic() - began, 1),
     }
     if group.is_main_process:
         run.finish(objective.save, recipe, corpus, figures)
     group.wait_for_everyone()  # until the run can be read
-    return True
+    return not interrupt.asked
+
+
+def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
+    """Of all logged steps, those before a restart included; None if training ended before the first was logged."""
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    return sum(losses) / len(losses) if losses else None
 
 
 def _largest(objective: Objective, recipe: Recipe, rows: int) -> int:
@@ -225,21 +234,35 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     console.print(f"corpus: {corpus}")
     set_seed(recipe.seed)
     encoder = SentenceEncoder.load(
-        recipe.encoder,
+        model_folder(recipe.encoder),
         template=recipe.template,
         pooling=recipe.pooling,
         final_period=recipe.final_period,
         denoising=False,  # whatever the parent served; a method that serves it sets it
     )
-    if recipe.compile:
-        encoder.backbone.compile(dynamic=True)  # in place: the names of the weights do not change
+    _keep_fitting_templates(encoder)
     objective = method(encoder, recipe)
+    if recipe.compile:
+        objective.encoder.backbone.compile(dynamic=True)  # in place: the names of the weights do not change
     if recipe.lora_rank:
         add_lora(objective.encoder.backbone, recipe.lora_rank, recipe.lora_alpha)
     if recipe.frozen_layers is not None:
         freeze_embeddings(objective.encoder.backbone)
         first_layers(objective.encoder.backbone, recipe.frozen_layers).requires_grad_(recipe.frozen_share < 1)
     return corpus, dev, objective
+
+
+def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
+    """Leave out the parent's named templates that have no [MASK], or have one, where this pooling needs the other."""
+    kept = {}
+    for name, template in encoder.config.templates.items():
+        try:
+            Template.parse(template, encoder.config.pooling)
+        except TemplateError as error:
+            console.print(f"the parent's template {name!r} is left out: {error}")
+        else:
+            kept[name] = template
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))
 
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
@@ -249,6 +272,7 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
     if count is None:
         count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
         count = count if count >= FEWEST_HELD_OUT else 0
+        count -= count % recipe.batch_size if count > recipe.batch_size else 0  # whole batches are scored
     elif count > most:
         raise RecipeError(
             f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "

@@ -15,7 +15,14 @@ from transformers.trainer_utils import TrainOutput
 
 from encoding.files import replacing
 from training.data.corpus import Corpus
-from training.data.sampler import DistinctSampler, LengthGroupedSampler, RandomSampler, WeightedSampler
+from training.data.sampler import (
+    DistinctSampler,
+    EpochSampler,
+    LengthGroupedSampler,
+    RandomSampler,
+    WeightedSampler,
+    WholeBatches,
+)
 from training.errors import RunError
 from training.loop.gradient_cache import Chunked, backward_in_chunks
 from training.methods.gather import average_gradients
@@ -126,6 +133,10 @@ class ObjectiveTrainer(Trainer):
             raise RunError(f"{found}; write {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        order, recipe = self._order(), self.objective.recipe
+        return WholeBatches(order, recipe.batch_size) if getattr(recipe, "accumulation_steps", 1) > 1 else order
+
+    def _order(self) -> EpochSampler:
         recipe = self.objective.recipe
         if getattr(recipe, "no_duplicates", False):
             return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)

@@ -7,6 +7,7 @@ uniformity of the student's vectors. An ensemble teaches better than each of its
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,10 +22,11 @@ from training.errors import RecipeError
 from training.methods.gather import gather, rank_and_count
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SentenceEncoder, saved_config
 from training.model.pooling import Pooling
 from training.model.views import View, encode_trimmed, view
 from training.recipes.methods import DistillRecipe
+from training.run_folder import kind_of, model_folder
 
 __all__ = ["Distill"]
 
@@ -42,8 +44,9 @@ class Distill(Objective):
         if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
             encoder.backbone.set_attn_implementation("eager")
         for teacher in self._teacher:
+            config = teacher.config
             self.teacher_pooling = teacher.make_pooling(
-                recipe.teacher_template, min(recipe.max_tokens, teacher.config.max_tokens)
+                config.template, min(recipe.max_tokens, config.max_tokens), config.denoising
             )
 
     def begin(self, rows: Iterable[Row]) -> None:
@@ -93,8 +96,11 @@ class Distill(Objective):
 def _teacher(encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder:
     """Raises RecipeError if the student cannot give its vectors."""
     assert recipe.teacher is not None
+    source = model_folder(recipe.teacher)
+    own = saved_config(Path(source)) is not None or kind_of(source) == "bundle"
+    template, pooling = (None, None) if own else ("[X]", "mean")
     teacher = SentenceEncoder.load(
-        recipe.teacher, template=recipe.teacher_template, pooling=recipe.teacher_pooling, denoising=False
+        source, template=recipe.teacher_template or template, pooling=recipe.teacher_pooling or pooling
     )
     if recipe.cosine_weight and teacher.dimension != encoder.dimension:
         raise RecipeError(

@@ -124,5 +124,6 @@ def _poolings(encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) ->
         encoder.config.named_encoders(encoder.pooling.text_encoder)
     except TemplateError as error:
         raise RecipeError(str(error)) from error
-    templates = (recipe.templates.get(name, recipe.template) for name in SEARCH_NAMES)
+    trained = kept if len(recipe.columns) > 1 else recipe.templates
+    templates = (trained.get(name, recipe.template) for name in SEARCH_NAMES)
     return tuple(encoder.make_pooling(template, recipe.max_tokens) for template in templates)

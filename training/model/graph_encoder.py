@@ -1,7 +1,7 @@
 """Run a bundle's graph: the vectors of the service without the service."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -16,22 +16,27 @@ __all__ = ["GraphEncoder", "provider", "session"]
 
 
 class GraphEncoder:
-    """A graph and its text encoder."""
+    """A graph, its text encoder and those of the named templates."""
 
-    def __init__(self, graph: Path, text_encoder: TextEncoder) -> None:
+    def __init__(self, graph: Path, text_encoder: TextEncoder, named: Mapping[str, TextEncoder] | None = None) -> None:
         self.session = session(graph)
         self.text_encoder = text_encoder
+        self._named = named or {}
 
     @classmethod
     def of(cls, bundle: Bundle, precision: Precision) -> Self:
         """Raises BundleError if the bundle has no graph of that precision."""
-        return cls(bundle.graph(precision), bundle.text_encoder)
+        return cls(bundle.graph(precision), bundle.text_encoder, bundle.named)
 
     def within(self, text_encoder: TextEncoder) -> Self:
-        """The same graph with another text encoder, such as that of a named template."""
+        """The same graph with another text encoder."""
         other = copy.copy(self)
         other.text_encoder = text_encoder
         return other
+
+    def named(self, name: str) -> Self:
+        """The same graph with the named template, or with its own if there is none of this name."""
+        return self.within(self._named.get(name, self.text_encoder))
 
     def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
         """Texts -> vectors (n, d) float32, in the texts' order."""

@@ -101,7 +101,7 @@ class PairsRecipe(ContrastiveRecipe):
         "out of the loss; unset: none",
     )
     guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="a negative's cosine, by the guide, is lower than the positive's less this"
+        0.0, description="ignore negatives whose cosine, by the guide, is above the positive's less this margin"
     )
 
     @model_validator(mode="after")
@@ -397,8 +397,12 @@ class DistillRecipe(Recipe):
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"
     )
-    teacher_template: str = Field("[X]", description="words around the teacher's text")
-    teacher_pooling: PoolingMode = Field("mean", description="pooling of the teacher")
+    teacher_template: str | None = Field(
+        None, description="words around the teacher's text; unset: the teacher's own, or `[X]`"
+    )
+    teacher_pooling: PoolingMode | None = Field(
+        None, description="pooling of the teacher; unset: the teacher's own, or mean"
+    )
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
@@ -418,10 +422,11 @@ class DistillRecipe(Recipe):
                 f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
                 f"{len(self.teacher_vectors)} folders; write one number for each folder"
             )
-        try:
-            Template.parse(self.teacher_template, self.teacher_pooling)
-        except TemplateError as error:
-            raise ValueError(f"teacher_template: {error}") from error
+        if self.teacher_template and self.teacher_pooling:
+            try:
+                Template.parse(self.teacher_template, self.teacher_pooling)
+            except TemplateError as error:
+                raise ValueError(f"teacher_template: {error}") from error
         return self
 
 

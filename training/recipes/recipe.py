@@ -59,9 +59,9 @@ class Recipe(BaseModel):
         ".jsonl, .parquet; all but the last also with .gz, .bz2, .xz or .zst",
     )
     weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (), description="each file's share of the sentences of an epoch, in proportion; unset: that of its sentences"
+        (), description="sampling weight of each file; unset: proportional to its sentences"
     )
-    columns: tuple[str, ...] = Field((), description="columns of a csv, tsv or jsonl corpus to read")
+    columns: tuple[str, ...] = Field((), description="columns of a csv, tsv, jsonl or parquet corpus to read")
     sentences: Positive | None = Field(
         None, description="train on a random sample of this many sentences; unset: on all"
     )
@@ -117,7 +117,7 @@ class Recipe(BaseModel):
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="rows of the corpus to keep out of training; without dev, the checkpoint with the lowest loss on "
-        "them is chosen; 0: none; unset: 5 % of the corpus, 1,000 at most, and none with dev",
+        "them is chosen; 0: none; unset: whole batches of 5 % of the corpus, 1,000 rows at most, and none with dev",
     )
     eval_steps: Positive = Field(
         125, description="steps between evaluations on the dev data or the rows held out; the best weights are kept"

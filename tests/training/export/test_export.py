@@ -18,13 +18,15 @@ from encoding.bundle import Bundle
 from encoding.command import run as run_command
 from evaluation import command as evaluate
 from evaluation.card import with_figures
+from evaluation.options import ModelOptions
 from evaluation.search import Collection
 from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
+from evaluation.subjects import subjects
 from evaluation.suites.cost import CostTask
 from evaluation.suites.retrieval import RetrievalTask
 from evaluation.suites.space import SpaceTask
 from evaluation.suites.sts import StsTask
-from evaluation.task import Task
+from evaluation.task import Score, Subject, Task, score_tasks
 from training.errors import ExportError, RunError
 from training.export import __main__ as export
 from training.export import bundle as exporting
@@ -281,6 +283,27 @@ def test_denoising_is_in_the_graph(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed([""]), np.zeros((1, 32)), atol=1e-5)
 
 
+def test_search_is_scored_with_the_templates_of_the_model(
+    run: Path, tmp_path: Path, few_pairs: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `evaluate` scores the bundle."""
+    templates = {"query": 'ask "[X]" of [MASK].', "document": 'tell "[X]" of [MASK].'}
+    SentenceEncoder.load(str(run / "model"), templates=templates).save(run / "model")
+    scored: list[Subject] = []
+
+    def seen(subject: Subject, tasks: Sequence[Task], *rest: Any) -> list[Score]:
+        scored.append(subject)
+        return score_tasks(subject, tasks, *rest)
+
+    monkeypatch.setattr(exporting, "score_tasks", seen)
+    export.main([str(run), str(tmp_path / "out"), "--data", "anywhere"])
+    (subject,) = subjects(str(tmp_path / "out"), ModelOptions())
+    (at_export,) = scored
+    for embed in ("embed", "embed_queries", "embed_documents"):
+        np.testing.assert_array_equal(getattr(at_export, embed)(SENTENCES), getattr(subject, embed)(SENTENCES))
+    assert np.abs(at_export.embed_queries(SENTENCES) - at_export.embed(SENTENCES)).max() > 0.01
+
+
 def test_denoising_that_was_trained_is_served_unless_refused(run: Path, tmp_path: Path) -> None:
     SentenceEncoder.load(str(run / "model"), denoising=True).save(run / "model")
     for words, denoising in (([], True), (["--no-denoise"], False), (["--denoise"], True)):
@@ -292,6 +315,7 @@ def test_the_final_period_is_given_where_it_is_asked_for(run: Path, tmp_path: Pa
     for words, period in ((["--final-period"], True), ([], False)):
         export.main([str(run), str(tmp_path / "out"), *words])
         assert Bundle.load(tmp_path / "out").spec.final_period == period
+        assert (" --final-period" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")) == period
 
 
 @pytest.mark.parametrize("part", ["head", "template"])

@@ -328,6 +328,16 @@ def test_accumulated_parts_make_one_step(words: Words, tmp_path: Path, monkeypat
     assert losses[1] == pytest.approx(losses[0], rel=0.2)  # their mean, not their sum
 
 
+def test_an_epoch_of_parts_has_no_smaller_step(words: Words, tmp_path: Path) -> None:
+    keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps", "max_steps")}
+    keys |= {"columns": ["b"], "accumulation_steps": ["4"], "batch_size": ["24"], "epochs": ["2"], "held_out": ["0"]}
+    recipe, run = load_recipe("mlm", keys), Run(tmp_path / "run")
+    fit(recipe, run)
+    rows = sum(source["sentences"] for source in run.provenance()["data"])
+    assert rows % 24 > 6  # a part of a further batch is left
+    assert run.provenance()["steps"] == recipe.steps(rows) == 2 * (rows // 24)
+
+
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
     with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
         load_recipe("mlm", words | {"accumulation_steps": ["3"]})

@@ -120,11 +120,11 @@ def test_without_dev_data_a_share_of_the_corpus_chooses(
     run = Run(tmp_path / "run")
     assert main(["simcse", *words, "--out", str(run.path)]) == 0
     shown, found, losses = capsys.readouterr().err, run.provenance(), held_out_losses(run)
-    assert "corpus: 669 rows from 1 files; left out: 0 empty, 0 by length; held out: 35" in shown
+    assert "corpus: 672 rows from 1 files; left out: 0 empty, 0 by length; held out: 32" in shown
     assert "step 2: held_out_loss " in shown
     assert list(losses) == [0, 2, 4, 6, 8]
     assert found["chosen_by"] == "held_out_loss"
-    assert (found["rows"], found["held_out"], found["dev_score"]) == (669, 35, None)
+    assert (found["rows"], found["held_out"], found["dev_score"]) == (672, 32, None)
     assert found["held_out_loss"] == losses[found["best_step"]] == min(losses[step] for step in (2, 4, 6, 8))
     best = load_file(run.best)
     served = load_file(run.model / "model.safetensors")

@@ -131,6 +131,25 @@ def test_distilling_from_oneself_costs_nothing(tiny_bert: Path) -> None:
     assert outputs["loss"].item() == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "configured", "asked"])
+def test_a_teacher_is_read_as_it_was_trained(kind: str, tiny_bert: Path, tmp_path: Path) -> None:
+    """With its own template, pooling and denoising, or as a plain mean where it has none, unless the recipe says."""
+    own = {"template": 'This sentence of "[X]" means [MASK].', "pooling": "mask", "denoising": True}
+    words: dict[str, Any] = {"encoder": {"template": "[X]", "pooling": "mean"}, "configured": own}
+    words["asked"] = {"template": "it says: [X]", "pooling": "cls"}
+    if kind == "encoder":
+        teacher, keys = tiny_bert, {}
+    else:
+        SentenceEncoder.load(str(tiny_bert), **own).save(tmp_path)
+        asked = {"teacher_template": ["it says: [X]"], "teacher_pooling": ["cls"]}
+        teacher, keys = tmp_path, asked if kind == "asked" else {}
+        words["asked"] |= {"denoising": True}
+    expected = SentenceEncoder.load(str(tiny_bert), **words[kind]).embed([text for (text,) in ROWS])
+    objective = build("distill", tiny_bert, teacher=[str(teacher)], **keys)
+    found = objective._targets(objective.views(ROWS)["teacher"], torch.zeros(1))
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
 def test_the_teacher_is_not_trained_and_in_no_checkpoint(tiny_bert: Path) -> None:
     objective = build("distill", tiny_bert)
     own = dict(objective.encoder.named_parameters(prefix="encoder"))

@@ -58,6 +58,27 @@ def test_the_parents_templates_are_kept(tmp_path: Path, tiny_bert: Path) -> None
     assert other.config.templates == {"query": "ask: [X]", "document": DOCUMENT}
 
 
+def test_pairs_train_in_the_parents_templates(tmp_path: Path, tiny_bert: Path) -> None:
+    build("simcse", tiny_bert, **COLUMNS, **BOTH).encoder.save(tmp_path / "parent")
+    found, expected = (
+        build("simcse", folder, dropout=False, **COLUMNS, **words).views(TRIPLES)
+        for folder, words in ((tmp_path / "parent", {}), (tiny_bert, BOTH))
+    )
+    for name, view in expected.items():
+        torch.testing.assert_close(found[name]["input_ids"], view["input_ids"])
+
+
+def test_templates_that_do_not_fit_the_pooling_are_left_out(
+    tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("simcse", tiny_bert, **COLUMNS, **BOTH).encoder.save(tmp_path / "parent")
+    (tmp_path / "corpus.txt").write_text("".join(f"a sentence {number}\n" for number in range(8)))
+    keys = ["--encoder", str(tmp_path / "parent"), "--corpus", str(tmp_path / "corpus.txt"), "--batch-size", "4"]
+    assert not main(["promptbert", "--out", str(tmp_path / "run"), *keys, "--max-steps", "1"])
+    assert "the parent's template 'query' is left out: " in capsys.readouterr().err
+    assert SentenceEncoder.load(str(tmp_path / "run" / "model")).config.templates == {}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
