@@ -4,8 +4,8 @@
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
-# make default-model   train, export and score models/cloze-mini: minutes on a GPU, a day on two cores. DATA is the folder of
-#                      texts and STS data
+# make default-model   train, export and score models/cloze-mini: about a day on two cores; a GPU makes the
+#                      training faster. Needs DATA/corpus and DATA/snli_devtest_triplets.csv, which `make data` does not fetch
 # make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone

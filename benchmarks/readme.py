@@ -175,7 +175,7 @@ def _spread(served: dict[str, Any]) -> str:
     middle, most = serving_report.spread(served)
     return (
         "Other programs shared the machine: between rounds the speed of a contender differed by a factor of "
-        f"{middle:.2f} (median) to {most:.1f}, and the ratios are of one round each."
+        f"{middle:.2f} (median) to {most:.1f}, and each ratio compares figures of the same round."
     )
 
 
