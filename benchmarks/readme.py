@@ -72,9 +72,9 @@ def soak() -> str:
     found = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
     requests, (before, after) = found["requests"], found["rss_mb"].values()
     return (
-        f"**Endurance.** {found['minutes']:.0f} minutes at saturation with {len(found['models'])} models and "
-        f"{found['clients']} clients: {requests['sent']:,} requests were sent, {requests['answered']:,} were answered, "
-        f"{requests['left']} clients disconnected first, {requests['refused']} requests were refused and "
+        f"**Endurance.** Version 0.2: {found['minutes']:.0f} minutes at saturation with {len(found['models'])} models "
+        f"and {found['clients']} clients: {requests['sent']:,} requests were sent, {requests['answered']:,} were "
+        f"answered, {requests['left']} clients disconnected first, {requests['refused']} requests were refused and "
         f"{requests['lost']} were lost. {found['checked']:,} vectors and cosines were compared with those of the idle "
         f"service; {len(found['wrong'])} were wrong. The server's memory was {before:.0f} MB after the first minute "
         f"and {after:.0f} MB at the end ([chart](benchmarks/results/soak.svg)). Machine: {found['machine']}."
@@ -103,8 +103,8 @@ def page() -> str:
         "classification.",
         scores([*(f"transfer {name} accuracy" for name in TRANSFER), CLASSIFICATION]),
         "## Graphs",
-        "Speed of the exported graphs in process, one batch at a time, each with the threads that the service gives a "
-        "batch (`python -m benchmarks.graphs`).",
+        "Speed of the graphs exported from cloze-mini 0.2, which reads [MASK], in process, one batch at a time, each "
+        "with the threads that the service gives a batch (`python -m benchmarks.graphs`).",
         graphs.table(speeds),
         f"{speeds['texts']}. {_setting(speeds)}",
         "## Serving",

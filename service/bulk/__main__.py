@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import CliPositionalArg
 
 from encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from service.bulk.output import Counts, Output
     from service.bulk.source import Source
 
-NEEDED: Final = ("pyarrow", "ray", "tqdm")
+NEEDED: Final = ("pyarrow", "ray", "tqdm", "urllib3")
 SOME_FAILED: Final = 3  # the exit status where some rows have no vector
 INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 
@@ -55,6 +55,12 @@ class BulkCommand(Command):
     chunk_tokens: int | None = Field(
         None, ge=1, description="Embed a text of more tokens as the mean of its chunks, of so many tokens at most"
     )
+    server: str = Field(
+        "",
+        description="Address of a service of the bundle, whose graph then runs in place of one here; its interactive "
+        "requests go first",
+    )
+    key_file: Path | None = Field(None, description="File with an API key of that service")
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
     address: str | None = Field(
@@ -106,6 +112,7 @@ def _embed(options: BulkCommand) -> int:
         with job.connection(options.address):
             given = resources(options.worker_cpus, options.worker_gpus, options.workers, wait=bool(options.address))
             vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
+            vectors |= {"server": options.server, "key": _key(options)}
             make = partial(Embed, bundle.path.absolute(), **vectors)
             parts = lock.guard(job.run(make, source, output, given, complete))
             counts, seconds = show(parts, sum(file.size for file in source.files), before)
@@ -186,8 +193,14 @@ def _report(out: str, counts: "Counts", before: "Counts", seconds: float, engine
 
 def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
     """Return one precision for all workers: vectors of two precisions are close but not the same."""
+    from service.bulk.remote import Remote
     from service.inference.session import PROFILES, Session
 
+    if options.server:
+        served = Remote(options.server, _key(options), bundle).precision()
+        if options.precision not in ("auto", served):
+            raise OptionError(f"precision is {options.precision}, and {options.server} runs {served}; leave it out")
+        return served
     if options.precision != "auto":
         return options.precision
     if former is not None and former.get("precision") in GRAPHS:
@@ -196,6 +209,19 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
     if options.worker_gpus:
         return next(precision for precision in PROFILES["cuda"].precisions if precision in bundle.precisions)
     return Session.load(bundle, provider="cpu", threads=1).precision
+
+
+def _key(options: BulkCommand) -> SecretStr:
+    """Return the key in the file. Raises OptionError."""
+    if options.key_file is None:
+        return SecretStr("")
+    try:
+        words = options.key_file.read_text(encoding="utf-8-sig").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"key_file {options.key_file} cannot be read; give a file that holds the API key") from error
+    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
+        raise OptionError(f"key_file {options.key_file} has to hold one API key of ASCII characters, and nothing else")
+    return SecretStr(words[0])
 
 
 def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import SecretStr
 
 from encoding.bundle import Bundle
 from encoding.chunks import chunked
 from encoding.errors import OptionError, TextError
 from encoding.text import TextEncoder, Tokens
+from service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
 from service.errors import BackendFailed
 from service.inference.model import MAX_TEXT_CHARACTERS
 from service.inference.session import Session
@@ -31,6 +33,7 @@ FORMATS: Final[dict[Dtype, tuple[Format, pa.DataType]]] = {
 SPACE: Final = b"embedding_space"  # key of a table's metadata
 ADDED: Final = ("embedding", "tokens", "truncated", "error")
 SLICE: Final = 256  # texts that are tokenised in one call
+NO_KEY: Final = SecretStr("")
 
 
 class Embedded(NamedTuple):
@@ -67,8 +70,12 @@ class Embed:
         precision: PrecisionChoice = "auto",
         provider: ProviderChoice = "auto",
         threads: int = 0,
+        server: str = "",
+        key: SecretStr = NO_KEY,
     ) -> None:
         """Load the bundle. `threads` run the graph on the CPU; 0 takes the available CPUs.
+
+        With `server`, the address of a service of the same bundle, its graph runs, and none is loaded here.
 
         `prompt_name` is the name of one of the bundle's templates; without it, its own is used. With `chunk_tokens`, a
         text of more tokens has the mean of the vectors of chunks of at most as many. Raises BundleError,
@@ -80,15 +87,24 @@ class Embed:
         self._text_encoder = text_encoder(prompt_name, self.bundle)
         check_chunks(chunk_tokens, self._text_encoder)
         shared = share_threads(threads)
-        self.session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
+        self._compute: Callable[[list[str], list[Tokens]], NDArray[np.float32]]
+        if server:
+            remote = Remote(server, key, self.bundle, prompt_name)
+            self._compute = lambda texts, tokens: remote.embed(texts)
+            self._batch_tokens, batches, on_cpu = REQUEST_TOKENS, CONNECTIONS, False
+        else:
+            session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
+            pad = self._text_encoder.pad
+            self._compute = lambda texts, tokens: session.run(pad([each.ids for each in tokens]))
+            self._batch_tokens, on_cpu = session.batch_tokens, session.provider == "cpu"
+            batches = shared.batches if on_cpu else 1
         self.text_column = text_column
         self.dtype: Dtype = dtype
         self.dimensions = dimensions
         self.normalize = normalize
         self.truncate = truncate
         self.chunk_tokens = chunk_tokens
-        on_cpu = self.session.provider == "cpu"
-        self._graphs: Executor = ThreadPoolExecutor(shared.batches if on_cpu else 1)
+        self._graphs: Executor = ThreadPoolExecutor(batches)
         self._tokenizers = self._graphs if on_cpu else ThreadPoolExecutor(shared.batches * shared.per_batch)
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -114,7 +130,7 @@ class Embed:
         distinct = list(rows)
         parts, owners = self._parts(distinct)
         tokens, refused = self._tokenize(parts)
-        vectors, failed = self._run(tokens)
+        vectors, failed = self._run(parts, tokens)
         for part, reason in (failed | refused).items():
             errors |= dict.fromkeys(rows[distinct[owners[part]]], reason)
         lengths = np.zeros(len(distinct) + 1, dtype=np.int32)
@@ -164,14 +180,14 @@ class Embed:
             refused += [(place, reason) for _, reason in reasons]
         return tokens, refused
 
-    def _run(self, tokens: list[Tokens]) -> tuple[NDArray[np.float32], dict[int, str]]:
+    def _run(self, texts: list[str], tokens: list[Tokens]) -> tuple[NDArray[np.float32], dict[int, str]]:
         """Return a vector for each sequence, one row of zeros more, and the reasons of those that failed."""
         vectors = np.zeros((len(tokens) + 1, self.bundle.spec.dimension), dtype=np.float32)
         errors: dict[int, str] = {}
 
         def run(places: list[int]) -> None:
             try:
-                vectors[places] = self.session.run(self._text_encoder.pad([tokens[place].ids for place in places]))
+                vectors[places] = self._compute([texts[place] for place in places], [tokens[place] for place in places])
             except BackendFailed as error:
                 if len(places) == 1:
                     errors[places[0]] = str(error)
@@ -180,7 +196,7 @@ class Embed:
                 run(places[len(places) // 2 :])
 
         lengths = {place: len(each.ids) for place, each in enumerate(tokens) if each.ids}
-        _finished(self._graphs, run, _batches(lengths, self.session.batch_tokens))
+        _finished(self._graphs, run, _batches(lengths, self._batch_tokens))
         return vectors, errors
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:

@@ -77,29 +77,7 @@ async def embed_chunks(
     encoder = model.text_encoders[template]
     tokens = _chunk_tokens(chunking, encoder)
     model.check_lengths(texts)
-
-    limit = context.services.settings.max_client_batch_size
-
-    def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
-        found = []
-        for text in part:
-            found.append(list(islice(chunked(encoder, text, tokens, chunking.overlap), room + 1)))
-            room -= len(found[-1])
-            if room < 0:
-                raise ValidationFailed(
-                    f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
-                    "chunk.tokens"
-                )
-        return found
-
-    chunks: list[list[Chunk]] = []
-    for part in slices([Part(texts, template)]):
-        chunks += await asyncio.get_running_loop().run_in_executor(
-            context.services.executors.workers,
-            cut,
-            cast(Sequence[str], part.inputs),
-            limit - sum(map(len, chunks)),
-        )
+    chunks = await _cut(texts, encoder, tokens, chunking.overlap, context)
     owners = [place for place, each in enumerate(chunks) for _ in each]
     parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
     found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
@@ -113,6 +91,31 @@ async def embed_chunks(
         return in_format(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
 
     return await respond(write, context, model, found)
+
+
+async def _cut(
+    texts: Sequence[str], encoder: TextEncoder, tokens: int, overlap: int, context: RequestContext
+) -> list[list[Chunk]]:
+    """Cut each text, some at a time in a worker thread. Raises ValidationFailed where the chunks are too many."""
+    limit = context.services.settings.max_client_batch_size
+
+    def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
+        found = []
+        for text in part:
+            found.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
+            room -= len(found[-1])
+            if room < 0:
+                raise ValidationFailed(
+                    f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
+                    "chunk.tokens"
+                )
+        return found
+
+    loop, workers, chunks = asyncio.get_running_loop(), context.services.executors.workers, list[list[Chunk]]()
+    for part in slices([Part(texts)]):
+        inputs, room = cast(Sequence[str], part.inputs), limit - sum(map(len, chunks))
+        chunks += await loop.run_in_executor(workers, cut, inputs, room)
+    return chunks
 
 
 def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:

@@ -14,6 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from harness import PATIENCE, ROOT, wait_until
+from live import metrics, served
+
+from service.app import create_app
+from service.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 pytest.importorskip("ray")
@@ -102,6 +106,21 @@ def test_a_killed_driver_goes_on_where_it_was(
     assert found.returncode == 0, found.stderr
     if moment:
         assert f"{moment * PER_FILE} rows had their vectors from an earlier start" in found.stdout
+    check_same(out, undisturbed)
+
+
+def test_a_job_that_began_here_may_go_on_through_a_service(
+    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with start(texts, out, bundle, 3) as process:
+        wait_until(lambda: complete(out) == 3)
+        process.kill()
+    with served(create_app(Settings(bundle=bundle, provider="cpu", threads=1))) as url:
+        found = run(texts, out, bundle, "--precision", "auto", "--server", url)
+        assert metrics(url)["cloze_request_seconds_count{priority=bulk,route=/embed}"] >= PARTS - 3
+    assert found.returncode == 0, found.stderr
+    assert f"{3 * PER_FILE} rows had their vectors from an earlier start" in found.stdout
     check_same(out, undisturbed)
 
 

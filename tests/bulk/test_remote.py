@@ -1,0 +1,169 @@
+"""--server: a running service is the encoder of a job; its vectors, its refusals, and what it is asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from live import metrics, served
+from pydantic import SecretStr
+from tiny_bundle import write_bundle
+
+from encoding.bundle import Bundle
+from encoding.errors import OptionError
+from service.app import create_app
+from service.bulk import remote
+from service.bulk.__main__ import main
+from service.bulk.embed import Embed
+from service.bulk.remote import Remote, RemoteError
+from service.settings import Settings
+
+KEY = "a-key-of-a-test-0123456789"
+TEXTS = [
+    "a man",
+    "",
+    "the man plays",
+    "a [MASK] b",
+    "two dogs run " * 40,
+    None,
+    "ümlaut",
+    *(f"a {n}" for n in range(99)),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "tiny", templates={"document": 'A man of "[X]" means [MASK].'})
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    with served(create_app(Settings(bundle=folder, provider="cpu", threads=1, api_keys=SecretStr(KEY)))) as address:
+        yield address
+
+
+@contextmanager
+def scripted(answers: list[tuple[int, dict[str, str], bytes]]) -> Iterator[tuple[str, list[Any]]]:
+    """The address of a server that gives these answers in turn, the last one again and again, and what it was sent."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append((self.path, dict(self.headers), body))
+            status, headers, content = answers[min(len(asked), len(answers)) - 1]
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prompt_name": "document"}, {"chunk_tokens": 10}, {"truncate": False}, {"dtype": "int8", "dimensions": 5}],
+)
+def test_the_tables_are_those_of_the_graph_here(folder: Path, url: str, options: dict[str, Any]) -> None:
+    table = pa.table({"text": TEXTS})
+    here, there = (
+        Embed(folder, threads=1, **options, **more)(table) for more in ({}, {"server": url, "key": SecretStr(KEY)})
+    )
+    assert there.schema.equals(here.schema, check_metadata=True)
+    assert there.drop_columns("embedding").equals(here.drop_columns("embedding"))
+    for one, other in zip(here.column("embedding").to_pylist(), there.column("embedding").to_pylist(), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_requests_are_of_the_class_bulk_and_of_one_space(folder: Path, url: str) -> None:
+    Embed(folder, server=url, key=SecretStr(KEY)).embed(["a man", "two dogs"])
+    counted = metrics(url)
+    assert counted["cloze_request_seconds_count{priority=bulk,route=/embed}"] == 1
+    with scripted([(200, {"x-embedding-shape": "1,16"}, bytes(64))]) as (address, asked):
+        Remote(address + "/models/tiny/", SecretStr(""), Bundle.load(folder)).embed(["a"])
+    ((path, headers, body),) = asked
+    assert path == "/models/tiny/embed"
+    assert (headers["x-priority"], headers["if-match"]) == ("bulk", Bundle.load(folder).spec.space)
+    assert "authorization" not in headers
+    assert body == {"inputs": ["a"], "truncate": True, "prompt_name": None, "normalize": False}
+
+
+def test_a_busy_server_is_asked_again(folder: Path) -> None:
+    wait = {"retry-after": "0"}
+    answers = [(429, wait, b""), (503, wait, b""), (200, {"x-embedding-shape": "1,16"}, bytes(64))]
+    with scripted(answers) as (address, asked):
+        assert Embed(folder, server=address).embed(["a"]).errors == {}
+    assert len(asked) == 3
+
+
+def test_a_text_that_is_refused_costs_no_other_its_vector(folder: Path, url: str) -> None:
+    found = Embed(folder, server=url, key=SecretStr(KEY), normalize=False).embed(["a man", "the poison", "two dogs"])
+    assert list(found.errors) == [1]
+    assert "not finite" in found.errors[1]
+    assert np.abs(found.vectors[[0, 2]]).min(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "message"),
+    [
+        (401, b'{"error": "no API key was sent"}', "answered 401: no API key was sent; complete parts are kept"),
+        (412, b'{"error": "another space"}', "answered 412: another space; complete parts are kept"),
+        (200, b"[[1.0]]", "answered 200: OK; complete parts are kept"),
+    ],
+)
+def test_what_ends_the_job_says_so(folder: Path, status: int, content: bytes, message: str) -> None:
+    with scripted([(status, {}, content)]) as (address, _), pytest.raises(RemoteError, match=message):
+        Embed(folder, server=address).embed(["a"])
+
+
+def test_a_server_that_stays_away_ends_the_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 0)
+    with pytest.raises(RemoteError, match=r"cannot be reached .*start the same command again when it answers"):
+        Embed(folder, server="http://127.0.0.1:1").embed(["a"])
+
+
+def test_another_model_is_refused_before_the_work(
+    folder: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, texts = tmp_path / "key", tmp_path / "texts.txt"
+    key.write_text(KEY)
+    texts.write_text("a man\n")
+    other = write_bundle(tmp_path / "other", seed=3)
+    words = [str(texts), str(tmp_path / "out"), "--server", url, "--key-file", str(key), "--bundle"]
+    for arguments, message in (
+        ([*words, str(other)], "serves another model or graph than"),
+        ([*words, str(folder), "--precision", "int8"], "tiny has no int8 graph, only fp32"),
+        ([*words[:4], "--bundle", str(folder)], "/info answered 401: no API key was sent; send the header"),
+        ([*words[:3], "http://127.0.0.1:1", "--bundle", str(folder)], "cannot be reached"),
+        ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "none cannot be read; give a file that holds"),
+    ):
+        assert main(arguments) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert message in err
+    assert not (tmp_path / "out" / "job.json").exists()
+
+
+def test_the_precision_is_that_of_the_server(folder: Path, url: str) -> None:
+    assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision() == "fp32"
+    with pytest.raises(OptionError, match=r"answered 404: .*; give the address, and the key, of a service of Cloze"):
+        Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder)).precision()
