@@ -57,8 +57,8 @@ class BulkCommand(Command):
     )
     server: str = Field(
         "",
-        description="Address of a service of the bundle, whose graph then runs in place of one here; its interactive "
-        "requests go first",
+        description="URL of a running service of the same bundle, which computes the vectors. It serves interactive "
+        "requests first",
     )
     key_file: Path | None = Field(None, description="File with an API key of that service")
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
@@ -110,7 +110,13 @@ def _embed(options: BulkCommand) -> int:
         before = Counts.total(complete.values())
         started = perf_counter()
         with job.connection(options.address):
-            given = resources(options.worker_cpus, options.worker_gpus, options.workers, wait=bool(options.address))
+            waiting = int(bool(options.server))  # one worker, whose CPU is enough for its requests
+            given = resources(
+                options.worker_cpus or waiting,
+                options.worker_gpus,
+                options.workers or waiting,
+                wait=bool(options.address),
+            )
             vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
             vectors |= {"server": options.server, "key": _key(options)}
             make = partial(Embed, bundle.path.absolute(), **vectors)
@@ -128,7 +134,8 @@ def _check(options: BulkCommand) -> int:
     former = output.manifest()
     if former is None:
         raise OptionError(f"{options.out} has no job; start it without --check")
-    vectors = _vectors(options) | {"precision": _precision(options, bundle, former)}
+    here = options.model_copy(update={"server": ""})  # nothing is embedded
+    vectors = _vectors(options) | {"precision": _precision(here, bundle, former)}
     output.check_same(former, _manifest(bundle, source, vectors))
     complete = output.finished()
     counts = Counts.total(complete.values())
@@ -150,6 +157,8 @@ def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":
     from service.bulk.output import Output
     from service.bulk.source import Source
 
+    if options.key_file and not options.server:
+        raise OptionError("key_file is the key of a server; give --server, or leave it out")
     bundle = Bundle.load(options.bundle)
     check_dimensions(options.dimensions, bundle)
     check_chunks(options.chunk_tokens, text_encoder(options.prompt_name, bundle))
@@ -197,7 +206,7 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
     from service.inference.session import PROFILES, Session
 
     if options.server:
-        served = Remote(options.server, _key(options), bundle).precision()
+        served = Remote(options.server, _key(options), bundle).precision
         if options.precision not in ("auto", served):
             raise OptionError(f"precision is {options.precision}, and {options.server} runs {served}; leave it out")
         return served

@@ -1,6 +1,7 @@
 """Many texts to vectors at once, with the same template, truncation and graph as `POST /embed`."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -91,12 +92,12 @@ class Embed:
         if server:
             remote = Remote(server, key, self.bundle, prompt_name)
             self._compute = lambda texts, tokens: remote.embed(texts)
-            self._batch_tokens, batches, on_cpu = REQUEST_TOKENS, CONNECTIONS, False
+            self._limits, batches, on_cpu = (REQUEST_TOKENS, remote.most_texts), CONNECTIONS, False
         else:
             session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
             pad = self._text_encoder.pad
             self._compute = lambda texts, tokens: session.run(pad([each.ids for each in tokens]))
-            self._batch_tokens, on_cpu = session.batch_tokens, session.provider == "cpu"
+            self._limits, on_cpu = (session.batch_tokens, sys.maxsize), session.provider == "cpu"
             batches = shared.batches if on_cpu else 1
         self.text_column = text_column
         self.dtype: Dtype = dtype
@@ -196,7 +197,7 @@ class Embed:
                 run(places[len(places) // 2 :])
 
         lengths = {place: len(each.ids) for place, each in enumerate(tokens) if each.ids}
-        _finished(self._graphs, run, _batches(lengths, self._batch_tokens))
+        _finished(self._graphs, run, _batches(lengths, *self._limits))
         return vectors, errors
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:
@@ -265,11 +266,11 @@ def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]]
     return rows, errors
 
 
-def _batches(lengths: dict[int, int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of places, the longest first, each of at most `max_tokens`, padding included."""
+def _batches(lengths: dict[int, int], max_tokens: int, max_texts: int) -> Iterator[list[int]]:
+    """Yield batches of places, the longest first, each of at most `max_tokens`, padding included, and `max_texts`."""
     batch: list[int] = []
     for place in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
+        if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_texts):
             yield batch
             batch = []
         batch.append(place)

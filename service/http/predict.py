@@ -15,7 +15,7 @@ from service.inference.model import Model, Part
 from service.inference.vectors import Vectors, finish
 from service.routes import PREDICT
 
-MAX_PREDICTIONS: Final = 2**18  # of one answer: each is an object of JSON, and a million of them are 300 MB
+MAX_PREDICTIONS: Final = 2**18  # per response; a million JSON objects take 300 MB
 OWN: Final = "a head is learnt from vectors of the model's own template, so prompt_name cannot be chosen: leave it out"
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])

@@ -66,7 +66,9 @@ class Models:
         self._leaving: set[asyncio.Task[None]] = set()
         self.aliases = settings.aliases
         self.served: dict[str, Model] = {}
-        bundles, bridge = _read(settings)
+        bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
+        bridge = _bridge(settings.bridge)
+        _check(settings, bundles, bridge)  # before the graphs are loaded
         check_memory(settings, bundles)
         for bundle in bundles:
             loading = run_apart(partial(self._load, bridge, bundle))
@@ -152,7 +154,10 @@ class Models:
 
     async def _load_changed(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
-        bundles, bridge = await self._step(_read, self._settings)
+        folders = await self._step(_folders, self._settings.bundle)
+        bundles = [await self._step(Bundle.load, folder) for folder in folders]
+        bridge = await self._step(_bridge, self._settings.bridge)
+        _check(self._settings, bundles, bridge)
         kept = {bundle.name: self.served[bundle.name] for bundle in bundles if self._serves(bundle, bridge)}
         changed = [bundle for bundle in bundles if bundle.name not in kept]
         check_memory(self._settings, changed, [model.bundle for model in self])
@@ -168,7 +173,7 @@ class Models:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(run_apart(partial(step, argument))), self._limit)
         except TimeoutError as error:
-            path = argument.path if isinstance(argument, Bundle) else self._settings.bundle
+            path = argument.path if isinstance(argument, Bundle) else argument
             raise SessionError(
                 f"{path} was not loaded and warmed up in {self._limit:g} s, the limit of three times stall_seconds; "
                 "try it with `python -m service --check`, or raise stall_seconds"
@@ -188,16 +193,14 @@ class Models:
                 raise BundleError(f"{bundle.path} changed while it was loaded; reload when the copy is complete")
 
 
-def _read(settings: Settings) -> tuple[list[Bundle], Bridge | None]:
-    """Return the bundles and the bridge, with all checked that needs no graph."""
-    bundles, bridge = [Bundle.load(folder) for folder in _folders(settings.bundle)], _bridge(settings.bridge)
+def _check(settings: Settings, bundles: list[Bundle], bridge: Bridge | None) -> None:
+    """Check what needs no graph: the names, and that the bridge fits. Raises OptionError, BridgeError."""
     _check_names(settings, [bundle.name for bundle in bundles])
     _check_bridge(bridge, bundles)
-    return bundles, bridge
 
 
 def _free(error: BaseException) -> None:
-    """Free the models that were loaded before an error: frames of its traceback hold them, and reference cycles."""
+    """Free the models that were loaded before an error, which frames of its traceback and reference cycles hold."""
     each: BaseException | None = error
     while each:
         traceback.clear_frames(each.__traceback__)

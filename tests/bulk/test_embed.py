@@ -201,13 +201,14 @@ def test_dimensions_that_are_not_there(bundle: Path, dimensions: int) -> None:
 
 def test_batches_hold_every_place_once_within_the_limit() -> None:
     lengths = {place: int(length) for place, length in enumerate(np.random.default_rng(0).integers(3, 40, 500))}
-    batches = list(_batches(lengths, 128))
+    batches = list(_batches(lengths, 128, 9999))
     assert sorted(place for batch in batches for place in batch) == sorted(lengths)
     assert all(len(batch) * max(lengths[place] for place in batch) <= 128 for batch in batches)
     padded = sum(len(batch) * max(lengths[place] for place in batch) for batch in batches)
     assert padded < 1.05 * sum(lengths.values())
-    assert list(_batches({0: 500, 1: 3}, 128)) == [[0], [1]]  # one that is too long runs alone
-    assert list(_batches({}, 128)) == []
+    assert list(_batches({0: 500, 1: 3}, 128, 9999)) == [[0], [1]]  # one that is too long runs alone
+    assert list(_batches({}, 128, 9999)) == []
+    assert list(_batches(dict.fromkeys(range(5), 3), 128, 2)) == [[0, 1], [2, 3], [4]]
 
 
 def test_distinct_texts_keep_their_order() -> None:

@@ -49,17 +49,27 @@ def url(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def scripted(answers: list[tuple[int, dict[str, str], bytes]]) -> Iterator[tuple[str, list[Any]]]:
+def scripted(
+    folder: Path, answers: list[tuple[int, dict[str, str], bytes]], health: int = 200, **facts: Any
+) -> Iterator[tuple[str, list[Any]]]:
     """The address of a server that gives these answers in turn, the last one again and again, and what it was sent."""
     asked: list[Any] = []
+    spec = Bundle.load(folder).spec
+    info = {"model_sha": spec.files["onnx/model.onnx"], "embedding_space": spec.space, "max_client_batch_size": 50}
+    info |= {"max_input_length": spec.max_tokens} | facts
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_GET(self) -> None:
+            self.answer(*((200, {}, json.dumps(info).encode()) if self.path.endswith("/info") else (health, {}, b"")))
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked.append((self.path, dict(self.headers), body))
-            status, headers, content = answers[min(len(asked), len(answers)) - 1]
+            self.answer(*answers[min(len(asked), len(answers)) - 1])
+
+        def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(content))}.items():
                 self.send_header(name, value)
@@ -98,7 +108,7 @@ def test_requests_are_of_the_class_bulk_and_of_one_space(folder: Path, url: str)
     Embed(folder, server=url, key=SecretStr(KEY)).embed(["a man", "two dogs"])
     counted = metrics(url)
     assert counted["cloze_request_seconds_count{priority=bulk,route=/embed}"] == 1
-    with scripted([(200, {"x-embedding-shape": "1,16"}, bytes(64))]) as (address, asked):
+    with scripted(folder, [(200, {"x-embedding-shape": "1,16"}, bytes(64))]) as (address, asked):
         Remote(address + "/models/tiny/", SecretStr(""), Bundle.load(folder)).embed(["a"])
     ((path, headers, body),) = asked
     assert path == "/models/tiny/embed"
@@ -107,15 +117,25 @@ def test_requests_are_of_the_class_bulk_and_of_one_space(folder: Path, url: str)
     assert body == {"inputs": ["a"], "truncate": True, "prompt_name": None, "normalize": False}
 
 
-def test_a_busy_server_is_asked_again(folder: Path) -> None:
-    wait = {"retry-after": "0"}
-    answers = [(429, wait, b""), (503, wait, b""), (200, {"x-embedding-shape": "1,16"}, bytes(64))]
-    with scripted(answers) as (address, asked):
+def test_a_busy_server_is_asked_again_after_the_time_that_it_gives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", pauses.append)
+    busy = [(429, {"retry-after": "7"}, b""), (503, {"retry-after": "3"}, b"")] * 10
+    with scripted(folder, [*busy, (200, {"x-embedding-shape": "1,16"}, bytes(64))]) as (address, asked):
         assert Embed(folder, server=address).embed(["a"]).errors == {}
-    assert len(asked) == 3
+    assert len(asked) == 21
+    assert pauses == [7, 3] * 10
 
 
-def test_a_text_that_is_refused_costs_no_other_its_vector(folder: Path, url: str) -> None:
+def test_no_request_has_more_texts_than_the_server_takes(folder: Path) -> None:
+    with scripted(folder, [(424, {}, b"")], max_client_batch_size=3) as (address, asked):
+        Embed(folder, server=address).embed([f"a {number}" for number in range(7)])
+    assert max(len(body["inputs"]) for _, _, body in asked) == 3
+
+
+def test_only_the_refused_text_has_no_vector(folder: Path, url: str) -> None:
     found = Embed(folder, server=url, key=SecretStr(KEY), normalize=False).embed(["a man", "the poison", "two dogs"])
     assert list(found.errors) == [1]
     assert "not finite" in found.errors[1]
@@ -125,20 +145,45 @@ def test_a_text_that_is_refused_costs_no_other_its_vector(folder: Path, url: str
 @pytest.mark.parametrize(
     ("status", "content", "message"),
     [
-        (401, b'{"error": "no API key was sent"}', "answered 401: no API key was sent; complete parts are kept"),
-        (412, b'{"error": "another space"}', "answered 412: another space; complete parts are kept"),
-        (200, b"[[1.0]]", "answered 200: OK; complete parts are kept"),
+        (
+            401,
+            b'{"error": "no API key was sent"}',
+            "answered 401: no API key was sent; correct this; complete parts are kept",
+        ),
+        (412, b'{"error": "another space"}', "answered 412: another space; correct this; complete parts are kept"),
+        (200, b"[[1.0]]", "answered 200: OK; correct this; complete parts are kept"),
     ],
 )
-def test_what_ends_the_job_says_so(folder: Path, status: int, content: bytes, message: str) -> None:
-    with scripted([(status, {}, content)]) as (address, _), pytest.raises(RemoteError, match=message):
+def test_a_fatal_response_is_reported(folder: Path, status: int, content: bytes, message: str) -> None:
+    with scripted(folder, [(status, {}, content)]) as (address, _), pytest.raises(RemoteError, match=message):
         Embed(folder, server=address).embed(["a"])
 
 
-def test_a_server_that_stays_away_ends_the_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "ATTEMPTS", 0)
+def test_a_model_that_fails_on_everything_ends_the_job(folder: Path) -> None:
+    """Rows that were recorded as failed would not be tried again."""
+    with (
+        scripted(folder, [(424, {}, b'{"error": "the GPU is lost"}')], health=503) as (address, asked),
+        pytest.raises(RemoteError, match="answered 424: the GPU is lost"),
+    ):
+        Embed(folder, server=address).embed(["a", "b"])
+    assert [len(body["inputs"]) for _, _, body in asked] == [2, 1]
+
+
+def test_an_unreachable_server_ends_the_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "LOST_ATTEMPTS", 0)
+    with scripted(folder, []) as (address, _):
+        embed = Embed(folder, server=address)
     with pytest.raises(RemoteError, match=r"cannot be reached .*start the same command again when it answers"):
-        Embed(folder, server="http://127.0.0.1:1").embed(["a"])
+        embed.embed(["a"])
+
+
+@pytest.mark.parametrize("facts", [{"model_sha": "0" * 64}, {"embedding_space": "0" * 16}, {"max_input_length": 20}])
+def test_another_graph_space_or_limit_is_refused(folder: Path, facts: dict[str, Any]) -> None:
+    with (
+        scripted(folder, [], **facts) as (address, _),
+        pytest.raises(OptionError, match="serves another model or graph than"),
+    ):
+        Embed(folder, server=address)
 
 
 def test_another_model_is_refused_before_the_work(
@@ -148,10 +193,15 @@ def test_another_model_is_refused_before_the_work(
     key.write_text(KEY)
     texts.write_text("a man\n")
     other = write_bundle(tmp_path / "other", seed=3)
+    both = write_bundle(
+        tmp_path / "both", None, ("fp32", "int8"), templates={"document": 'A man of "[X]" means [MASK].'}
+    )
     words = [str(texts), str(tmp_path / "out"), "--server", url, "--key-file", str(key), "--bundle"]
     for arguments, message in (
         ([*words, str(other)], "serves another model or graph than"),
         ([*words, str(folder), "--precision", "int8"], "tiny has no int8 graph, only fp32"),
+        ([*words, str(both), "--precision", "int8"], f"precision is int8, and {url} runs fp32; leave it out"),
+        ([*words[:2], "--key-file", str(key)], "key_file is the key of a server; give --server"),
         ([*words[:4], "--bundle", str(folder)], "/info answered 401: no API key was sent; send the header"),
         ([*words[:3], "http://127.0.0.1:1", "--bundle", str(folder)], "cannot be reached"),
         ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "none cannot be read; give a file that holds"),
@@ -164,6 +214,6 @@ def test_another_model_is_refused_before_the_work(
 
 
 def test_the_precision_is_that_of_the_server(folder: Path, url: str) -> None:
-    assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision() == "fp32"
+    assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision == "fp32"
     with pytest.raises(OptionError, match=r"answered 404: .*; give the address, and the key, of a service of Cloze"):
-        Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder)).precision()
+        Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder))
