@@ -46,8 +46,8 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     """Seconds of the steps after the first WARM ones, with Cloze's trainer."""
     from transformers import TrainerCallback
 
+    from training.loop.prepare import prepare
     from training.loop.processes import keep_memory
-    from training.loop.run import prepare
     from training.loop.trainer import ObjectiveTrainer, training_arguments
     from training.recipes.command import load_recipe
 

@@ -215,11 +215,14 @@ def _texts_of(path: Path) -> Iterator[str]:
     """
     if not path.exists():
         raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
-    for file in filter(Path.is_file, sorted(path.rglob("*")) if path.is_dir() else [path]):
+    files = (file for file in sorted(path.rglob("*")) if not file.name.startswith(".")) if path.is_dir() else [path]
+    for file in filter(Path.is_file, files):
         if file.suffix == ".parquet":
             yield from (text for _, record in read_records(file) for text in _strings(record))
             continue
         lines = _lines(file)
+        if ".json" in file.suffixes:
+            yield from _json_strings("".join(lines))
         for line in lines:
             yield from (line, *line.split("\t"), *_json_strings(line))
         if ".csv" in file.suffixes:
@@ -229,25 +232,27 @@ def _texts_of(path: Path) -> Iterator[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """In UTF-8, or in Latin-1 as some published sets are. Raises CorpusError if it is not text."""
+    """Read a text file in UTF-8, or in Latin-1 as some published sets are. Raises CorpusError if it is not text."""
     try:
         return list(read_lines(file))
     except CorpusError as error:
+        if not isinstance(error.__cause__, UnicodeDecodeError):
+            raise
         content = file.read_bytes()
-        if not isinstance(error.__cause__, UnicodeDecodeError) or b"\0" in content:
+        if b"\0" in content:
             raise CorpusError(f"--exclude {file} is not text; unpack it, or name other files") from error
-        return content.decode("latin-1").splitlines()
+        return content.decode("latin-1").splitlines(keepends=True)
 
 
 def _cells(lines: Sequence[str]) -> Iterator[str]:
-    """Of lines of a csv file; none after a line that is not of this format."""
+    """Yield the cells of a csv file's lines, until one that is not in this format."""
     with suppress(csv.Error):
         for cells in csv.reader(lines):
             yield from cells
 
 
 def _json_strings(line: str) -> list[str]:
-    """The strings of a JSON object; none of another line."""
+    """The strings in a JSON value; none of text that is not JSON."""
     try:
         return _strings(json.loads(line))
     except (ValueError, RecursionError):
@@ -255,15 +260,11 @@ def _json_strings(line: str) -> list[str]:
 
 
 def _strings(value: object) -> list[str]:
-    """The strings of an object and of what is in it; none of a value that is not an object."""
-    return [each for found in value.values() for each in _leaves(found)] if isinstance(value, dict) else []
-
-
-def _leaves(value: object) -> list[str]:
+    """The strings in objects and lists, at any depth."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for found in inner for each in _leaves(found)]
+    return [each for found in inner for each in _strings(found)]
 
 
 def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:

@@ -95,8 +95,8 @@ def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts, mach
         (
             "probes",
             "What it does not understand",
-            "How often a text that says the same is nearer than one that does not, ×100, and the mean cosine of the "
-            "latter.",
+            "Accuracy ×100: how often the text with the same meaning is nearer than the other text. The second figure "
+            "is the mean cosine with the other text.",
             [plain_table("probes", "Probes", scores)],
         ),
         (

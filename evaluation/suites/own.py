@@ -5,9 +5,9 @@ that is the threshold of the best F1 is chosen on the same pairs, so that F1 is 
 threshold. Of triplets: how often the anchor is closer to the positive than to the negative, where equal cosines count
 half, and the mean difference of the two cosines, the margin.
 
-Labelled texts are classified with scikit-learn. Accuracies are those of five stratified folds: logistic regression, and
-the five nearest neighbours by cosine. k-means has as many clusters as there are labels (as in MTEB, arXiv:2210.07316,
-section 3.2), and its figure is the V-measure.
+Labelled texts are classified with scikit-learn. Accuracies are those of five stratified folds: logistic regression on
+standardised vectors, and the five nearest neighbours by cosine. k-means has as many clusters as there are labels (as in
+MTEB, arXiv:2210.07316, section 3.2), and its figure is the V-measure.
 """
 
 from collections.abc import Sequence

@@ -122,11 +122,14 @@ def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path)
     data.mkdir()
     with (data / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["sentence1", "score"], *([text, "4.2"] for text in SENTENCES[0:900:5])])
-        csv.writer(file).writerows([f"a comment\n{text}", text] for text in SENTENCES[1:900:5])
+        for text in SENTENCES[1:900:5]:  # each on two lines of one cell
+            first, _, rest = text.partition(" ")
+            csv.writer(file).writerow([f"{first}\n{rest}", "4.2"])
     with gzip.open(data / "lines.txt.gz", "wt", encoding="utf-8") as packed:
         packed.write("\n".join(SENTENCES[2:900:5]))
     parquet.write_table(pa.table({"text": SENTENCES[3:900:5]}), data / "rows.parquet")
-    (data / "lists.jsonl").write_text("\n".join(json.dumps({"texts": [each]}) for each in SENTENCES[4:900:5]))
+    (data / "lists.json").write_text(json.dumps([{"texts": [each]} for each in SENTENCES[4:900:5]], indent=1))
+    (data / ".hidden").write_bytes(b"\0\xff")
     (data / "latin.neg").write_bytes("\n".join(f"{each} caf\xe9" for each in SENTENCES).encode("latin-1"))
     texts = made(tmp_path / "out", corpus, "--exclude", str(data))
     used = {sentence for each in texts for sentence in sources(each["text"])}
@@ -136,7 +139,7 @@ def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path)
 
 def test_latin_1_is_read(tmp_path: Path) -> None:
     (tmp_path / "set.pos").write_bytes("un caf\xe9 cr\xe8me\n".encode("latin-1"))
-    assert "un caf\xe9 cr\xe8me" in list(_texts_of(tmp_path))
+    assert "un caf\xe9 cr\xe8me\n" in list(_texts_of(tmp_path))
     (tmp_path / "set.zip").write_bytes(b"PK\x03\x04\x00\x00\xff")
     with pytest.raises(CorpusError, match=r"set\.zip is not text; unpack it, or name other files"):
         list(_texts_of(tmp_path))

@@ -152,7 +152,7 @@ def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 class WholeBatches(Sampler[int]):
-    """The order of another sampler without its last, short batch: that would be a smaller step of several parts."""
+    """Another sampler's order without the last, short batch: a smaller step where gradients are accumulated."""
 
     def __init__(self, sampler: EpochSampler, batch_size: int) -> None:
         self.sampler = sampler

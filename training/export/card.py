@@ -25,7 +25,6 @@ __all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "pr
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
 
-DENOISED: Final = ("denoised", "supervised")  # modes of PromptBERT
 MEASURED_LATER = ("scores", "parity", "graphs")
 
 PLACES: Final[dict[PoolingMode, str]] = {
@@ -178,7 +177,7 @@ def _shares(provenance: Provenance) -> str:
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
     served = _recipes(provenance)[0]
-    denoise = " --denoise" if config.denoising else " --no-denoise" if served.get("mode") in DENOISED else ""
+    denoise = " --denoise" if config.denoising else " --no-denoise" if served.get("mode") == "supervised" else ""
     period = ""
     if config.final_period != served.get("final_period", False):
         period = " --final-period" if config.final_period else " --no-final-period"

@@ -5,47 +5,33 @@
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
-import torch
 from accelerate.utils import broadcast_object_list
-from transformers import set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
-from transformers.utils.import_utils import is_torch_tf32_available
 
 from encoding.bundle import SEARCH_NAMES
-from encoding.errors import TemplateError
-from encoding.template import Template
 from evaluation.dev import DevData
-from training.data.corpus import Corpus, read_corpus
-from training.data.sampler import DistinctSampler
-from training.errors import CorpusError, RecipeError, RunError
+from training.data.corpus import Corpus
+from training.errors import RunError
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.dry_run import dry_run
+from training.loop.prepare import chooser_of, prepare
 from training.loop.processes import check_shared, console, keep_memory, processes, restarts_itself
 from training.loop.seeds import SeedRuns, parse_seeds
-from training.loop.trainable import Thaw, add_lora, first_layers, freeze_embeddings, merge_lora
+from training.loop.trainable import Thaw, first_layers, merge_lora
 from training.loop.trainer import DEV, HELD_OUT, ObjectiveTrainer, training_arguments
-from training.methods import OBJECTIVES
 from training.methods.held_out import HeldOut
 from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder
 from training.recipes.command import FitOptions, load_recipe
 from training.recipes.recipe import Recipe, to_toml
-from training.run_folder import Run, model_folder
+from training.run_folder import Run
 
-__all__ = ["fit", "prepare", "resume", "train"]
-
-HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
-HELD_OUT_PART: Final = 20  # one row in 20
-FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
+__all__ = ["fit", "resume", "train"]
 
 
 def train(recipe: Recipe, options: FitOptions, name: str) -> int:
@@ -107,7 +93,9 @@ def _fit_seeds(seeds: SeedRuns) -> int:
             console.print(f"{run.path} is finished")
             continue
         console.print(f"{run.path}:")
-        if not fit(seeds.recipe(seed), run, resume=run.recipe_file.is_file()):  # or asked to, at its last step
+        if not fit(
+            seeds.recipe(seed), run, resume=run.recipe_file.is_file()
+        ):  # Ctrl-C, also in the last step of a finished run
             console.print("stopped; continue with the same command")
             return 130
     if processes().is_main_process:
@@ -141,7 +129,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     run.check_text(corpus)
     checkpoint = _checkpoint(run, resume)
     objective.begin(chain(corpus.rows, corpus.held_out))
-    chooser = _chooser(corpus, dev, recipe)
+    chooser = chooser_of(corpus, dev, recipe)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
     evaluation = partial(_figures, dev=dev, held_out=HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None)
     trainer = ObjectiveTrainer(objective, corpus, arguments, evaluation if chooser else None, run.best)
@@ -150,7 +138,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     if recipe.frozen_layers and recipe.frozen_share < 1:
         trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
     began = time.monotonic()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
         return False
     trainer.load_best()
@@ -164,7 +152,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
         "dev_score": trainer.state.best_metric if dev else None,
         "held_out_loss": None if dev else trainer.state.best_metric,
         "before_training": next((entry[chooser] for entry in trainer.state.log_history if chooser in entry), None),
-        "loss": _mean_loss(trainer.state.log_history),
+        "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
     if group.is_main_process:
@@ -174,7 +162,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 
 
 def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
-    """Of all logged steps, those before a restart included; None if training ended before the first was logged."""
+    """Mean of the logged losses, those before a restart included; None if training ended before the first."""
     losses = [entry["loss"] for entry in log if "loss" in entry]
     return sum(losses) / len(losses) if losses else None
 
@@ -197,111 +185,6 @@ def _checkpoint(run: Run, resume: bool) -> Path | None:
     return found[0]
 
 
-def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
-    """Read the corpus and the dev data, then build the objective; its new weights depend on the seed."""
-    method = OBJECTIVES[recipe.method]
-    _check_devices(recipe)
-    for name in recipe.report_to:
-        if name != "none" and find_spec(name) is None:
-            package = "'cloze[report]'" if name == "tensorboard" else name
-            raise RecipeError(f"report_to has {name}, which is not installed: pip install {package}")
-    if (len(recipe.columns) or 1) not in method.columns:
-        counts = list(map(str, method.columns))
-        allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
-        raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
-    dev = DevData.load(recipe.dev) if recipe.dev else None
-    corpus = read_corpus(
-        recipe.corpus,
-        recipe.columns,
-        recipe.min_words,
-        recipe.max_words,
-        recipe.sentences,
-        recipe.seed,
-        recipe.next_sentences,
-        recipe.scored,
-    )
-    if len(corpus) < recipe.batch_size:
-        raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
-    _hold_out(corpus, recipe)
-    _check_weighted_files(corpus, recipe)
-    if getattr(recipe, "no_duplicates", False):
-        DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
-    if recipe.patience is not None and _chooser(corpus, dev, recipe) is None:
-        raise RecipeError(
-            f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
-            "remove patience"
-        )
-    console.print(f"corpus: {corpus}")
-    set_seed(recipe.seed)
-    encoder = SentenceEncoder.load(
-        model_folder(recipe.encoder),
-        template=recipe.template,
-        pooling=recipe.pooling,
-        final_period=recipe.final_period,
-        denoising=False,  # whatever the parent served; a method that serves it sets it
-    )
-    _keep_fitting_templates(encoder)
-    objective = method(encoder, recipe)
-    if recipe.compile:
-        objective.encoder.backbone.compile(dynamic=True)  # in place: the names of the weights do not change
-    if recipe.lora_rank:
-        add_lora(objective.encoder.backbone, recipe.lora_rank, recipe.lora_alpha)
-    if recipe.frozen_layers is not None:
-        freeze_embeddings(objective.encoder.backbone)
-        first_layers(objective.encoder.backbone, recipe.frozen_layers).requires_grad_(recipe.frozen_share < 1)
-    return corpus, dev, objective
-
-
-def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
-    """Leave out the parent's named templates that have no [MASK], or have one, where this pooling needs the other."""
-    kept = {}
-    for name, template in encoder.config.templates.items():
-        try:
-            Template.parse(template, encoder.config.pooling)
-        except TemplateError as error:
-            console.print(f"the parent's template {name!r} is left out: {error}")
-        else:
-            kept[name] = template
-    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))
-
-
-def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
-    """Take the rows that are not trained on out of the corpus. Raises RecipeError."""
-    most = len(corpus) - recipe.batch_size
-    count = recipe.held_out
-    if count is None:
-        count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
-        count = count if count >= FEWEST_HELD_OUT else 0
-        count -= count % recipe.batch_size if count > recipe.batch_size else 0  # whole batches are scored
-    elif count > most:
-        raise RecipeError(
-            f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
-            f"has to stay; write {max(0, most):,} at most"
-        )
-    least = 2 * processes().num_processes
-    if 0 < count < least:
-        raise RecipeError(f"held_out is {count} and a loss needs {least} rows or more; raise it, or write 0")
-    corpus.hold_out(count, recipe.seed)
-
-
-def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
-    """Raises CorpusError if a file that has a weight has no rows."""
-    left = set(corpus.files().tolist()) if recipe.weights else set()
-    for number, weight in enumerate(recipe.weights):
-        if weight and number not in left:
-            raise CorpusError(
-                f"{recipe.corpus[number]} has the weight {weight:g} and no sentence left to train on ({corpus}); write "
-                "0, or check sentences, min_words, max_words"
-            )
-
-
-def _chooser(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | None:
-    """The figure of the log that chooses a checkpoint; None if the last one is kept."""
-    if dev:
-        return DEV + dev.chooser(recipe.dev_choice)
-    return f"{HELD_OUT}loss" if corpus.held_out else None
-
-
 def _figures(
     objective: Objective, start: Mapping[str, float], dev: DevData | None, held_out: HeldOut | None
 ) -> dict[str, float]:
@@ -319,32 +202,6 @@ def _figures(
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
     return figures
-
-
-def _check_devices(recipe: Recipe) -> None:
-    count, devices = processes().num_processes, torch.cuda.device_count()
-    if count == 1 and devices > 1:
-        raise RecipeError(
-            f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
-            f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
-            "CUDA_VISIBLE_DEVICES=0"
-        )
-    parts = getattr(recipe, "accumulation_steps", 1)
-    if recipe.batch_size % (count * parts):
-        raise RecipeError(
-            f"batch_size is {recipe.batch_size} and is split among {count} processes"
-            f"{f', in {parts} parts each' if parts > 1 else ''}; write a multiple of {count * parts}"
-        )
-    if count > 1 and recipe.frozen_layers and recipe.frozen_share < 1:
-        raise RecipeError(
-            f"frozen_share is {recipe.frozen_share:g}, and {count} processes cannot thaw layers; write 1, or use one"
-        )
-    if recipe.precision == "tf32" and not is_torch_tf32_available():
-        raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
-    if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
-        raise RecipeError("compile is true, and on a CPU that needs a C++ compiler; install g++, or write false")
-    if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
 
 
 def _check_weights(objective: Objective) -> None:

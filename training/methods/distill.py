@@ -15,6 +15,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from encoding.bundle import Bundle, located
+from encoding.template import PoolingMode
 from evaluation.measures import units
 from training.data.corpus import Row
 from training.data.teacher_vectors import TeacherVectors
@@ -97,8 +99,7 @@ def _teacher(encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder
     """Raises RecipeError if the student cannot give its vectors."""
     assert recipe.teacher is not None
     source = model_folder(recipe.teacher)
-    own = saved_config(Path(source)) is not None or kind_of(source) == "bundle"
-    template, pooling = (None, None) if own else ("[X]", "mean")
+    template, pooling = _as_trained(source)
     teacher = SentenceEncoder.load(
         source, template=recipe.teacher_template or template, pooling=recipe.teacher_pooling or pooling
     )
@@ -108,6 +109,16 @@ def _teacher(encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder
             "choose a teacher of the same width, or cosine_weight = 0, or give its vectors as teacher_vectors"
         )
     return teacher.eval().requires_grad_(False)
+
+
+def _as_trained(teacher: str) -> tuple[str | None, PoolingMode | None]:
+    """Template and pooling of a teacher; None for those that its own configuration has."""
+    if saved_config(Path(teacher)) is not None:
+        return None, None
+    if kind_of(teacher) == "bundle":
+        spec = Bundle.load(located(teacher)).spec
+        return spec.template, spec.pooling
+    return "[X]", "mean"
 
 
 def _teacher_vectors(encoder: SentenceEncoder, recipe: DistillRecipe) -> TeacherVectors:

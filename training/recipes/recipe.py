@@ -117,7 +117,7 @@ class Recipe(BaseModel):
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="rows of the corpus to keep out of training; without dev, the checkpoint with the lowest loss on "
-        "them is chosen; 0: none; unset: whole batches of 5 % of the corpus, 1,000 rows at most, and none with dev",
+        "them is chosen; 0: none; unset: 5 % of the corpus, 1,000 rows at most, in whole batches, and none with dev",
     )
     eval_steps: Positive = Field(
         125, description="steps between evaluations on the dev data or the rows held out; the best weights are kept"

@@ -12,8 +12,7 @@ from recipes import load_recipe
 from encoding.errors import ClozeError
 from training.data.corpus import Corpus, read_corpus
 from training.errors import CorpusError
-from training.loop import run as loop
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.methods.simcse import SimCSE
 from training.run_folder import Run
 
@@ -77,7 +76,7 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
         monkeypatch.setattr(corpus, "files", lambda: files[corpus.rows.places])  # type: ignore[attr-defined]
         return corpus
 
-    monkeypatch.setattr(loop, "read_corpus", read_into_memory)
+    monkeypatch.setattr("training.loop.prepare.read_corpus", read_into_memory)
     fit(recipe, Run(tmp_path / "memory"))
     assert log(tmp_path / "disk") == log(tmp_path / "memory")
 

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 from numpy.typing import NDArray
 from onnx import ModelProto
+from recipes import load_recipe
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -34,6 +35,7 @@ from training.export import bundle as exporting
 from training.export.layers import Form
 from training.hub.prompted_transformer import PromptedTransformer
 from training.hub.sentence_transformer import saved_settings, write
+from training.methods import OBJECTIVES
 from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
@@ -296,6 +298,16 @@ def test_a_bundle_with_cls_pooling_needs_no_code_of_its_own(run: Path, tmp_path:
     expected = units(GraphEncoder.of(Bundle.load(tmp_path / "bundle"), "fp32").embed(TEXTS))
     found = SentenceTransformer(str(tmp_path / "bundle"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_it_teaches_with_its_own_template_and_pooling(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
+    encoder(run / "model", template="[X]", pooling="cls").save(run / "model")
+    export.main([str(run), str(tmp_path / "bundle"), "--sentence-transformers"])
+    keys = {"encoder": [str(tiny_bert)], "corpus": ["unused.txt"], "batch_size": ["4"], "max_tokens": ["64"]}
+    recipe = load_recipe("distill", keys | {"teacher": [str(tmp_path / "bundle")]})
+    student = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    objective = OBJECTIVES["distill"](student, recipe)
+    assert objective._teacher[0].config.pooling == "cls"
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from test_lora import LINEARS, backbone
 
 from training.errors import RecipeError
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.loop.trainable import first_layers, freeze_embeddings
 from training.run_folder import Run
 

@@ -18,8 +18,7 @@ from two_processes import in_two
 from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
 from training.fit import main
-from training.loop import run as loop
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods.mlm import MLM
 from training.run_folder import Run
@@ -280,7 +279,7 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
 
 def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"precision": ["tf32"]})
-    monkeypatch.setattr(loop, "is_torch_tf32_available", lambda: False)
+    monkeypatch.setattr("training.loop.prepare.is_torch_tf32_available", lambda: False)
     with pytest.raises(RecipeError, match="precision is 'tf32', which needs an NVIDIA GPU"):
         fit(recipe, Run(tmp_path / "run"))
 
@@ -288,7 +287,7 @@ def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch:
 def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"compile": ["true"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(loop.shutil, "which", lambda program: None)
+    monkeypatch.setattr("training.loop.prepare.shutil.which", lambda program: None)
     with pytest.raises(RecipeError, match="on a CPU that needs a C"):
         fit(recipe, Run(tmp_path / "run"))
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from training.errors import RecipeError
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.loop.trainable import add_lora, merge_lora
 from training.model.encoder import SentenceEncoder
 from training.run_folder import Run

@@ -39,7 +39,7 @@ def test_tensorboard_is_written_where_it_is_asked_for(
 def test_a_missing_package_is_refused_before_work(
     package: str, install: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.loop.run.find_spec", lambda name: None)
+    monkeypatch.setattr("training.loop.prepare.find_spec", lambda name: None)
     recipe = load_recipe("simcse", words | {"report_to": [package], "encoder": ["no/such"]})
     with pytest.raises(ClozeError, match=f"report_to has {package}, which is not installed: pip install {install}"):
         fit(recipe, Run(tmp_path / "run"))

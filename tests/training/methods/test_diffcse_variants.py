@@ -17,7 +17,7 @@ from training.data.corpus import read_corpus
 from training.errors import EncoderError
 from training.fit import main
 from training.loop.gradient_cache import backward_in_chunks
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.methods.diffcse import DiffCSE
 from training.methods.edits import Edited
 from training.methods.losses import corrected_words, edit_detection, info_nce

@@ -11,7 +11,7 @@ from recipes import load_recipe
 
 from encoding.errors import ClozeError
 from training.errors import EncoderError, RecipeError
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.methods.losses import info_nce
 from training.methods.promptbert import PromptBERT
 from training.model.encoder import SentenceEncoder

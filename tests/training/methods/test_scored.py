@@ -19,7 +19,7 @@ from torch import Tensor
 
 from encoding.command import run as run_command
 from training.fit import main
-from training.loop import run as loop
+from training.loop.prepare import prepare
 from training.methods.losses import PAIR_SIMILARITIES, angle_similarity, cosent
 from training.methods.scored import Scored
 
@@ -162,7 +162,7 @@ def keys(corpus: Path, encoder: Path, **more: object) -> dict[str, object]:
 def test_a_score_may_be_a_number_or_a_text(ending: str, tiny_bert: Path, tmp_path: Path) -> None:
     path = write(tmp_path / f"pairs{ending}", pairs())
     recipe = load_recipe("scored", keys(path, tiny_bert, min_words=3))
-    corpus, _, _ = loop.prepare(recipe)
+    corpus, _, _ = prepare(recipe)
     assert [(first, second, float(score)) for first, second, score in corpus.rows] == pairs()
 
 

@@ -14,7 +14,7 @@ from encoding.errors import ClozeError
 from training.data.corpus import Corpus
 from training.errors import CorpusError
 from training.fit import main
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.loop.trainer import ObjectiveTrainer, training_arguments
 from training.methods import OBJECTIVES
 from training.methods.losses import SELF_GUIDED

@@ -20,7 +20,7 @@ from service.bulk.embed import Embed
 from service.bulk.output import Output
 from training.data.teacher_vectors import TeacherVectors
 from training.errors import CorpusError, RecipeError
-from training.loop.run import prepare
+from training.loop.prepare import prepare
 from training.methods.distill import Distill
 from training.model.encoder import SentenceEncoder
 
