@@ -37,6 +37,8 @@ class Remote:
 
         Raises OptionError where it does not answer, or serves another graph than one of the bundle's.
         """
+        if not url.startswith(("http://", "https://")):
+            raise OptionError(f"server is {url!r:.200}, which is not a URL; write http://HOST:PORT")
         self.url = url.rstrip("/")
         self._dimension = bundle.spec.dimension
         self._options = {"truncate": True, "normalize": False, "prompt_name": prompt_name}

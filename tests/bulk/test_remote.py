@@ -204,6 +204,10 @@ def test_another_model_is_refused_before_the_work(
         ([*words[:2], "--key-file", str(key)], "key_file is the key of a server; give --server"),
         ([*words[:4], "--bundle", str(folder)], "/info answered 401: no API key was sent; send the header"),
         ([*words[:3], "http://127.0.0.1:1", "--bundle", str(folder)], "cannot be reached"),
+        (
+            [*words[:3], "127.0.0.1:8080", "--bundle", str(folder)],
+            "'127.0.0.1:8080', which is not a URL; write http://",
+        ),
         ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "none cannot be read; give a file that holds"),
     ):
         assert main(arguments) == 2
