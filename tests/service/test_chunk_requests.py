@@ -94,7 +94,7 @@ async def test_a_mean_may_be_bytes(both: httpx.AsyncClient) -> None:
 
 
 async def test_a_long_run_of_blanks_takes_no_time(client: MakeClient) -> None:
-    """A search for the ends of sentences that looks at each blank anew would take hours."""
+    """A search for the ends of sentences that looks at each blank anew would take most of an hour."""
     async with client() as http:
         found = await ask(http, inputs="two" + " " * 990_000 + "dogs", chunk={})
         assert [(chunk["start"], chunk["stop"]) for chunk in found[0]] == [(0, 990_007)]
