@@ -9,6 +9,7 @@ import json
 import re
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import ValidationError
@@ -23,7 +24,7 @@ from pydantic_settings import (
 
 from encoding.errors import OptionError
 
-__all__ = ["Command", "Options", "flag"]
+__all__ = ["Command", "Options", "flag", "key_of"]
 
 METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
 
@@ -154,3 +155,14 @@ def _parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namesp
         if isinstance(value, list):
             setattr(found, name, json.dumps(value))
     return found
+
+
+def key_of(file: Path) -> str:
+    """The API key in a file. Raises OptionError."""
+    try:
+        words = file.read_text(encoding="utf-8-sig").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
+    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
+        raise OptionError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
+    return words[0]

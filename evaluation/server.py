@@ -5,7 +5,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from training.errors import ServerError
 
-__all__ = ["ServerEncoder", "key_of"]
+__all__ = ["ServerEncoder"]
 
 BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
@@ -134,17 +133,6 @@ class ServerEncoder:
             return response.json()
         except ValueError as error:
             raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
-
-
-def key_of(file: Path) -> str:
-    """The API key in a file. Raises ServerError."""
-    try:
-        words = file.read_text(encoding="utf-8-sig").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
-    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
-        raise ServerError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
-    return words[0]
 
 
 def _pause(response: httpx.Response, attempt: int) -> float:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import track
 
 from encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle
-from encoding.options import flag
+from encoding.options import flag, key_of
 from evaluation.options import ModelOptions, ScoringOptions
-from evaluation.server import ServerEncoder, key_of
+from evaluation.server import ServerEncoder
 from evaluation.task import Follow, Subject
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder, saved_config, weights_digest

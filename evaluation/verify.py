@@ -26,11 +26,10 @@ from rich.table import Table
 from encoding.bundle import SPEC_FILE, Bundle, located
 from encoding.command import program, run
 from encoding.errors import TemplateError
-from encoding.options import Command
+from encoding.options import Command, key_of
 from encoding.template import TEXT, Template
 from encoding.text import TextEncoder
 from evaluation.measures import Embed, cosines, units
-from evaluation.server import key_of
 from training.errors import EncoderError, ServerError
 from training.model.graph_encoder import GraphEncoder
 

@@ -13,12 +13,12 @@ from harness import Process
 from tiny_bundle import write_bundle
 
 from encoding.command import run
+from encoding.errors import OptionError
 from evaluation import command as evaluate
 from evaluation.command import EvaluateOptions
 from evaluation.measures import units as unit
 from evaluation.server import ATTEMPTS
 from evaluation.subjects import subjects
-from training.errors import ServerError
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
 
@@ -149,10 +149,10 @@ def test_a_key_that_cannot_be_read_is_named(service: str, tmp_path: Path) -> Non
     several = tmp_path / "keys"
     several.write_text("first secret-1\n", encoding="utf-8")
     with pytest.raises(
-        ServerError, match=r"--key-file .*keys has to hold one API key of ASCII characters, and nothing else"
+        OptionError, match=r"--key-file .*keys has to hold one API key of ASCII characters, and nothing else"
     ):
         next(subjects(service, EvaluateOptions.read([service, "--key-file", str(several)], "p")))
-    with pytest.raises(ServerError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
+    with pytest.raises(OptionError, match=r"--key-file .*none cannot be read .* give a file that holds the API key"):
         next(subjects(service, EvaluateOptions.read([service, "--key-file", str(tmp_path / "none")], "p")))
 
 

@@ -14,7 +14,7 @@ from pydantic_settings import CliPositionalArg
 from encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
 from encoding.command import program, run
 from encoding.errors import OptionError
-from encoding.options import Command
+from encoding.options import Command, key_of
 from encoding.text import TOKENIZER_FILES
 from service.settings import PrecisionChoice
 
@@ -221,16 +221,7 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
 
 
 def _key(options: BulkCommand) -> SecretStr:
-    """Return the key in the file. Raises OptionError."""
-    if options.key_file is None:
-        return SecretStr("")
-    try:
-        words = options.key_file.read_text(encoding="utf-8-sig").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"key_file {options.key_file} cannot be read; give a file that holds the API key") from error
-    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
-        raise OptionError(f"key_file {options.key_file} has to hold one API key of ASCII characters, and nothing else")
-    return SecretStr(words[0])
+    return SecretStr(key_of(options.key_file) if options.key_file else "")
 
 
 def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:

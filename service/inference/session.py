@@ -100,7 +100,7 @@ class Session:
             dimension = bundle.spec.dimension
             sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
             if sessions:
-                chosen = sessions[0] if len(sessions) == 1 else _fastest(sessions, bundle)
+                chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
                 _check_canaries(chosen, bundle)
                 return chosen
         raise SessionError(
@@ -170,7 +170,8 @@ def fastest(
     return chosen
 
 
-def _fastest(sessions: Sequence[Session], bundle: Bundle) -> Session:
+def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
+    """Return the fastest session. Raises SessionError where a graph fails."""
     try:
         return fastest(sessions, bundle.text_encoder, bundle.name)
     except BackendFailed as error:

@@ -208,7 +208,7 @@ def test_another_model_is_refused_before_the_work(
             [*words[:3], "127.0.0.1:8080", "--bundle", str(folder)],
             "'127.0.0.1:8080', which is not a URL; write http://",
         ),
-        ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "none cannot be read; give a file that holds"),
+        ([*words[:5], str(tmp_path / "none"), "--bundle", str(folder)], "give a file that holds the API key"),
     ):
         assert main(arguments) == 2
         err = capsys.readouterr().err
