@@ -378,7 +378,7 @@ def _of_library(path: Path) -> Reference:
         model = library.SentenceTransformer(str(path), device="cpu")
     transformer, pooling, *rest = model
     prompts: dict[str, str | None] = {"": None} | {
-        f"with the prompt {name}": text for name, text in model.prompts.items()
+        f"with the prompt {name}": text for name, text in model.prompts.items() if text
     }
     if model.default_prompt_name:
         prompts["without its prompt"] = ""

@@ -1,9 +1,12 @@
-"""A recipe, a run and a bundle that version 0.2 wrote: every later version reads them and gives the same vectors.
+"""Runs, their recipes and a bundle that version 0.2 wrote: every later version reads them and gives the same vectors.
 
-tests/fixtures has them: PromptBERT for four steps on the sentences of conftest.py and their random BERT, exported in
-fp32 and int8. They are not to be written again; a new format gets new ones beside them.
+tests/fixtures has them: `run` is PromptBERT for four steps on the sentences of conftest.py and their random BERT,
+`bundle` its export in fp32 and int8, and `stopped` a run from its model that was killed after step 3, with the
+checkpoint of step 2. They are not to be written again; a new format gets new ones beside them.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import httpx
@@ -17,6 +20,7 @@ from service.app import create_app
 from service.settings import Settings
 from training.average import main as average
 from training.export.__main__ import main as export
+from training.fit import main as fit
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.recipes.command import load_recipe
@@ -42,6 +46,18 @@ def test_the_run_has_the_vectors_that_were_exported_from_it(tmp_path: Path) -> N
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.spec.weights == Bundle.load(BUNDLE).spec.weights
     np.testing.assert_allclose(GraphEncoder.of(bundle, "fp32").embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
+
+
+def test_the_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(FIXTURES / "stopped", tmp_path / "stopped")
+    (tmp_path / "stopped" / "texts.txt").rename(tmp_path / "texts.txt")
+    shutil.copytree(RUN / "model", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    assert fit(["--resume", "stopped"]) == 0
+    lines = [json.loads(line) for line in Path("stopped/log.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    expected = {1: 5.376583, 2: 9.530120, 3: 6.700755, 4: 8.048310}  # of version 0.2, resumed and not interrupted
+    assert losses == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_run_is_averaged(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from evaluation.sts import (
     average,
     find_downstream,
     load_pairs,
+    load_semeval,
     load_tasks,
     spearman,
     sts_dev,
@@ -104,6 +105,30 @@ def test_what_is_no_pair_is_named(tmp_path: Path, name: str, content: str, messa
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(CorpusError, match=message):
         load_pairs(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "gold", "message"),
+    [
+        ("a\tb\nc\td\n", "1\n1\n", r"STS\.gs\.es\.txt has fewer than two different scores"),
+        ("a\tb\nc\td\n", None, r"STS\.gs\.es\.txt is missing; it has the scores of STS\.input\.es\.txt"),
+        ("a\tb\nc\td\n", "1\n", r"STS\.gs\.es\.txt has 1 lines, .*STS\.input\.es\.txt has 2"),
+        ("a\tb\nc\n", "1\n2\n", r"STS\.input\.es\.txt, line 2 is not two tab-separated sentences"),
+        ("a\tb\nc\td\n", "1\ninf\n", r"STS\.input\.es\.txt, line 2 is not two .* with a finite score"),
+    ],
+)
+def test_a_broken_set_of_semeval_is_named(inputs: str, gold: str | None, message: str, tmp_path: Path) -> None:
+    (tmp_path / "STS.input.es.txt").write_text(inputs, encoding="utf-8")
+    if gold is not None:
+        (tmp_path / "STS.gs.es.txt").write_text(gold, encoding="utf-8")
+    with pytest.raises(CorpusError, match=message):
+        load_semeval(tmp_path)
+
+
+def test_blank_scores_mark_lines_of_semeval_that_are_not_used(tmp_path: Path) -> None:
+    (tmp_path / "STS.input.es.txt").write_text("a\tb\nc\td\ne\tf\n", encoding="utf-8")
+    (tmp_path / "STS.gs.es.txt").write_text("1\n\n2.5\n\n", encoding="utf-8")  # and a blank line at the end
+    assert load_semeval(tmp_path) == {"es": Pairs(["a", "e"], ["b", "f"], [1.0, 2.5])}
 
 
 def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:

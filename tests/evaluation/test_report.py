@@ -1,8 +1,10 @@
 """The report: published rows, escaped texts, valid pages, and a browser that shows it in light and dark."""
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from evaluation.report.tables import baseline_table, published
 from evaluation.report.write import build_report, write_report
 from evaluation.sts import Pairs
 from evaluation.suites.maps import PairMapTask, WordMapTask, kinds_of
+from evaluation.suites.neighbours import NeighbourTask
 from evaluation.suites.space import SpaceTask
 from evaluation.tables import figures, machine_note, machines
 from evaluation.task import Score, Subject, measured
@@ -34,7 +37,10 @@ def some_scores() -> dict[str, list[Score]]:
     found = [measured("sts", "<i>mine</i> | $y$", "spearman", "spearman", gold, gold, counts={"pairs": 6})]
     sets = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
     found += [measured("sts", name, "spearman", "spearman", gold, gold, counts={"pairs": 6}) for name in sets]
-    found += SpaceTask("STS-B", Pairs(left, right, gold)).run(numbers())
+    found += SpaceTask("STS-B", Pairs(left, [*right[:-1], left[-1]], gold)).run(numbers())
+    nearest = NeighbourTask("STS-B", Pairs(left, [*right[:-1], left[-1]], gold)).run(numbers())
+    nearest[0].details["examples"][0]["query"] = "<b>"  # of two: a pair in both directions
+    found += nearest
     found += PairMapTask("STS-B dev", list(zip(left[:3], right[:3], strict=True)), [(left[3], right[3])]).run(numbers())
     for layer in range(3):
         for pooling in ("mean", "cls", "max"):
@@ -105,6 +111,16 @@ def test_texts_are_escaped_in_every_form(report: Path) -> None:
     content = json.loads((report / "report.json").read_text(encoding="utf-8"))
     assert content["results"][0]["model"] == MODEL
     assert content["results"][0]["task"] == "<i>mine</i> | $y$"
+
+
+def test_nearest_sentences_are_shown_with_the_one_that_people_chose(report: Path) -> None:
+    page, markdown = ((report / f"report.{form}").read_text(encoding="utf-8") for form in ("html", "md"))
+    assert f"<h3>Nearest sentences: {escape(MODEL)}</h3>" in page
+    assert page.count("<article>") == 4  # of two models
+    assert re.search(
+        r"<article><h4>&lt;b&gt;</h4><ol><li>1\.00  [^<]*  ✓</li>(<li>\S+  [^<]*</li>){2}</ol></article>", page
+    )
+    assert re.search(r"\*\*\\<b\\>\*\*\n\n1\. \S+ .* ✓\n2\. .*\n3\. ", markdown)
 
 
 def test_every_figure_has_a_name_and_the_colours_of_the_page() -> None:

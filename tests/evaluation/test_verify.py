@@ -1,8 +1,9 @@
 """cloze verify: servers that give a model's vectors, and servers that pool, truncate or prompt in another way."""
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,15 +22,20 @@ from tiny_bundle import write_bundle
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
 
+from encoding.bundle import Bundle
 from encoding.command import run
-from evaluation.verify import Check, Server, checks, main, reference_of
+from encoding.text import TextEncoder
+from evaluation.verify import Check, Reference, Server, checks, main, reference_of
 from service.app import create_app
 from service.settings import Settings
+from training.errors import ServerError
+from training.model.graph_encoder import GraphEncoder
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 130, "initializer_range": 0.2,
 }  # fmt: skip
+BUNDLE = Path(__file__).parents[1] / "fixtures" / "bundle"
 KEY = "a-key-of-a-test-0123"
 
 
@@ -232,6 +238,114 @@ def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_
     assert "largest difference of a component" in rows["the same in any batch"].found
 
 
+class Asked:
+    """A server of one route, whose answers are what a function makes of the texts."""
+
+    def __init__(self, answer: Callable[[list[str]], Any]) -> None:
+        self._answer = answer
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        found = self._answer(json.loads(request.content)["inputs"])
+        return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
+
+    def checked(self, reference: Reference) -> dict[str, Check]:
+        with httpx.Client(base_url="http://server", transport=httpx.MockTransport(self)) as client:
+            return {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.999)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"error": "no model"}, "did not answer with vectors; choose another --api"),
+        ([[0.6, 0.8]], r"answered 2 texts with an array of shape \(1, 2\)"),
+        ([[0.6, None], [1, 0]], "did not answer with vectors|array of shape"),
+        ([1, 0], r"answered 2 texts with an array of shape \(2,\)"),
+    ],
+)
+def test_an_answer_without_a_vector_for_each_text_is_an_error(answer: object, message: str) -> None:
+    transport = httpx.MockTransport(Asked(lambda _: answer))
+    with (
+        httpx.Client(base_url="http://server", transport=transport) as client,
+        pytest.raises(ServerError, match=message),
+    ):
+        Server(client, "tei", "/embed", "").embed(["a man", "two dogs"])
+
+
+def test_texts_that_a_server_refuses_or_alters_are_named() -> None:
+    """It refuses an emoji and a special token, leaves capitals out, and reads only the end of a long text."""
+    reference = reference_of(BUNDLE)
+
+    def answer(texts: list[str]) -> object:
+        if refused := [text for text in texts if "🎸" in text or "[MASK]" in text]:
+            return httpx.Response(422, text=f"not taken: {refused[0][:12]}")
+        return reference.embed(
+            ["" if text.isupper() else text[-40:] if len(text) > 1000 else text for text in texts]
+        ).tolist()
+
+    rows = Asked(answer).checked(reference)
+    assert rows["vectors"].agrees
+    assert rows["unusual texts"].agrees is False
+    assert re.fullmatch(
+        r"capitals: cosine -?0\.\d+; an emoji: http://server/embed answered 422: not taken: A guitar 🎸 f",
+        rows["unusual texts"].found,
+    )
+    assert rows["[MASK] in a text"].agrees is False
+    assert rows["[MASK] in a text"].found.startswith("is refused: ")
+    assert rows["a long text"].agrees is False
+    assert rows["a long text"].found.endswith("it is truncated at another place")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "agrees", "found"),
+    [(32, False, "is truncated to 32 tokens"), (64, True, "is truncated where the model")],
+)
+def test_the_limit_of_tokens_that_a_server_has_for_a_bundle_is_found(tokens: int, agrees: bool, found: str) -> None:
+    """The bundle has 64."""
+    bundle = Bundle.load(BUNDLE)
+    truncating = TextEncoder.load(BUNDLE, bundle.text_encoder.template, tokens)
+    whole = GraphEncoder.of(bundle, "fp32")
+    truncated = whole.within(truncating)
+    rows = Asked(
+        lambda texts: [(truncated if len(text) > 1000 else whole).embed([text])[0].tolist() for text in texts]
+    ).checked(reference_of(BUNDLE))
+    assert rows["vectors"].agrees
+    assert rows["a long text"].agrees is agrees
+    assert rows["a long text"].found.startswith(found)
+
+
+def test_a_special_token_may_be_read_in_another_way() -> None:
+    reference = reference_of(BUNDLE)
+    rows = Asked(lambda texts: reference.embed([text.replace("[MASK]", "") for text in texts]).tolist()).checked(
+        reference
+    )
+    assert rows["[MASK] in a text"].agrees is None
+    assert "is read in another way, as words or as the token" in rows["[MASK] in a text"].found
+
+
+def test_vectors_that_the_model_would_normalise_are_seen(model: Path) -> None:
+    reference = reference_of(model)
+    rows = Asked(lambda texts: (2 * reference.embed(texts)).tolist()).checked(reference)
+    assert rows["vectors"].agrees
+    assert rows["length 1"] == Check("length 1", False, "lengths of 2 to 2, and the model normalises")
+
+
+def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path, tmp_path: Path) -> None:
+    """Without its Dense the model has another dimension than the server, so this variant is passed over."""
+    transformer, pooling, _, normalize = SentenceTransformer(str(model), device="cpu")
+    set_seed(1)
+    prompted = SentenceTransformer(
+        modules=[transformer, pooling, Dense(32, 16), normalize], device="cpu", prompts={"query": "find: "},
+        default_prompt_name="query",
+    )  # fmt: skip
+    prompted.save(str(tmp_path / "own"), create_model_card=False)
+    rows = Asked(lambda texts: prompted.encode(texts, prompt="", show_progress_bar=False).tolist()).checked(
+        reference_of(tmp_path / "own")
+    )
+    assert rows["what it gives instead"].found.startswith("the model without its prompt (least cosine 1.0")
+    rows = Asked(lambda texts: np.ones((len(texts), 16)).tolist()).checked(reference_of(tmp_path / "own"))
+    assert rows["what it gives instead"].found.startswith("none of the variants that are known")
+
+
 def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A refusal of a long text that looks like markup of the table."""
     bundle = write_bundle(tmp_path / "tiny", template="[X]", pooling="cls")
@@ -266,6 +380,7 @@ def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[
         (["http://127.0.0.1:9", "{tiny}"], "cannot be reached"),
         (["http://127.0.0.1:9", "{tiny}", "--api", "tei"], "cannot be reached"),
         (["nowhere", "{tiny}"], "nowhere"),
+        (["http://server:port", "{tiny}"], "is not an address"),
         (["http://127.0.0.1:9", "{empty}"], "is neither a bundle nor a sentence-transformers model"),
         (["http://127.0.0.1:9", "{tiny}", "--least-cosine", "2"], "--least-cosine"),
         (["http://127.0.0.1:9", "{tiny}", "--key-file", "{empty}/key"], "cannot be read"),
