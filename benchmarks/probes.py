@@ -1,29 +1,41 @@
 """Measure what models do not understand: the accuracies of the suite `probes`, with intervals, side by side.
 
     python -m benchmarks.probes MODEL ... --data DATA
+    python -m benchmarks.probes --data DATA --triplets FILE
 
 A sentence-transformers folder is scored as `[X]` with mean pooling, as all-MiniLM-L6-v2 was trained. The command adds
-its figures to benchmarks/results/probes.json and prints all of them as a table.
+its figures to benchmarks/results/probes.json and prints all of them as a table. With `--triplets`, it writes triplets
+to train on instead, which the rules TRAINED make of sentences that no probe has.
 """
 
 import argparse
+import csv
 import json
+import random
 from pathlib import Path
 from typing import Final
 
 from encoding.bundle import SPEC_FILE
 from evaluation.options import ModelOptions
 from evaluation.subjects import subjects
-from evaluation.suites.probes import FAR, PROBES, tasks
+from evaluation.suites.probes import FAR, PROBES, make_probes, tasks
+from training.data.corpus import read_lines
 
 RESULTS: Final = Path(__file__).parent / "results" / "probes.json"
+TRAINED: Final = ("negation", "numbers", "word order")  # the others show whether what is learnt goes further
+TRIPLETS: Final = 2500  # of each, at most
+EVERY: Final = 4  # one sentence in so many is taken
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--triplets", type=Path)
     options = parser.parse_args()
+    if options.triplets:
+        write_triplets(options.data, options.triplets)
+        return
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     probes = tasks(options.data, [])
     for path in options.models:
@@ -46,6 +58,19 @@ def main() -> None:
             for row in (each[probe] for each in known.values())
         ]
         print(f"| {probe} | {' | '.join(cells)} |")
+
+
+def write_triplets(data: Path, out: Path) -> None:
+    """Write a csv file with the columns sent0, sent1 and hard_neg."""
+    sentences = [line.strip() for file in sorted((data / "corpus").glob("*.txt")) for line in read_lines(file)]
+    scored = {text for triplets in make_probes(sentences).values() for triplet in triplets for text in triplet}
+    left = [sentence for sentence in dict.fromkeys(sentences[::EVERY]) if sentence not in scored]
+    made = make_probes(left, items=TRIPLETS, seed=1)
+    triplets = [triplet for name in TRAINED for triplet in made[name]]
+    random.Random(0).shuffle(triplets)
+    with out.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("sent0", "sent1", "hard_neg"), *triplets])
+    print(f"{out}: {len(triplets)} triplets, of {', '.join(f'{name} {len(made[name])}' for name in TRAINED)}")
 
 
 if __name__ == "__main__":

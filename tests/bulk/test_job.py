@@ -1,19 +1,16 @@
-"""Whole jobs under Ray: the command, its exit statuses, and processes that are killed at any moment."""
+"""Whole jobs under Ray: the command, its exit statuses and what it says."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import PATIENCE, ROOT, wait_until
+from harness import PATIENCE, wait_until
+from jobs import PARTS, PER_FILE, check_same, command, complete, let, run, start, vectors
 from live import metrics, served
 
 from service.app import create_app
@@ -21,92 +18,6 @@ from service.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 pytest.importorskip("ray")
-
-ROWS = 1500
-PER_FILE = 50
-PARTS = ROWS // PER_FILE
-MOMENTS = (0, PARTS // 3, PARTS - 5)  # complete parts when a process is killed
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.txt"
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    path.write_text("".join(f"man {' '.join(letters[int(digit)] for digit in str(row))}\n" for row in range(ROWS)))
-    return path
-
-
-def command(source: Path, out: Path, bundle: Path, *options: str, module: str = "service.bulk") -> list[str]:
-    words = [str(source), str(out), "--bundle", str(bundle), "--rows-per-file", str(PER_FILE), "--precision", "fp32"]
-    return [sys.executable, "-m", module, *words, *options]
-
-
-def run(source: Path, out: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(source, out, bundle, *options), capture_output=True, text=True, timeout=PATIENCE)
-
-
-def start(source: Path, out: Path, bundle: Path, parts: int, *options: str) -> subprocess.Popen[bytes]:
-    """Start a job that completes so many parts, and waits before it completes more."""
-    let(out, parts)
-    words = command(source, out, bundle, *options, module="gated")
-    path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
-    environ = os.environ | {"PYTHONPATH": path}
-    return subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def let(out: Path, parts: int) -> None:
-    """Let so many parts be completed in all; tests/bulk/gated.py waits for that."""
-    folder = Path(f"{out}.gate")
-    folder.mkdir(exist_ok=True)
-    new = folder / "new"
-    new.write_text(str(parts))
-    new.rename(folder / "let")
-
-
-def complete(out: Path) -> int:
-    return len(list(out.glob("vectors/**/*.parquet")))
-
-
-def vectors(out: Path) -> pa.Table:
-    """All rows, by id; no id may be there twice."""
-    table = pq.read_table(out / "vectors").sort_by("id")
-    ids = table.column("id").to_pylist()
-    assert len(ids) == len(set(ids))
-    return table
-
-
-def check_same(out: Path, undisturbed: pa.Table) -> None:
-    found = vectors(out)
-    assert found.column("id") == undisturbed.column("id")
-    left, right = (np.stack(table.column("embedding").to_pylist()) for table in (found, undisturbed))
-    np.testing.assert_allclose(left, right, atol=1e-6)
-    assert not list(out.rglob("*.partial"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(texts: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    out = tmp_path_factory.mktemp("whole") / "out"
-    found = run(texts, out, bundle)
-    assert (found.returncode, complete(out)) == (0, PARTS), found.stderr
-    assert re.search(rf"embedded {ROWS} rows with \d+ tokens \(0 truncated\) in .*; starting Ray and ", found.stdout)
-    assert re.search(rf"100%\|.*\| {ROWS}/{ROWS} rows \[.* left, +[\d.]+ rows/s\]$", found.stderr.rstrip())
-    assert len(vectors(out)) == ROWS
-    return vectors(out)
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_driver_goes_on_where_it_was(
-    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
-) -> None:
-    out = tmp_path / "out"
-    with start(texts, out, bundle, moment) as process:
-        wait_until(lambda: (out / "job.json").exists() and complete(out) == moment)
-        process.kill()
-    found = run(texts, out, bundle)  # at once, while the workers of the first driver end
-    assert found.returncode == 0, found.stderr
-    if moment:
-        assert f"{moment * PER_FILE} rows had their vectors from an earlier start" in found.stdout
-    check_same(out, undisturbed)
 
 
 def test_a_job_that_began_here_may_go_on_through_a_service(
@@ -149,62 +60,6 @@ def test_an_interrupted_job_releases_its_lock(texts: Path, bundle: Path, tmp_pat
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert not (out / "job.lock").exists()
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_worker_is_replaced(
-    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
-) -> None:
-    out = tmp_path / "out"
-    with start(texts, out, bundle, moment) as process:
-        wait_until(lambda: workers(process.pid) and complete(out) == moment)
-        for worker in workers(process.pid):
-            worker.kill()
-        let(out, 2 * PARTS)  # the tickets of those that were killed are lost
-        _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    check_same(out, undisturbed)
-
-
-def workers(driver: int) -> list[psutil.Process]:
-    """The actors that embed."""
-    found = []
-    for child in psutil.Process(driver).children(recursive=True):
-        try:
-            found += [child] if "_Embedder" in " ".join(child.cmdline()) else []
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture
-def cluster() -> Iterator[object]:
-    """Two nodes on this machine; the driver is a process of its own."""
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    made.shutdown()
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
-def test_a_lost_node_is_done_without(
-    cluster: object, texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
-) -> None:
-    out = tmp_path / "out"
-    with start(texts, out, bundle, moment, "--address", cluster.address) as process:  # type: ignore[attr-defined]
-        wait_until(lambda: (out / "job.json").exists() and complete(out) == moment)
-        node = next(iter(cluster.worker_nodes))  # type: ignore[attr-defined]
-        raylet = node.all_processes["raylet"][0].process.pid
-        for child in psutil.Process(raylet).children(recursive=True):
-            child.kill()
-        os.kill(raylet, signal.SIGKILL)
-        let(out, 2 * PARTS)
-        _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    check_same(out, undisturbed)
 
 
 @pytest.fixture
