@@ -46,29 +46,37 @@ export async function call(path, body, signal) {
 }
 
 async function reach(url, options) {
-  try {
-    return await fetch(url, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ServiceError("The service cannot be reached. Is it running? Try again.", 0);
-  }
+  return unbroken(fetch(url, options), "The service cannot be reached. Is it running? Try again.");
 }
 
+/** The answer's JSON; null for an error that has none. */
 async function read(response) {
-  const text = await response.text();
+  const text = await unbroken(response.text(), "The service's answer broke off. Try again.");
   try {
     return JSON.parse(text);
   } catch {
-    return null;
+    if (!response.ok) return null;
+    throw new ServiceError("The answer is not the service's: it is not JSON. Does something else answer here?", 0);
+  }
+}
+
+/** What a connection gives, or a ServiceError if it breaks. */
+async function unbroken(promise, message) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServiceError(message, 0);
   }
 }
 
 /** Native errors are flat, OpenAI's are nested. */
 function message(data, response) {
-  const said = data?.error?.message ?? data?.error;
+  const found = data?.error?.message ?? data?.error;
+  const said = String(found ?? `The service answered ${response.status} ${response.statusText}`);
   const wait = response.headers.get("retry-after");
-  const again = wait ? ` Try again in ${wait} s.` : "";
-  return `${said ?? `The service answered ${response.status} ${response.statusText}.`}${again}`;
+  if (!wait || said.includes("again in ")) return said;
+  return `${said.replace(/[.;]$/, "")}. Try again in ${wait} s.`;
 }
 
 /** Milliseconds by stage: from `server-timing`, else from text-embeddings-inference's headers. */

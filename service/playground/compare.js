@@ -3,15 +3,16 @@
 import { copyButton, make } from "./dom.js";
 import { explainer } from "./explain.js";
 import { diverging, heat, sequential } from "./heat.js";
-import { csv, lines, plural } from "./texts.js";
+import { Problem, csv, lines, plural } from "./texts.js";
 
 const LIMIT = 64;
 
 export async function compare(form, model, ask, info) {
   const texts = lines(form.elements["compare-lines"], LIMIT, "the heat map");
   const other = form.elements["compare-with"].value;
-  const meaning = form.elements.calibrated.checked ? info?.calibration : null;
   const names = other ? [model, other] : [model];
+  const meaning = form.elements.calibrated.checked ? info?.calibration : null;
+  if (meaning && other) await checkAlike(meaning, other, ask);
   const inputs = { source_sentences: texts, sentences: texts };
   const bodies = names.map((name) => ({ inputs, model: name, ...(meaning && { calibrated: true }) }));
   const matrices = await Promise.all(bodies.map((body) => ask("similarity", body)));
@@ -19,6 +20,13 @@ export async function compare(form, model, ask, info) {
   if (other) figures.push(difference(names, texts, matrices));
   const view = make("div", { class: other ? "matrices several" : "matrices" }, ...figures);
   return { view: [view], said: `${plural(texts.length, "text")} compared.` };
+}
+
+/** Two models' numbers stand beside each other only if they mean the same. */
+async function checkAlike(meaning, other, ask) {
+  const { calibration } = await ask(`models/${encodeURIComponent(other)}/info`);
+  const alike = ["meaning", "lowest", "highest"].every((part) => calibration?.[part] === meaning[part]);
+  if (!alike) throw new Problem(`${other} is not calibrated on the same scale: compare cosines, or choose another model.`);
 }
 
 function measure(meaning) {

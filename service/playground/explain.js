@@ -1,5 +1,6 @@
 // Explain: the words of two texts, coloured by what each of them does to the cosine.
 
+import { ServiceError } from "./api.js";
 import { make } from "./dom.js";
 import { colour, diverging, legend, write } from "./heat.js";
 
@@ -35,6 +36,7 @@ export function explainer(texts, model, ask) {
       view = figure(await ask("explain", { inputs: [texts[i], texts[j]], model }), [texts[i], texts[j]]);
     } catch (error) {
       if (error.name === "AbortError") return;
+      if (!(error instanceof ServiceError)) throw error;
       view = make("p", { class: "alert" }, error.message);
     }
     if (number === latest) shown.replaceChildren(view);

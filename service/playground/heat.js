@@ -37,7 +37,7 @@ export function heat(name, texts, matrix, scale, { signed = false, controls = []
   const readout = make("p", { class: "readout", "aria-hidden": "true" }, "Point at a cell to read its pair.");
   const table = make(
     "table",
-    { class: "heat" },
+    { class: choose ? "heat asked" : "heat" },
     make("caption", { class: "unseen" }, name),
     head(texts),
     body(texts, matrix, written),

@@ -10,6 +10,7 @@ import { Problem } from "./texts.js";
 import { tokens } from "./tokens.js";
 
 let info = null; // what /models/{model}/info says of the chosen model
+let chosen = ""; // the model that it describes
 
 /** A tab, its form and its result. What is shown belongs to the chosen model: `stale` says that it does not yet. */
 class Tool {
@@ -20,6 +21,7 @@ class Tool {
     this.result = this.panel.querySelector(".result");
     this.work = work;
     this.stale = true;
+    this.message = ""; // why there is no result
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.run();
@@ -38,28 +40,41 @@ class Tool {
     const asking = (this.asking = new AbortController());
     this.stale = false;
     this.result.setAttribute("aria-busy", "true");
-    byId("status").textContent = "";
-    tell();
+    this.say("", "");
     try {
       const { view, said } = await this.work(this.form, byId("model").value || undefined, ask(asking.signal), info);
       if (asking.signal.aborted) return;
       this.result.replaceChildren(...view);
-      byId("status").textContent = said;
+      this.say("", said);
     } catch (error) {
       if (asking.signal.aborted) return;
       this.result.replaceChildren();
-      complain(error);
+      complain(error, (message) => this.say(message, ""));
+    } finally {
+      if (!asking.signal.aborted) this.result.removeAttribute("aria-busy");
     }
-    this.result.removeAttribute("aria-busy");
+  }
+
+  /** Show an error, and tell screen readers what is new; only while this tab is shown. */
+  say(message, said) {
+    this.message = message;
+    if (this !== shown) return;
+    tell(message);
+    byId("status").textContent = said;
   }
 }
 
-/** POST by a tool: gives the data, and shows the time it took. */
+/** Asking by a tool: gives the data, and shows the time it took. */
 function ask(signal) {
   return async (path, body) => {
-    const { data, timing } = await call(path, body, signal);
-    showTiming(timing);
-    return data;
+    try {
+      const { data, timing } = await call(path, body, signal);
+      showTiming(timing);
+      return data;
+    } catch (error) {
+      if (error.status === 401) askForKey();
+      throw error;
+    }
   };
 }
 
@@ -78,12 +93,12 @@ function tell(message) {
   byId("alert").replaceChildren(...(message ? [make("p", { class: "alert" }, message)] : []));
 }
 
-function complain(error) {
+function complain(error, say = tell) {
   if (!(error instanceof ServiceError || error instanceof Problem)) {
-    tell("The page could not show the answer. This is a bug of the page.");
+    say("The page could not show the answer. This is a bug of the page.");
     throw error;
   }
-  tell(error.message);
+  say(error.message);
   if (error.status === 401) askForKey();
 }
 
@@ -92,12 +107,12 @@ function complain(error) {
 function show(tool) {
   shown = tool;
   for (const { tab, panel } of tools) {
-    const chosen = tab === tool.tab;
-    tab.setAttribute("aria-selected", String(chosen));
-    tab.tabIndex = chosen ? 0 : -1;
-    panel.hidden = !chosen;
+    const here = tab === tool.tab;
+    tab.setAttribute("aria-selected", String(here));
+    tab.tabIndex = here ? 0 : -1;
+    panel.hidden = !here;
   }
-  tell();
+  tell(tool.message);
   if (tool.stale) tool.run();
 }
 
@@ -134,18 +149,25 @@ async function start() {
   }
 }
 
-/** Take the chosen model: what is shown of another is stale. */
+/** Take the chosen model: what is shown of another is stale. If it does not answer, keep the former one. */
 async function choose() {
   const model = byId("model").value;
+  let data;
+  try {
+    ({ data } = await call(`models/${encodeURIComponent(model)}/info`));
+  } catch (error) {
+    if (byId("model").value !== model) return;
+    byId("model").value = chosen || model;
+    throw error;
+  }
+  if (byId("model").value !== model) return; // another was chosen meanwhile
+  [info, chosen] = [data, model];
   const others = [...byId("model").options].map(({ value }) => value).filter((name) => name !== model);
   byId("compare-with").replaceChildren(
     make("option", { value: "" }, "none"),
     ...others.map((name) => make("option", {}, name)),
   );
   byId("compare-with").parentElement.hidden = !others.length;
-  const { data } = await call(`models/${encodeURIComponent(model)}/info`);
-  if (byId("model").value !== model) return; // another was chosen meanwhile
-  info = data;
   describe(info);
   for (const tool of tools) tool.stale = true;
   byId("calibrated").parentElement.hidden = !info.calibration;

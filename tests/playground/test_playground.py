@@ -183,8 +183,37 @@ def test_two_models_stand_side_by_side(visitor: Visitor, service: httpx.Client) 
     assert alpha != beta
     assert cells(visitor, 0) == [[written(value) for value in row] for row in alpha]
     assert cells(visitor, 1) == [[written(value) for value in row] for row in beta]
+    cursors = [
+        visitor.result("compare")
+        .locator("figure")
+        .nth(number)
+        .locator("td[data-row]")
+        .first.evaluate("cell => getComputedStyle(cell).cursor")
+        for number in range(3)
+    ]
+    assert cursors == ["pointer", "pointer", "auto"]  # a difference has no words
     shown = [[float(cell.replace("−", "-")) for cell in row] for row in cells(visitor, 2)]
     np.testing.assert_allclose(shown, np.array(beta) - np.array(alpha), atol=0.006)
+
+
+def test_models_whose_numbers_mean_something_else_are_not_put_side_by_side(visitor: Visitor) -> None:
+    visitor.page.get_by_label("Show what the cosines mean").check()
+    visitor.page.get_by_label("Compare with the model").select_option("beta")
+    visitor.page.get_by_role("button", name="Compare").click()
+    expect(visitor.alert()).to_contain_text("beta is not calibrated on the same scale")
+    expect(visitor.result("compare")).to_be_empty()
+
+
+def test_a_model_that_does_not_answer_is_not_chosen(visitor: Visitor) -> None:
+    visitor.refusals.add(503)
+    error = '{"error": "the model is being loaded", "error_type": "Unhealthy"}'
+    visitor.page.route(
+        "**/models/beta/info", lambda route: route.fulfill(status=503, body=error, headers={"retry-after": "7"})
+    )
+    visitor.page.get_by_label("Model", exact=True).select_option("beta")
+    expect(visitor.alert()).to_have_text("the model is being loaded. Try again in 7 s.")
+    expect(visitor.page.get_by_label("Model", exact=True)).to_have_value("alpha")
+    expect(visitor.page.get_by_role("table", name="Cosine by alpha")).to_be_visible()
 
 
 def test_a_change_of_model_changes_what_is_shown(visitor: Visitor, service: httpx.Client) -> None:
@@ -369,6 +398,42 @@ def test_an_error_of_the_service_is_shown_in_its_words(visitor: Visitor, service
     expect(visitor.alert()).to_be_empty()
 
 
+def test_an_error_belongs_to_its_tab(visitor: Visitor) -> None:
+    visitor.refusals.add(424)
+    visitor.turn_to("search")
+    visitor.run("search", query="poison", lines="a man")
+    said = visitor.alert().inner_text()
+    visitor.page.get_by_role("tab", name="Compare").click()
+    expect(visitor.alert()).to_be_empty()
+    visitor.run("compare", lines="a man\nthe man")
+    visitor.page.get_by_role("tab", name="Search").click()
+    expect(visitor.alert()).to_have_text(said)
+    expect(visitor.result("search")).to_be_empty()
+
+
+def test_what_comes_late_for_a_tab_that_is_left_is_not_said_in_another(visitor: Visitor) -> None:
+    visitor.refusals.add(500)
+    held: list[Route] = []
+    visitor.page.route("**/similarity", lambda route: held.append(route))
+    visitor.page.get_by_role("button", name="Compare").click()
+    visitor.wait_until(lambda: held)
+    visitor.turn_to("search")
+    said = visitor.page.get_by_role("status").inner_text()
+    held[0].fulfill(status=500, body='{"error": "late"}')
+    expect(visitor.page.locator("#compare .result")).not_to_have_attribute("aria-busy", "true")
+    expect(visitor.alert()).to_be_empty()
+    expect(visitor.page.get_by_role("status")).to_have_text(said)
+    visitor.page.get_by_role("tab", name="Compare").click()
+    expect(visitor.alert()).to_have_text("late")
+
+
+def test_an_answer_that_is_not_the_services_is_said(visitor: Visitor) -> None:
+    visitor.page.route("**/similarity", lambda route: route.fulfill(content_type="text/html", body="<h1>Login</h1>"))
+    visitor.page.get_by_role("button", name="Compare").click()
+    expect(visitor.alert()).to_contain_text("it is not JSON")
+    visitor.settle("compare")
+
+
 def test_a_service_that_is_gone_is_said(visitor: Visitor) -> None:
     visitor.page.route("**/similarity", lambda route: route.abort("connectionrefused"))
     visitor.page.get_by_role("button", name="Compare").click()
@@ -431,6 +496,20 @@ def test_a_key_is_asked_for_and_kept_in_memory(locked_out: Visitor) -> None:
     assert page.evaluate("() => [sessionStorage.length, localStorage.length, document.cookie]") == [0, 0, ""]
     page.reload()
     expect(field).to_be_visible()
+
+
+def test_a_key_that_no_header_can_carry_is_not_taken(locked_out: Visitor) -> None:
+    field = locked_out.page.get_by_label("API key")
+    expect(field).to_be_focused()
+    asked = len(locked_out.requests)
+    field.fill(f"{KEY}\u200b")
+    locked_out.page.keyboard.press("Enter")
+    expect(field).to_have_value(f"{KEY}\u200b")
+    assert field.evaluate("field => field.validity.patternMismatch")
+    field.fill(f" {KEY} ")
+    assert len(locked_out.requests) == asked
+    locked_out.page.keyboard.press("Enter")
+    expect(locked_out.page.get_by_role("table", name="Cosine by alpha")).to_be_visible()
 
 
 def test_a_key_is_kept_for_the_tab_where_that_is_asked_for(locked_out: Visitor) -> None:
