@@ -19,8 +19,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY LICENSE ./
 COPY encoding encoding
 COPY service service
-# Compiled here, for the container cannot write.
+# Compiled here, for the container cannot write, and readable for its user, whatever the modes on the machine that builds.
 RUN rm -rf README.md pyproject.toml constraints.txt models \
+ && chmod -R a+rX . \
  && /opt/venv/bin/python -m compileall -q .
 
 FROM python:3.11-slim
@@ -38,7 +39,7 @@ USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # http.client and not urllib: a proxy named in the environment must not be asked about 127.0.0.1.
-HEALTHCHECK --interval=3s --timeout=3s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=3s --timeout=3s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['CLOZE_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
 # The list form: the signal that stops the container reaches Python, not a shell.
 ENTRYPOINT ["python", "-m", "service"]

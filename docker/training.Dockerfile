@@ -18,13 +18,15 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     touch README.md LICENSE && mkdir -p models/cloze-mini \
  && python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[report]"
-
-FROM python:3.11-slim
-COPY --from=build /opt/venv /opt/venv
 COPY LICENSE /app/
 COPY encoding /app/encoding
 COPY evaluation /app/evaluation
 COPY training /app/training
+RUN chmod -R a+rX /app
+
+FROM python:3.11-slim
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /app /app
 # Runs, data and bundles are mounted in the working directory; the code is elsewhere, so that no mount hides it.
 WORKDIR /workspace
 # HOME and USER: the user may be any number (RUN_AS), and torch asks for the name of who runs it.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from harness import Process, wait_until
 from prometheus_server import FOLDER, Prometheus, send_traffic
 from tiny_bundle import write_bundle
@@ -52,11 +53,14 @@ def services(bundles: Path) -> Iterator[list[Process]]:
 def prometheus(services: list[Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """The shipped files, but for the addresses and the steps in time; traffic of every kind has been scraped."""
     folder = tmp_path_factory.mktemp("prometheus")
-    targets = ", ".join(process.url.removeprefix("http://") for process in services)
     for name in ("prometheus.yml", "rules.yml", "alerts.yml"):
-        shipped = (FOLDER / name).read_text()
-        changed = shipped.replace("service:8080", targets).replace("15s", "2s").replace("[1h:5m]", "[1h:1s]")
+        changed = (FOLDER / name).read_text().replace("15s", "2s").replace("[1h:5m]", "[1h:1s]")
         (folder / name).write_text(changed)
+    configuration = yaml.safe_load((folder / "prometheus.yml").read_text())
+    (job,) = configuration["scrape_configs"]
+    assert job.pop("dns_sd_configs")[0]["names"] == ["service"]
+    job["static_configs"] = [{"targets": [process.url.removeprefix("http://") for process in services]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     server = Prometheus(binary("prometheus"), folder)
     try:
         wait_until(lambda: len(server.query('up{job="cloze"} == 1')) == len(services))
