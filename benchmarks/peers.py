@@ -61,7 +61,7 @@ class Peer:
 
     @property
     def peak_mb(self) -> float:
-        """Highest resident memory, in MB."""
+        """Highest resident memory, in MiB."""
         status = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in self._family()]
         peaks = [line.split()[1] for text in status for line in text.splitlines() if line.startswith("VmHWM")]
         return sum(map(int, peaks)) / 1024

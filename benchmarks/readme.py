@@ -27,7 +27,8 @@ STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg.")
 LONGER = "infinity, ONNX"  # it truncates by the positions of the model, whatever its other files say
 OTHER_CPU = (
     "On a CPU with AVX-512 and VNNI, where OpenVINO computes in bf16, version 0.2 had 7.96 and 4.27 times infinity's "
-    "throughput in int8 and in fp32, and 1.56 and 0.81 times that of sentence-transformers' best backend."
+    "throughput on mixed texts in int8 and in fp32, 1.56 and 0.81 times that of sentence-transformers' best backend, "
+    "and 0.78 and 0.54 times on short texts (with another client, over up to 128 connections)."
 )
 BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of figures -->"
 
@@ -42,7 +43,8 @@ def with_figures(page: str) -> str:
 def quality() -> str:
     return (
         "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on three "
-        "search collections, and accuracy × 100, averaged over SentEval's seven classification tasks. The collections "
+        "search collections (texts cut at 192 tokens by cloze-mini, at 256 by its parent), and accuracy × 100, "
+        "averaged over SentEval's seven classification tasks. The collections "
         "and STS-B dev were used to choose cloze-mini, so its search figures are optimistic; the test sets were not "
         "([how it was chosen](models/cloze-mini/README.md#how-it-was-made-and-chosen)).\n\n"
         f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
@@ -65,7 +67,8 @@ def training_speed() -> str:
     ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
     return (
         f"**Training.** SimCSE in fp32 runs at {ratio:.2f} times the speed of sentence-transformers: "
-        f"{median(ours):.1f} against {median(theirs):.1f} sentences per second. Machine: {results['machine']}."
+        f"{median(ours):.1f} against {median(theirs):.1f} sentences per second, median of {len(ours)} rounds of "
+        f"{results['texts'].partition(' of ')[0]} ({results['code']}). Machine: {results['machine']}."
     )
 
 
@@ -73,12 +76,13 @@ def soak() -> str:
     found = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
     requests, (before, after) = found["requests"], found["rss_mb"].values()
     return (
-        f"**Endurance.** Version 0.2: {found['minutes']:.0f} minutes at saturation with {len(found['models'])} models "
-        f"and {found['clients']} clients: {requests['sent']:,} requests were sent, {requests['answered']:,} were "
-        f"answered, {requests['left']} clients disconnected first, {requests['refused']} requests were refused and "
-        f"{requests['lost']} were lost. {found['checked']:,} vectors and cosines were compared with those of the idle "
-        f"service; {len(found['wrong'])} were wrong. The server's memory was {before:.0f} MB after the first minute "
-        f"and {after:.0f} MB at the end ([chart](benchmarks/results/soak.svg)). Machine: {found['machine']}."
+        f"**Endurance.** {found['code']}: {found['minutes']:.0f} minutes at saturation with {len(found['models'])} "
+        f"models and {found['clients']} clients: {requests['sent']:,} requests were sent, {requests['answered']:,} "
+        f"were answered, {requests['left']} clients disconnected first, {requests['refused']} requests were "
+        f"refused and {requests['lost']} were lost. {found['checked']:,} vectors and cosines were compared with "
+        f"those of the idle service; {len(found['wrong'])} were wrong. The server's memory was {before:.0f} MiB "
+        f"after the first minute and {after:.0f} MiB at the end ([chart](benchmarks/results/soak.svg)). "
+        f"Machine: {found['machine']}."
     )
 
 
@@ -92,8 +96,8 @@ def page() -> str:
         "[methods.md](methods.md) compares the training methods.",
         "## Similarity",
         "Spearman's correlation × 100 ('all' aggregation), measured by `python -m training.evaluate`. Each model uses "
-        "its own pooling. int8 vectors are the same on CPUs with AVX2 and with AVX-512 "
-        "([docs/int8.md](../docs/int8.md)).",
+        "its own pooling; texts are cut at 192 tokens by cloze-mini and at 256 by its parent. int8 vectors are the "
+        "same on CPUs with AVX2 and with AVX-512 ([docs/int8.md](../docs/int8.md)).",
         scores(STS),
         "## Search",
         "nDCG@10 × 100 with exact cosine search, measured by the same command. The collections were used to choose "
@@ -105,7 +109,7 @@ def page() -> str:
         scores([*(f"transfer {name} accuracy" for name in TRANSFER), CLASSIFICATION]),
         "## Graphs",
         "Speed of the graphs exported from cloze-mini 0.2, which reads [MASK], in process, one batch at a time, each "
-        "with the threads that the service gives a batch (`python -m benchmarks.graphs`).",
+        "with the threads that the service gives a batch (`python -m benchmarks.graphs --run RUN --data DATA`).",
         graphs.table(speeds),
         f"{speeds['texts']}. {_setting(speeds)}",
         "## Serving",
@@ -119,7 +123,7 @@ def page() -> str:
         "## Training",
         "SimCSE with the trainers of Cloze and of sentence-transformers (`make bench`).",
         training.table(trained),
-        f"{trained['texts']}. {_setting(trained)}",
+        f"{trained['texts']}, {trained['code']}. {_setting(trained)}",
     )
     return "\n\n".join(parts) + "\n"
 

@@ -12,7 +12,7 @@ wrk must be installed: it drives the load.
 
 First, the vectors of every contender are compared with those of torch, and those of texts alone with those of the same
 texts in a batch. Then, in rounds, are measured: short texts, one per request, over 1, 8, 32 and 128 connections; mixed
-texts, 32 per request, over 1 and 8; long texts, eight per request, over 8. Libraries run in process, without
+texts, 32 per request, over 1, 8 and 32; long texts, eight per request, over 8. Libraries run in process, without
 connections, and are compared with the highest throughput. Ratios are computed for each round. The command writes
 benchmarks/results/serving.json and serving.svg and prints the tables.
 """
@@ -74,7 +74,7 @@ def workloads(data: Path, share: int) -> dict[str, Workload]:
     draw.shuffle(mixed)
     return {
         "short, 1 per request": Workload(short[: 2000 // share], 1, QUICK if share > 1 else (1, 8, 32, 128)),
-        "mixed, 32 per request": Workload(mixed[: 1600 // share], 32, (1, 8)),
+        "mixed, 32 per request": Workload(mixed[: 1600 // share], 32, (1, 8, 32)),
         "long, 8 per request": Workload(documents[160 : 160 + 160 // share], 8),
     }
 

@@ -53,7 +53,7 @@ def ratios(results: Mapping[str, Any]) -> str:
                 for number in range(results["rounds"])
             ]
             lines.append((name, f"{median(against):.2f} ({min(against):.2f} to {max(against):.2f})"))
-    return markdown_table(["", "ratio, median (lowest to highest)"], lines)
+    return markdown_table(["", f"ratio, median of {results['rounds']} rounds (lowest to highest)"], lines)
 
 
 def spread(results: Mapping[str, Any]) -> tuple[float, float]:
@@ -118,7 +118,7 @@ def costs(results: Mapping[str, Any]) -> str:
         server = results["servers"].get(name)
         cells = [f"{server['started']:.1f}", f"{server['peak_mb']:.0f}"] if server else ["", ""]
         lines.append((name, *cells, f"{median(each['cpu'] for each in rounds):.2f}"))
-    return markdown_table(["", "seconds to first answer", "peak memory, MB", "CPU seconds, mixed texts"], lines)
+    return markdown_table(["", "seconds to first answer", "peak memory, MiB", "CPU seconds, mixed texts"], lines)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:

@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -163,7 +164,7 @@ async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: 
             print(
                 f"{minute:3} min: {len(recent)} answers, p50 {np.percentile(recent or [0], 50):.2f} s, "
                 f"p99 {np.percentile(recent or [0], 99):.2f} s, {(tokens - first.tokens) / 60:.0f} tokens/s, "
-                f"RSS {samples[-1].rss_mb:.0f} MB, {waiting:.0f} texts wait; in total {dict(books.counts)}, "
+                f"RSS {samples[-1].rss_mb:.0f} MiB, {waiting:.0f} texts wait; in total {dict(books.counts)}, "
                 f"{books.checked} checked, {len(books.wrong)} wrong",
                 flush=True,
             )
@@ -253,6 +254,7 @@ def main() -> int:
         "default_model": info["default_model"],
         "reloads": info["reloads"],
         "settings": " ".join(SETTINGS),
+        "code": f"Cloze {version('cloze')}",
         "machine": f"{processor()}, {available_cpus()} CPUs, shared by the server and its clients",
         "versions": versions(PACKAGES),
         "criteria": held,

@@ -43,7 +43,7 @@ class Run:
 
 
 def rss_growth(samples: Sequence[Sample], seconds: float) -> tuple[float, float]:
-    """Memory in MB after the first minute and at the end, each as the median of a window."""
+    """Memory in MiB after the first minute and at the end, each as the median of a window."""
     settle, window = min(60.0, seconds / 4), min(60.0, seconds / 8)
     first = [each.rss_mb for each in samples if settle <= each.seconds < settle + window]
     last = [each.rss_mb for each in samples if each.seconds >= seconds - window]
@@ -149,7 +149,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     plt.rcParams |= {"svg.hashsalt": "soak", "svg.fonttype": "none"}
     series = results["over_time"]
     panels: dict[str, Sequence[str]] = {
-        "memory of the server, RSS in MB": ["rss_mb"],
+        "memory of the server, RSS in MiB": ["rss_mb"],
         "tokens per second": ["tokens_per_second"],
         "requests with one text, milliseconds": ["max", "p99", "p90", "p50"],
     }

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -153,6 +154,7 @@ def main() -> None:
                 print(f"round {number + 1}: {name} {speeds[name][-1]:.1f} sentences per second", flush=True)
     results = {
         "texts": f"{BATCH * options.steps} sentences of {' and '.join(CORPORA)}, {BATCH} per step",
+        "code": f"Cloze {version('cloze')}",
         "machine": f"{processor()}, {available_cpus()} CPUs",
         "versions": versions(PACKAGES),
         "speeds": speeds,
