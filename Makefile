@@ -24,6 +24,7 @@ RUN    ?= runs/cloze-mini
 
 BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+APART := tests/bulk tests/containers tests/ray
 PARENT := runs/parents/all-MiniLM-L6-v2
 TEACHER := runs/parents/all-mpnet-base-v2
 CORPUS := $(DATA)/corpus
@@ -69,7 +70,7 @@ test: .venv/dev
 
 test-all: .venv/dev .venv-clients
 	$(PYTEST) -m "not container and not ray"
-	$(BIN)/python -m pytest -m "container or ray" # one worker: these share an engine, or take all cores
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART) # they wait most of the time; one engine
 
 coverage: .venv/dev
 	$(PYTEST) --cov --cov-report=term:skip-covered

@@ -7,7 +7,9 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
+import certifi
 import httpx
 import pytest
 from made_once import made_once
@@ -21,9 +23,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and the workers of pytest-xdist share the cores
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Cloze
 
+# Nothing here asks a server of the internet, and each client would read all of certifi's certificates: 40 ms.
+CERTIFICATE = NamedTemporaryFile(suffix=".pem")  # noqa: SIM115 - until this process ends
+CERTIFICATE.write(re.search(rb"-----BEGIN.*?-----END[^\n]*\n", Path(certifi.where()).read_bytes(), re.DOTALL)[0])  # type: ignore[index]
+CERTIFICATE.flush()
+os.environ["SSL_CERT_FILE"] = CERTIFICATE.name
+
 # Of clients that name no limit of their own: httpx's is 5 seconds, which a busy machine reaches.
 for each in ("connect", "read", "write", "pool"):
     setattr(inspect.signature(httpx.get).parameters["timeout"].default, each, PATIENCE)
+
+APART = ("bulk", "containers", "ray")  # the folders in which `make test-all` runs tests marked container or ray
 
 SENTENCES = [
     "A man is playing the guitar on a stage.",
@@ -38,6 +48,15 @@ SENTENCES = [
 def pytest_collection_finish() -> None:
     """Exclude what the imports left from garbage collection, which every training run and every export starts."""
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        apart = {"container", "ray"} & {mark.name for mark in item.iter_markers()}
+        if apart and item.path.parent.name not in APART:
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {apart.pop()}: `make test-all` would not run it in {item.path.parent}"
+            )
 
 
 @pytest.hookimpl(optionalhook=True)

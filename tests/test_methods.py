@@ -44,11 +44,11 @@ def test_rows_that_are_longer_than_an_epoch_have_one_seed() -> None:
     assert all(recipe.get("max_steps") is None for found in runs.values() for recipe in found)
 
 
-@pytest.mark.parametrize("name", PLAN.trained)
+@pytest.mark.parametrize("name", [name for name in PLAN.trained if PLAN.rows[name]["group"] != "Ablations"])
 def test_a_run_ends_above_its_own_untrained_pooling(name: str) -> None:
+    assert PLAN.counted(name)
     for run in PLAN.counted(name):
-        if PLAN.rows[name]["group"] != "Ablations":
-            assert run["scores"]["STS-B dev"] > run["before"]
+        assert run["scores"]["STS-B dev"] > run["before"]
 
 
 @pytest.mark.parametrize("name", [name for name, row in PLAN.rows.items() if "like" in row])

@@ -93,7 +93,7 @@ def test_named_templates_share_the_tokenizer_and_the_limit(bundle: Path) -> None
     ("fields", "message"),
     [
         ({"templates": {"query": "[X]"}}, r"\[MASK\] 0 times"),
-        ({"templates": {"query": "[X] means [MASK] here."}}, r"query .* at place -3, template .* at -3|at place -4"),
+        ({"templates": {"query": "[X] means [MASK] here."}}, r"template query .* at place -4"),
         ({"templates": {"query": "This [MASK] : [X]"}}, "the same words between"),
         ({"templates": TEMPLATES, "denoising": True}, "there can be no other; export without denoising"),
         ({"templates": {"query": f"{'this ' * 40}[X] means [MASK]."}}, "raise max_tokens"),

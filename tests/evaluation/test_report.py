@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from suite_data import numbers, text
 
 from evaluation.report.contents import Figure, Gap
@@ -252,12 +253,12 @@ def test_a_browser_shows_the_report(report: Path, scheme: str) -> None:
     complaints: list[str] = []
     requests: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=command)
+        browser = playwright.chromium.launch(executable_path=command, timeout=1000 * PATIENCE)
         page = browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 800})  # type: ignore[arg-type]
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
-        page.goto((report / "report.html").as_uri())
+        page.goto((report / "report.html").as_uri(), timeout=1000 * PATIENCE)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         weak = [each for each in page.evaluate(contrast) if each["ratio"] < each["least"]]
         assert page.locator("svg[role=img]").count() >= 7

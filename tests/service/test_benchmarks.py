@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from patience import PATIENCE
 
-from benchmarks import gpu, serving_report, training
+from benchmarks import gpu, peers, serving_report, training
 from benchmarks.load import Workload, ask, load
 from benchmarks.peers import Server, ours
 from encoding.machine import versions
@@ -93,7 +94,8 @@ def test_requests_hold_every_text_once() -> None:
 
 
 @pytest.fixture
-def server(bundle: Path) -> Iterator[Server]:
+def server(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(peers, "START_SECONDS", PATIENCE)
     started = ours(bundle, "fp32")
     yield started
     started.end()

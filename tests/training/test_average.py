@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_graphs import export_graphs_of
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
@@ -18,7 +19,9 @@ from training.model.encoder import SentenceEncoder
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
 
-def make_run(folder: Path, tiny: Path, seed: int, template: str = '"[X]" means [MASK].', parent: str = "tiny") -> Path:
+def make_run(
+    folder: Path, tiny: Path, seed: int, template: str = 'This sentence of "[X]" means [MASK].', parent: str = "tiny"
+) -> Path:
     encoder = SentenceEncoder.load(str(tiny), template=template, pooling="mask", max_tokens=32 + seed)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -36,6 +39,12 @@ def name_encoder(run: Path, encoder: Path) -> None:
     provenance = json.loads(file.read_text(encoding="utf-8"))
     provenance["recipe"]["encoder"] = str(encoder)
     file.write_text(json.dumps(provenance), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def graphs(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at here is the card and the provenance."""
+    export_graphs_of(tiny_bert, monkeypatch)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from harness import services
 from live import served
 from numpy.typing import NDArray
+from tiny_graphs import export_graphs_of
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
@@ -48,12 +49,15 @@ TEXTS = ["", "a man", "Two dogs run over the green field.", "rain " * 100, "[MAS
 @pytest.fixture(scope="module")
 def bundle(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("static")
-    encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', pooling="mask", max_tokens=32)
+    template = 'This sentence of "[X]" means [MASK].'
+    encoder = SentenceEncoder.load(str(tiny_bert), template=template, pooling="mask", max_tokens=32)
     encoder.save(folder / "run" / "model")
     provenance = {"parent": "tiny", "recipe": {"method": "simcse", "encoder": "tiny"}, "data": [], "commit": None}
     content = provenance | {"seeds": [0], "rows": 1, "versions": {}}
     (folder / "run" / "run.json").write_text(json.dumps(content), encoding="utf-8")
-    export([str(folder / "run"), str(folder / "bundle")])
+    with pytest.MonkeyPatch.context() as patch:
+        export_graphs_of(tiny_bert, patch)  # the same weights
+        export([str(folder / "run"), str(folder / "bundle")])
     return folder / "bundle"
 
 

@@ -277,14 +277,14 @@ def test_what_can_be_known_is_known_before_the_model_is_loaded(
     monkeypatch.setattr(SentenceEncoder, "load", lambda *_, **__: pytest.fail("the model was loaded"))
     rows = tmp_path / "rows.csv"
     rows.write_text("a,b\nA dog.,\n", encoding="utf-8")
-    for words in (
-        ["--corpus", rows, "--columns", "a", "b", "c"],
-        ["--corpus", rows, "--columns", "a", "b"],
-        ["--corpus", text, "--batch-size", "1000000"],
-        ["--corpus", text, "--dev", "gone.csv"],
-        ["--corpus", text, "--learning-rat", "1"],
+    for words, message in (
+        (["--corpus", rows, "--columns", "a", "b", "c"], "no column"),
+        (["--corpus", rows, "--columns", "a", "b"], "no rows"),
+        (["--corpus", text, "--batch-size", "1000000"], "batch"),
+        (["--corpus", text, "--dev", "gone.csv"], r"gone\.csv"),
+        (["--corpus", text, "--learning-rat", "1"], "learning-rat"),
     ):
-        with pytest.raises(ClozeError):
+        with pytest.raises(ClozeError, match=message):
             main(["simcse", *map(str, words), "--out", str(tmp_path / "run")])
 
 

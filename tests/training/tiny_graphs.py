@@ -5,11 +5,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import onnx
+import pytest
 from made_once import made_once
 from onnx import ModelProto
 
+from training.export import bundle as exporting
 from training.export.graph import trace
 from training.export.layers import Form
+from training.export.parity import Difference
 from training.model.encoder import SentenceEncoder
 
 
@@ -22,6 +25,12 @@ def traced(encoder: SentenceEncoder, folder: Path, form: Form) -> ModelProto:
     name = sha256("\n".join(parts).encode()).hexdigest()[:16]
     path = folder.with_name(f"{folder.name}-{form}-{name}.onnx")
     return onnx.load(made_once(path, partial(_save, encoder, form)))
+
+
+def export_graphs_of(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let exports write the graphs of `folder`, whatever the weights: for tests of what else a bundle holds."""
+    patch.setattr(exporting, "trace", lambda encoder, form: traced(encoder, folder, form))
+    patch.setattr(exporting, "difference", lambda *_: Difference(0.0, 1.0, 1.0))
 
 
 def _save(encoder: SentenceEncoder, form: Form, path: Path) -> None:

@@ -135,6 +135,7 @@ def test_projected_columns_have_mean_0_and_variance_1_over_both_views(build: Any
     objective = build().train()
     calls = spy(objective.projector)
     objective(**objective.views(ROWS))
+    assert calls
     for _, rows in calls:
         assert rows.shape == (8, 32)
         torch.testing.assert_close(rows.mean(0), torch.zeros(32), atol=1e-5, rtol=0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contrastive_methods import PAIRS, ROWS, TRIPLES, build, gradients
+from harness import ROOT
 from killed_runs import whole_and_resumed
 from numpy.typing import NDArray
 from recipes import arguments, load_recipe
@@ -209,7 +210,7 @@ def test_a_guide_may_be_a_bundle_a_run_or_an_encoder_without_configuration(
     tiny_bert: Path, guide: Path, tmp_path: Path
 ) -> None:
     texts = [row[0] for row in ROWS]
-    bundle = Path("models/cloze-mini")
+    bundle = ROOT / "models" / "cloze-mini"
     vectors = Guide.load(str(bundle))(texts)
     assert vectors.shape == (len(texts), 384)
     torch.testing.assert_close(Guide.load(str(tiny_bert))(texts), embed(tiny_bert, texts))

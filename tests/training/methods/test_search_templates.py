@@ -9,6 +9,7 @@ import pytest
 import torch
 from contrastive_methods import TRIPLES, build
 from test_retrieval import write as write_collection
+from tiny_graphs import export_graphs_of
 
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
@@ -97,7 +98,9 @@ def test_templates_that_cannot_be_are_refused(words: dict[str, Any], message: st
 
 
 @pytest.mark.long
-def test_dev_score_evaluation_and_bundle_use_them(tmp_path: Path, tiny_bert: Path) -> None:
+def test_dev_score_evaluation_and_bundle_use_them(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = tmp_path / "rows.jsonl"
     lines = [dict(zip("abc", (f"{text} {n}" for text in row), strict=True)) for n in range(8) for row in TRIPLES]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -116,6 +119,7 @@ def test_dev_score_evaluation_and_bundle_use_them(tmp_path: Path, tiny_bert: Pat
     (subject,) = subjects(str(run), ModelOptions())
     np.testing.assert_array_equal(subject.embed_documents(["east"]), encoder.embed(["it says: east"]))
 
+    export_graphs_of(tiny_bert, monkeypatch)
     assert not export([str(run), str(tmp_path / "bundle")])
     bundle = Bundle.load(str(tmp_path / "bundle"))
     assert bundle.named["query"].encode(["east"])[0].ids == bundle.text_encoder.encode(["find: east"])[0].ids
