@@ -32,7 +32,8 @@ NOT_SHOWN: Final = ("maps", "baselines")
 RIGHT: Final = " accuracy"
 PROBES: Final = """\
 What it does not understand: how often a text that says the same is nearer than one that does not, ×100 (chance is 50; \
-±6 at most with 300 items, 95 %, and more with fewer), and the mean cosine with the one that does not. Both are made by rules."""
+±6 at most with 300 items, 95 %, and more with fewer), and the mean cosine with the one that does not. Both are made \
+by rules."""
 
 
 def write_figures(

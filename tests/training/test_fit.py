@@ -279,7 +279,7 @@ def test_what_can_be_known_is_known_before_the_model_is_loaded(
     rows.write_text("a,b\nA dog.,\n", encoding="utf-8")
     for words, message in (
         (["--corpus", rows, "--columns", "a", "b", "c"], "no column"),
-        (["--corpus", rows, "--columns", "a", "b"], "no rows"),
+        (["--corpus", rows, "--columns", "a", "b"], "no sentence is left"),
         (["--corpus", text, "--batch-size", "1000000"], "batch"),
         (["--corpus", text, "--dev", "gone.csv"], r"gone\.csv"),
         (["--corpus", text, "--learning-rat", "1"], "learning-rat"),
