@@ -25,6 +25,7 @@ TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
 CLASSIFICATION = "classification average"
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg.")
 LONGER = "infinity, ONNX"  # it truncates by the positions of the model, whatever its other files say
+LARGE = 8  # connections of 32 texts, above which infinity sorts a longer queue
 OTHER_CPU = (
     "On a CPU with AVX-512 and VNNI, where OpenVINO computes in bf16, version 0.2 had 7.96 and 4.27 times infinity's "
     "throughput on mixed texts in int8 and in fp32, 1.56 and 0.81 times that of sentence-transformers' best backend, "
@@ -56,7 +57,7 @@ def speed() -> str:
     return (
         "**Serving.** Cloze, infinity 0.0.78 and libraries in process (sentence-transformers, fastembed, llama.cpp), "
         f"all with the weights of all-MiniLM-L6-v2 and without a template. {_agreement(results)} Above 1 is better for "
-        f"throughput, below 1 for latency. {OTHER_CPU} {_spread(results)} "
+        f"throughput, below 1 for latency. {_connections(results)} {OTHER_CPU} {_spread(results)} "
         f"Machine: {results['machine']}.\n\n{serving_report.ratios(results)}"
     )
 
@@ -118,7 +119,8 @@ def page() -> str:
         f"a text alone and the same text in a batch. {OTHER_CPU} wrk, the client, corrects percentiles for coordinated "
         "omission. fastembed does not sort texts by length.",
         serving_report.tables(served),
-        f"{counts} texts, {served['rounds']} rounds ([chart](results/serving.svg)). {_spread(served)} "
+        f"{counts} texts, {served['rounds']} rounds ([chart](results/serving.svg)). {_connections(served)} "
+        f"{_spread(served)} "
         f"{_setting(served)}{_rivals(served)}",
         "## Training",
         "SimCSE with the trainers of Cloze and of sentence-transformers (`make bench`).",
@@ -175,6 +177,16 @@ def _agreement(served: dict[str, Any]) -> str:
         f"{least[serving_report.INT8]:.4f} for Cloze in int8"
         + (f" and {min(rivals):.4f} for other graphs of 8 bits." if rivals else ".")
         + (f" infinity's ONNX engine truncates at 512 tokens, not 256, and has {longer:.4f}." if longer else "")
+    )
+
+
+def _connections(served: dict[str, Any]) -> str:
+    """How many texts a server had at once, at most: infinity takes batches from its queue in another way above 256."""
+    most = {name: max(int(level) for level in found if level.isdecimal()) for name, found in served["figures"].items()}
+    short, mixed, _ = most.values()
+    return (
+        f"Short texts come over up to {short} connections, mixed ones, 32 a request, over up to {mixed}"
+        + ("." if mixed > LARGE else ", with which infinity does not yet form its largest batches.")
     )
 
 
