@@ -2,13 +2,16 @@
 
     python -m benchmarks.bridge OLD NEW --data DATA
 
-The maps are fitted on 6,000 sentences of Wikipedia. Queries are embedded by NEW, documents by OLD. The command adds its
-figures to benchmarks/results/bridge.json and prints them.
+The maps are fitted on 6,000 sentences of Wikipedia, and on the texts of the index: the collection's documents and 4,000
+sentences of them. Queries are embedded by NEW, documents by OLD. The command adds its figures to
+benchmarks/results/bridge.json and prints them.
 """
 
 import argparse
 import json
 import random
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +22,12 @@ from evaluation.measures import units
 from evaluation.options import ModelOptions
 from evaluation.search import find_collections, load_collection, rankings, search_metrics
 from evaluation.subjects import subjects
-from training.bridge import affine, interval, kept, orthogonal
+from training.bridge import Map, affine, interval, kept, orthogonal
 
 RESULTS: Final = Path(__file__).parent / "results" / "bridge.json"
 SENTENCES: Final = 6000
+OWN_SENTENCES: Final = 4000
+FEWEST_WORDS: Final = 4  # of a sentence of a document
 
 
 def main() -> None:
@@ -34,13 +39,15 @@ def main() -> None:
     old, new = (next(subjects(path, ModelOptions())) for path in (options.old, options.new))
     lines = (options.data / "corpus/enwiki_sentences.txt").read_text(encoding="utf-8").splitlines()
     sentences = random.Random(0).sample(list(dict.fromkeys(filter(None, map(str.strip, lines)))), SENTENCES)
-    fitted_to = units(new.documents(sentences)), units(old.documents(sentences))
-    maps = {method.__name__: method(*fitted_to) for method in (orthogonal, affine)}
+    maps = fitted(units(new.documents(sentences)), units(old.documents(sentences)))
     found: dict[str, Any] = {}
     for folder in find_collections(options.data):
         collection = load_collection(folder)
         before, after = units(old.embed_queries(collection.queries)), units(new.embed_queries(collection.queries))
         documents = units(old.documents(collection.documents))
+        parts = sentences_of(collection.documents)
+        own = [*collection.documents, *parts]
+        own_maps = fitted(units(new.documents(own)), np.concatenate([documents, units(old.documents(parts))]))
 
         def score(queries: NDArray[np.floating]) -> dict[str, Any]:
             mean, least, most = interval(kept(queries, before, documents))  # noqa: B023 - called in this round
@@ -48,7 +55,9 @@ def main() -> None:
             ndcg = float(np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))  # noqa: B023
             return {"recall@10": [round(each, 3) for each in (mean, least, most)], "nDCG@10": round(100 * ndcg, 2)}
 
-        rows = {name: score(made(after)) for name, made in maps.items()} | {"old queries": score(before)}
+        rows = {name: score(made(after)) for name, made in maps.items()}
+        rows |= {f"{name}, texts of the index": score(made(after)) for name, made in own_maps.items()}
+        rows |= {"old queries": score(before)}
         if before.shape[1] == after.shape[1]:
             rows["unmapped"] = score(after)
         found[folder.name] = rows
@@ -57,6 +66,18 @@ def main() -> None:
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     known[f"{Path(options.new).name} to {Path(options.old).name}"] = found
     RESULTS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def fitted(new: NDArray[np.floating], old: NDArray[np.floating]) -> dict[str, Map]:
+    """Both maps between unit vectors of the same texts."""
+    return {method.__name__: method(new, old) for method in (orthogonal, affine)}
+
+
+def sentences_of(documents: Sequence[str]) -> list[str]:
+    """Sentences of the documents, drawn at random."""
+    found = [part for text in documents for part in re.split(r"(?<=[.!?])\s+", text)]
+    found = [part for part in found if len(part.split()) >= FEWEST_WORDS]
+    return random.Random(0).sample(found, min(OWN_SENTENCES, len(found)))
 
 
 if __name__ == "__main__":

@@ -184,9 +184,8 @@ def _connections(served: dict[str, Any]) -> str:
     """How many texts a server had at once, at most: infinity takes batches from its queue in another way above 256."""
     most = {name: max(int(level) for level in found if level.isdecimal()) for name, found in served["figures"].items()}
     short, mixed, _ = most.values()
-    return (
-        f"Short texts come over up to {short} connections, mixed ones, 32 a request, over up to {mixed}"
-        + ("." if mixed > LARGE else ", with which infinity does not yet form its largest batches.")
+    return f"Short texts come over up to {short} connections, mixed ones, 32 a request, over up to {mixed}" + (
+        "." if mixed > LARGE else ", with which infinity does not yet form its largest batches."
     )
 
 
