@@ -18,7 +18,7 @@ from training.model.graph_encoder import GraphEncoder
 
 PAGE = ROOT / "docs" / "training.md"
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "stage", "field", "text", "green", "old"]
-TEXTS = [f"The {a} and the {b} run over the {c}." for a in WORDS for b in WORDS for c in WORDS][:800]
+TEXTS = [f"The {a} and the {b} run over the {c}." for a in WORDS for b in WORDS for c in WORDS][:1400]
 
 
 def commands() -> list[list[str]]:
