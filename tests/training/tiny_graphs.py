@@ -29,7 +29,12 @@ def traced(encoder: SentenceEncoder, folder: Path, form: Form) -> ModelProto:
 
 def export_graphs_of(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Let exports write the graphs of `folder`, whatever the weights: for tests of what else a bundle holds."""
-    patch.setattr(exporting, "trace", lambda encoder, form: traced(encoder, folder, form))
+
+    def remembered(encoder: SentenceEncoder, form: Form) -> ModelProto:
+        own = SentenceEncoder.load(str(folder), **encoder.config.model_dump())  # other tests need its very weights
+        return traced(own, folder, form)
+
+    patch.setattr(exporting, "trace", remembered)
     patch.setattr(exporting, "difference", lambda *_: Difference(0.0, 1.0, 1.0))
 
 
