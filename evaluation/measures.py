@@ -1,4 +1,7 @@
-"""Vectors, cosines and how well they agree with a gold score: what suites and the choice of a checkpoint share."""
+"""Vectors, cosines and how well they agree with a gold score: what suites and the choice of a checkpoint share.
+
+scipy and scikit-learn take a second or two to import, for which commands that only compare vectors need not wait.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,9 +9,6 @@ from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist
-from scipy.stats import rankdata
-from sklearn.metrics import average_precision_score  # type: ignore[import-untyped]
 
 __all__ = [
     "Embed",
@@ -56,6 +56,8 @@ def cosines(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[
 
 def rank_correlation(predicted: Numbers, gold: Numbers) -> float:
     """Spearman's rho x100: Pearson's correlation of ranks, ties at their average rank; 0 if one side is constant."""
+    from scipy.stats import rankdata
+
     ranks = np.stack([rankdata(predicted), rankdata(gold)])
     centred = ranks - ranks.mean(1, keepdims=True)
     norms = np.linalg.norm(centred, axis=1)
@@ -73,6 +75,8 @@ def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
 
 def average_precision(predicted: Numbers, gold: Numbers) -> float:
     """Average precision x100 of ranking the items whose gold is 1 above those whose gold is 0; 0 if none is 1."""
+    from sklearn.metrics import average_precision_score  # type: ignore[import-untyped]
+
     return float(100 * average_precision_score(gold, predicted)) if np.any(gold) else 0.0
 
 
@@ -87,6 +91,8 @@ def alignment(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArra
 
 def uniformity(vectors: NDArray[np.floating]) -> float:
     """log mean exp(-2 |x - y|^2) over every two of the unit vectors (n, d); lower is more uniform."""
+    from scipy.spatial.distance import pdist
+
     return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
 
 
