@@ -8,14 +8,12 @@ model's own results. Some texts are held out to choose the map, and others to ju
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
-from scipy.stats import bootstrap
-from sklearn.linear_model import RidgeCV  # type: ignore[import-untyped]
 
 from encoding.bridge import About, Bridge, BridgeKind
 from encoding.bundle import Bundle
@@ -24,11 +22,12 @@ from encoding.files import check_new_file
 from encoding.options import Command
 from evaluation.measures import units
 from evaluation.options import ModelOptions
-from evaluation.subjects import subjects
-from evaluation.task import Subject
 from training.data.corpus import read_corpus
 from training.errors import CorpusError, RunError
 from training.mine import nearest
+
+if TYPE_CHECKING:
+    from evaluation.task import Subject
 
 __all__ = ["Map", "affine", "interval", "kept", "main", "orthogonal"]
 
@@ -93,6 +92,8 @@ def orthogonal(new: Vectors, old: Vectors) -> Map:
 
 def affine(new: Vectors, old: Vectors) -> Map:
     """Least squares with an offset and a ridge penalty."""
+    from sklearn.linear_model import RidgeCV  # type: ignore[import-untyped]
+
     fitted = RidgeCV(PENALTIES).fit(new, old)
     return Map(fitted.coef_.T, fitted.intercept_)
 
@@ -109,6 +110,8 @@ def kept(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) 
 
 def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """The mean with its bootstrap interval (percentiles of 2000 resamples)."""
+    from scipy.stats import bootstrap
+
     found = bootstrap(
         (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed), batch=100
     ).confidence_interval
@@ -118,6 +121,9 @@ def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = BridgeOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.bridge"))
+
+    from evaluation.subjects import subjects  # torch takes seconds, for which help and a wrong option need not wait
+
     check_new_file(options.out)
     spaces = {path: Bundle.load(path).spec.space for path in (options.old, options.new)}
     if spaces[options.old] == spaces[options.new]:
@@ -151,7 +157,7 @@ def _texts(options: BridgeOptions) -> list[str]:
     return [found[place] for place in order]
 
 
-def _fit(old: Subject, new: Subject, texts: Sequence[str], old_space: str, new_space: str, seed: int) -> Bridge:
+def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, new_space: str, seed: int) -> Bridge:
     """The better of the two maps, with what it keeps of the old results."""
     count = min(int(len(texts) * QUERY_SHARE), MOST_QUERIES)
     held, fitted = list(texts[: 2 * count]), list(texts[2 * count :])

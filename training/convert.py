@@ -20,10 +20,6 @@ from encoding.command import program, run
 from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
 from training.errors import RunError
-from training.export.parity import probes
-from training.hub.sentence_transformer import is_sentence_transformer, write
-from training.model.encoder import SentenceEncoder, weights_digest
-from training.run_folder import model_folder
 
 __all__ = ["ConvertOptions", "convert", "main"]
 
@@ -47,13 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def convert(path: Path, out: Path, run: Path | None) -> None:
     """Raises ClozeError and leaves nothing behind then."""
+    # torch takes seconds, for which help and a wrong option need not wait
+    from training.export.parity import probes
+    from training.hub.sentence_transformer import is_sentence_transformer, write
+    from training.model.encoder import SentenceEncoder, weights_digest
+    from training.run_folder import model_folder
+
     bundle = Bundle.load(path)
     if is_sentence_transformer(bundle.path):
         raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
     encoder = SentenceEncoder.load(str(bundle.path) if run is None else model_folder(str(run)), **config.model_dump())
     if run is not None:
-        _check_run(run, encoder, bundle)
+        _check_run(run, weights_digest(encoder), bundle)
     with staging(out) as folder:
         shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
         usage = write(encoder, folder, probes(config.max_tokens))
@@ -68,14 +70,14 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
         seal(folder, config, bundle.spec.dimension, bundle.spec.weights, bundle.spec.provenance)
 
 
-def _check_run(run: Path, encoder: SentenceEncoder, bundle: Bundle) -> None:
-    """Raise RunError unless the bundle was exported from the run whose encoder is given."""
+def _check_run(run: Path, weights: str, bundle: Bundle) -> None:
+    """Raise RunError unless the bundle was exported from the run whose weights have this digest."""
     if CANARY_FILE not in bundle.spec.files:
         raise RunError(
             f"{bundle.path} was exported by an earlier Cloze, which stored no digest of the weights; export {run} "
             "again with --sentence-transformers"
         )
-    if weights_digest(encoder) != bundle.spec.weights:
+    if weights != bundle.spec.weights:
         raise RunError(
             f"{run} is not the run that {bundle.path} was exported from: its weights have another digest. Give that "
             f"run, or export {run} with --sentence-transformers"

@@ -12,8 +12,6 @@ from rich.table import Table
 
 from encoding.command import program, run
 from encoding.options import Command
-from training.model.masked_words import MaskedWords
-from training.run_folder import model_folder
 
 __all__ = ["main"]
 
@@ -32,6 +30,11 @@ class ExplainOptions(Command):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = ExplainOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.explain"))
+
+    # torch takes seconds, for which help and a wrong option need not wait
+    from training.model.masked_words import MaskedWords
+    from training.run_folder import model_folder
+
     words = MaskedWords.load(
         model_folder(options.encoder),
         template=options.template,

@@ -23,7 +23,6 @@ from encoding.command import program, run
 from encoding.files import check_new_file, replacing
 from evaluation.measures import units
 from evaluation.options import ModelOptions
-from evaluation.subjects import subjects
 from training.data.corpus import read_corpus
 from training.errors import RunError
 
@@ -67,6 +66,9 @@ class MineOptions(ModelOptions):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = MineOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.mine"))
+
+    from evaluation.subjects import subjects  # torch takes seconds, for which help and a wrong option need not wait
+
     if options.out.suffix not in ENDINGS:
         raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")
     check_new_file(options.out)
