@@ -19,10 +19,10 @@ from encoding.options import flag
 from encoding.text import token_batches
 from evaluation.measures import Embed
 from evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
-from evaluation.templates import main as search_templates
 from training import fit
 from training.model.encoder import SentenceEncoder
 from training.model.pretrained import fastest_device
+from training.templates import main as search_templates
 
 __all__ = ["Paths", "digest", "pretraining", "source_of", "trained", "tried", "untrained"]
 

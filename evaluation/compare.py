@@ -6,20 +6,16 @@ of the recomputed differences do not contain 0.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
-from pydantic_settings import CliPositionalArg, CliVariadicArg
 
-from encoding.command import program
 from encoding.files import check_new_file
-from evaluation.options import HELP, NOT_COMPARED, ScoringOptions
+from evaluation.options import NOT_COMPARED, CompareOptions, ScoringOptions
 from evaluation.sts import STS_TASKS
 from evaluation.subjects import fitting, progress, subjects
 from evaluation.suites import load_suites
@@ -27,7 +23,7 @@ from evaluation.tables import digits, print_table
 from evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
 from training.errors import RunError
 
-__all__ = ["CompareOptions", "Difference", "compared", "draws", "main"]
+__all__ = ["Difference", "compare", "compared", "draws"]
 
 Draws: TypeAlias = NDArray[np.float64]
 INTERVAL: Final = (2.5, 97.5)  # percentiles
@@ -160,24 +156,8 @@ def _alike(one: Score, other: Score) -> bool:
     return same and (one.data == other.data or not (one.data and other.data))
 
 
-class CompareOptions(ScoringOptions):
-    """Compare models with the first one: the difference on each set, with its 95 % interval.
-
-    Sets that `evaluate` has scored are read from the cache. The options of a model, such as --template, are used for
-    the encoders that have no configuration of their own.
-    """
-
-    models: CliPositionalArg[list[str]] = Field(
-        description="two or more runs, bundles, encoders, servers, or files that evaluate --json wrote"
-    )
-    suite: CliVariadicArg[list[str]] = Field([], description=HELP)
-    resamples: Annotated[int, Field(ge=100)] = Field(1000, description="drawings of the bootstrap")
-    out: Path | None = Field(None, alias="json", description="file to write the differences to as well")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Raises ClozeError."""
-    options = CompareOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.compare"))
+def compare(options: CompareOptions) -> None:
+    """Show, and write, how the models that the options name differ. Raises ClozeError."""
     if options.out:
         check_new_file(options.out)
     tasks: list[Task] = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from encoding.files import check_new_file
 from evaluation.card import write_figures
-from evaluation.command import EvaluateOptions
+from evaluation.options import EvaluateOptions
 from evaluation.subjects import progress, subjects
 from evaluation.suites import load_suites
 from evaluation.tables import figures, machines, show

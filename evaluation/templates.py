@@ -1,25 +1,21 @@
 """The template that suits an untuned encoder best: a greedy search, or the templates of a file or of a T5.
 
 PromptBERT (arXiv:2201.04337) section 4.2 finds its templates by hand: first the words between text and mask, then the
-words around the text. `RELATIONS` and `PREFIXES` are from its Table 4.
+words around the text.
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Self, TypeAlias
+from typing import TypeAlias
 
-from pydantic import Field, model_validator
-from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from encoding.command import program
 from encoding.errors import TemplateError
 from encoding.files import check_new_file
-from encoding.options import Command
 from encoding.template import MASK, TEXT
+from evaluation.options import PREFIXES, RELATIONS, TemplateOptions
 from evaluation.sts import Pairs, load_pairs, spearman
 from evaluation.t5 import TemplateWriter, read_definitions
 from evaluation.tables import digits, print_table
@@ -35,25 +31,15 @@ __all__ = [
     "RELATIONS",
     "Scorer",
     "greedy",
-    "main",
     "rank",
     "read_templates",
     "related",
+    "search",
     "wrapped",
 ]
 
 ScoreOf: TypeAlias = Callable[[str], float]
 """A template -> how good it is."""
-
-RELATIONS: Final = ("", "is", "mean", "means")
-PREFIXES: Final = (
-    f"This {TEXT}",
-    f"This sentence of {TEXT}",
-    f'This sentence of "{TEXT}"',
-    f'This sentence : "{TEXT}"',
-)
-
-Count = Annotated[int, Field(ge=1)]
 
 
 def greedy(
@@ -153,47 +139,8 @@ class Watched(Progress):
         return score
 
 
-class TemplateOptions(Command):
-    """Find the template that suits an untuned encoder best.
-
-    Each template is scored by Spearman's correlation x100 of its [MASK] vectors on scored pairs. The default is a
-    greedy search as in PromptBERT's Table 4: first for the words between text and mask, then for the words around the
-    text. --templates scores the templates of a file instead, and --t5 those that a T5 writes around words and their
-    definitions.
-    """
-
-    encoder: CliPositionalArg[str] = Field(description="a run, an encoder's folder or a hub name")
-    dev: Path = Field(description="file of scored pairs, such as sts-dev.csv")
-    templates: Path | None = Field(None, description="score the templates of this file, one per line")
-    t5: str | None = Field(None, description="score the templates that this T5 writes; needs --definitions")
-    figures: Path | None = Field(None, alias="json", description="file to write the full list to as well")
-    relations: CliVariadicArg[list[str]] = Field(
-        list(RELATIONS), min_length=1, description='greedy search: words between [X] and [MASK]; "" for none'
-    )
-    prefixes: CliVariadicArg[list[str]] = Field(
-        list(PREFIXES), description="greedy search: words before [X], or around it if [X] is written"
-    )
-    definitions: Path | None = Field(
-        None, description="for a T5: csv, tsv or jsonl with the columns word and definition"
-    )
-    examples: Count = Field(32, description="for a T5: number of definitions to use, from the first")
-    count: Count = Field(100, description="for a T5: number of templates to write")
-    denoise: bool = Field(False, description="subtract the vector of the template alone")
-    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
-    max_tokens: Count | None = Field(None, description="longest sequence (default: the encoder's positions)")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.t5 is None) != (self.definitions is None):
-            raise ValueError("--t5 and --definitions go together")
-        if self.t5 is not None and self.templates is not None:
-            raise ValueError("--templates and --t5 are two sources of templates; choose one")
-        return self
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Raises ClozeError."""
-    options = TemplateOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.templates"))
+def search(options: TemplateOptions) -> None:
+    """Score templates as the options say, and show them, best first. Raises ClozeError."""
     if options.figures:
         check_new_file(options.figures)
     pairs = load_pairs(options.dev)  # before the encoder: reading is quick and may fail

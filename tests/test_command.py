@@ -72,7 +72,7 @@ def test_an_unknown_command_is_one_line() -> None:
     ("name", "missing", "extra", "words"),
     [
         ("fit", "torch", "train", []),
-        ("compare", "scipy", "train", []),
+        ("compare", "scipy", "train", ["a.json", "b.json"]),
         ("serve", "uvicorn", "cpu", ["--port", "0"]),
         ("evaluate", "matplotlib", "report", ["cloze-mini", "--data", "no-such-folder", "--report", "no-such-report"]),
     ],
@@ -93,11 +93,11 @@ print(code, said.getvalue(), end="")
     assert without({missing}, script) == f"2 {advice}\n"
 
 
-def run_module(module: str, missing: str, folder: Path) -> tuple[int, str]:
-    """Status and stderr of `python -m MODULE` in a Python where `missing` is not installed."""
+def run_module(module: str, missing: str, folder: Path, *words: str) -> tuple[int, str]:
+    """Status and stderr of `python -m MODULE WORDS` in a Python where `missing` is not installed."""
     (folder / "sitecustomize.py").write_text(WITHOUT.format(packages={missing}), encoding="utf-8")
     found = subprocess.run(
-        [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE,
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE,
         env=os.environ | {"PYTHONPATH": str(folder)},
     )  # fmt: skip
     return found.returncode, found.stderr
@@ -112,7 +112,7 @@ def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path)
 
 def test_any_missing_package_is_one_line_for_python_too(tmp_path: Path) -> None:
     advice = "error: python -m training.compare needs scipy, which is not installed: pip install 'cloze[train]'\n"
-    assert run_module("training.compare", "scipy", tmp_path) == (2, advice)
+    assert run_module("training.compare", "scipy", tmp_path, "a.json", "b.json") == (2, advice)
 
 
 def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) -> None:

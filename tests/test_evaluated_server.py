@@ -14,11 +14,11 @@ from tiny_bundle import write_bundle
 
 from encoding.command import run
 from encoding.errors import OptionError
-from evaluation import command as evaluate
-from evaluation.command import EvaluateOptions
 from evaluation.measures import units as unit
+from evaluation.options import EvaluateOptions
 from evaluation.server import ATTEMPTS
 from evaluation.subjects import subjects
+from training import evaluate
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
 

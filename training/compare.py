@@ -1,11 +1,22 @@
 """python -m training.compare A B C --data DIR: models side by side, and which differences are more than chance."""
 
 import sys
+from collections.abc import Sequence
 
-from encoding.command import run
-from evaluation.compare import main
+from encoding.command import program, run
+from evaluation.options import CompareOptions
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = CompareOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.compare"))
+
+    from evaluation.compare import compare  # torch takes seconds, for which help and a wrong option need not wait
+
+    compare(options)
+
 
 if __name__ == "__main__":
     sys.exit(run(main))

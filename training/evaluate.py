@@ -1,11 +1,22 @@
 """python -m training.evaluate PATH --data DIR: the figures of a run, a bundle, any encoder or a running server."""
 
 import sys
+from collections.abc import Sequence
 
-from encoding.command import run
-from evaluation.command import main
+from encoding.command import program, run
+from evaluation.options import EvaluateOptions
 
 __all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.evaluate"))
+
+    from evaluation.evaluate import evaluate  # torch takes seconds, for which help and a wrong option need not wait
+
+    evaluate(options)
+
 
 if __name__ == "__main__":
     sys.exit(run(main))

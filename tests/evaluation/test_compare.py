@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from encoding.command import run as run_command
-from evaluation import compare
 from evaluation.compare import compared, draws
 from evaluation.sts import STS_TASKS
 from evaluation.task import Items, Score, measured
+from training import compare, evaluate
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder
 
@@ -101,8 +101,6 @@ def test_models_and_files_are_compared(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
-    from evaluation import command as evaluate
-
     words = ["dog", "man", "letter", "city", "rain", "guitar"]
     rows = [
         f"a {left},the {right},{(7 * i + 5 * j) % 11}" for i, left in enumerate(words) for j, right in enumerate(words)

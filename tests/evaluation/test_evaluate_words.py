@@ -8,9 +8,9 @@ import pytest
 from torch import nn
 
 from encoding.command import run as run_command
-from evaluation import command as evaluate
 from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, spearman
 from evaluation.suites.sts import StsTask
+from training import evaluate
 from training.model.encoder import SentenceEncoder
 from training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
 

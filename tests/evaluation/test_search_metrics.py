@@ -7,7 +7,7 @@ import pytest
 import pytrec_eval
 from suite_data import embed, numbers, text
 
-from evaluation.command import EvaluateOptions
+from evaluation.options import EvaluateOptions
 from evaluation.search import METRICS, Collection, rankings, search_metrics
 from evaluation.subjects import subjects
 from evaluation.suites.retrieval import RetrievalTask

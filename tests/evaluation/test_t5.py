@@ -12,9 +12,9 @@ from transformers import T5Config, T5ForConditionalGeneration, T5Tokenizer, set_
 from encoding.command import run as run_command
 from encoding.template import Template
 from evaluation.t5 import Example, TemplateWriter, read_definitions
-from evaluation.templates import main
 from training.errors import CorpusError, EncoderError
 from training.model.pretrained import quiet
+from training.templates import main
 
 EXAMPLES = [Example("dog", "a pet."), Example("orange", "a large round fruit"), Example("rain", "rain")]
 SPECIAL = ["<pad>", "</s>", "<unk>", "▁"]

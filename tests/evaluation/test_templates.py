@@ -9,8 +9,9 @@ import pytest
 from encoding.command import run as run_command
 from encoding.errors import TemplateError
 from evaluation.sts import load_pairs, spearman
-from evaluation.templates import PREFIXES, RELATIONS, Scorer, greedy, main, rank, read_templates, related, wrapped
+from evaluation.templates import PREFIXES, RELATIONS, Scorer, greedy, rank, read_templates, related, wrapped
 from training.model.encoder import SentenceEncoder
+from training.templates import main
 
 TABLE_4 = {  # PromptBERT: BERT base on STS-B dev
     "[X] [MASK].": 39.34,

@@ -19,7 +19,7 @@ import os, sys
 import torch, transformers.trainer  # which may ask Linux what they like
 del os.sched_getaffinity
 sys.modules["resource"] = None  # as on Windows
-import evaluation.command, training.export.__main__, training.fit
+import evaluation.evaluate, training.export.bundle, training.loop.run
 from encoding.machine import available_cpus
 print(available_cpus())
 """

@@ -16,7 +16,6 @@ from tiny_graphs import export_graphs_of, traced
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
-from evaluation import command as evaluate
 from evaluation.card import with_figures
 from evaluation.options import ModelOptions
 from evaluation.search import Collection
@@ -27,6 +26,7 @@ from evaluation.suites.retrieval import RetrievalTask
 from evaluation.suites.space import SpaceTask
 from evaluation.suites.sts import StsTask
 from evaluation.task import Score, Subject, Task, score_tasks
+from training import evaluate
 from training.errors import ExportError, RunError
 from training.export import __main__ as export
 from training.export import bundle as exporting
