@@ -1,208 +1,19 @@
 """python -m training.adopt MODEL OUT: any model of sentence-transformers -> a bundle.
 
-Pooling, Dense and LayerNorm become part of the graph, and prompts named templates. The bundle is compared with
-sentence-transformers itself and written completely or not at all.
+The bundle is compared with sentence-transformers itself and written completely or not at all.
 """
 
-import json
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
 
-import numpy as np
-import torch
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from encoding.bundle import EmbeddingConfig
 from encoding.command import program, run
-from encoding.errors import TemplateError
-from encoding.template import POOLINGS, TEXT, Template
-from evaluation.suites import load_suites
-from training.errors import EncoderError
-from training.export.bundle import BundleOptions, write_bundle
-from training.export.card import provenance_of_others
-from training.export.parity import probes
-from training.model.encoder import SentenceEncoder, check_tokenizer, loading, positions
-from training.model.heads import AdoptedHead
-from training.model.pretrained import quiet
+from training.export.options import BundleOptions
 
-__all__ = ["LARGEST_DIFFERENCE", "AdoptOptions", "adopted", "main"]
-
-LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
-BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
-DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # which encode_document looks for, in this order
-SERVED: Final = f"Cloze serves a Transformer, a Pooling and then any of {', '.join(BEHIND)}"
-
-PROBED = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
-
-
-def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) -> SentenceEncoder:
-    """Load a sentence-transformers model, a folder or a hub name, and compare the vectors of `texts` with its own.
-
-    sentence-transformers loads the model itself, so folders of its earlier versions can be read too. What Cloze cannot
-    hold is refused by name: other modules, several poolings joined, prompts that are left out of the pooling, and a
-    tokenizer whose sequences are not [CLS], text, [SEP]. So is what the library would replace in silence: a pooling
-    that nothing states, an activation function of the model's own code, a missing tokenizer.
-
-    Its prompts become named templates, and its default prompt the template. `max_tokens` replaces its limit. Raises
-    EncoderError.
-    """
-    with loading(source, "a sentence-transformers model"):
-        library = import_module("sentence_transformers")
-        described = _described(library, source)
-    _check_described(described, source)
-    with loading(source, "a sentence-transformers model"):
-        model = library.SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
-    transformer, pooling, *rest = _modules(model, source)
-    _check_roles(transformer.tokenizer, source)
-    templates = {name: _template(name, prompt, source) for name, prompt in model.prompts.items() if prompt}
-    own = templates.get(model.default_prompt_name or "", TEXT)
-    for name in DOCUMENT_PROMPTS[1:]:
-        if name in templates:
-            templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
-    if own != TEXT:  # a prompt that is empty is not the default one
-        templates = dict.fromkeys(model.prompts, TEXT) | templates
-    config = EmbeddingConfig(
-        template=own,
-        templates=templates,
-        pooling=pooling.pooling_mode,
-        max_tokens=_limit(transformer, source, max_tokens),
-        final_period=False,
-        denoising=False,
-    )
-    encoder = SentenceEncoder(transformer.model, transformer.tokenizer, config).eval()
-    if rest:
-        encoder.head = AdoptedHead(rest, model.get_embedding_dimension())
-    transformer.max_seq_length = config.max_tokens
-    _compare_tokens(encoder, model, texts, source)
-    _compare_vectors(encoder, model, texts, source)
-    return encoder
-
-
-def _described(library: Any, source: str) -> list[tuple[str, str, Any]]:
-    """Kind, path and configuration (None if the file is missing) of each row of modules.json, if there is one."""
-
-    def read(name: str, folder: str = "") -> Any:
-        path = library.util.load_file_path(source, name, subfolder=folder)
-        return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-
-    rows = read("modules.json") or []
-    return [(row["type"].rpartition(".")[2], row["path"], read("config.json", row["path"])) for row in rows]
-
-
-def _check_described(modules: Sequence[tuple[str, str, Any]], source: str) -> None:
-    """Check what the library would only warn of, or say less clearly. Raises EncoderError."""
-    if not modules:
-        raise EncoderError(
-            f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
-            "sentence-transformers saved"
-        )
-    kinds = [kind for kind, _, _ in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
-        raise EncoderError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
-    for kind, path, config in modules[1:]:
-        if config is None and kind != "Normalize":  # which has no file
-            raise EncoderError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
-        activation = config.get("activation_function", "torch.") if kind == "Dense" else "torch."
-        if not activation.startswith("torch."):
-            raise EncoderError(
-                f"{source!r} has the activation function {activation} in {path}, code of its own; Cloze runs those of "
-                "torch.nn only"
-            )
-
-
-def _modules(model: Any, source: str) -> list[Any]:
-    """Transformer, pooling and what follows, without a last Normalize: a bundle's graph does not normalise."""
-    modules = list(model)
-    pooling = modules[1]
-    if pooling.pooling_mode not in POOLINGS:
-        joined = " and ".join(pooling.pooling_mode)
-        raise EncoderError(f"{source!r} joins the poolings {joined}; a bundle has one of {', '.join(POOLINGS[1:])}")
-    if not pooling.include_prompt:
-        raise EncoderError(
-            f"{source!r} has include_prompt: false, so its pooling leaves out the tokens of a prompt; a bundle's "
-            "reads all tokens of the template, and would give other vectors"
-        )
-    for module in modules[2:]:
-        read = getattr(module, "module_input_name", "sentence_embedding")
-        if read != "sentence_embedding":
-            raise EncoderError(f"{source!r} has a Dense that reads {read}; {SERVED}, which read the sentence's vector")
-    if model.truncate_dim is not None:
-        raise EncoderError(
-            f"{source!r} has truncate_dim {model.truncate_dim}; remove it from config_sentence_transformers.json, and "
-            "ask the service for that many `dimensions`"
-        )
-    return modules[:-1] if type(modules[-1]).__name__ == "Normalize" else modules
-
-
-def _check_roles(tokenizer: Any, source: str) -> None:
-    check_tokenizer(tokenizer, source)
-    for role in ("cls", "sep", "pad"):
-        if getattr(tokenizer, f"{role}_token_id", None) is None:
-            raise EncoderError(
-                f"{source!r} has a tokenizer without {role}_token; the sequences of a bundle are [CLS], text, [SEP]"
-            )
-
-
-def _limit(transformer: Any, source: str, asked: int | None) -> int:
-    """The longest sequence in tokens: what is asked, or else the model's own limit."""
-    largest = positions(transformer.model)
-    if asked is not None and asked > largest:
-        raise EncoderError(f"max_tokens is {asked}; {source!r} has positions for {largest}: lower it")
-    return asked or min(int(transformer.max_seq_length), largest)
-
-
-def _template(name: str, prompt: str, source: str) -> str:
-    try:
-        return str(Template.parse(f"{prompt}{TEXT}", "mean"))
-    except TemplateError as error:
-        raise EncoderError(f"{source!r}: its prompt {name} cannot be a template: {error}") from error
-
-
-def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
-    """Compare the ids of `texts`, with each prompt, with those of sentence-transformers. Raises EncoderError."""
-    own = encoder.pooling.text_encoder
-    for template in dict.fromkeys([encoder.config.template, *encoder.config.templates.values()]):
-        text_encoder = own.within(Template.parse(template, encoder.config.pooling))
-        prompt = template.removesuffix(TEXT)
-        compared = [text for text in texts if text or not prompt]  # a prompt's last blank may be a token before nothing
-        expected = encoder.tokenizer(
-            [f"{prompt}{text}" for text in compared],
-            truncation=True,
-            max_length=encoder.config.max_tokens,
-            split_special_tokens=True,  # "[MASK]" in a text is text
-        )["input_ids"]
-        for text, ids, tokens in zip(compared, expected, text_encoder.encode(compared), strict=True):
-            if ids != tokens.ids:
-                raise EncoderError(
-                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
-                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
-                )
-
-
-def _compare_vectors(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
-    """Compare the normalised vectors of `texts` with those of sentence-transformers. Raises EncoderError."""
-    model[0].processing_kwargs = {"text": {"split_special_tokens": True}}
-    with quiet():
-        expected = model.encode(list(texts), show_progress_bar=False, normalize_embeddings=True)
-    found = encoder.embed(texts)
-    alone = np.concatenate([encoder.embed([text]) for text in texts])
-    found, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (found, alone))
-    among = float(np.abs(alone - expected).max())
-    largest = float(np.abs(found - expected).max())
-    if largest <= LARGEST_DIFFERENCE < among:
-        raise EncoderError(
-            f"{source!r} gives a text another vector beside longer texts, by {among:.1e}: its layers do not leave out "
-            "the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
-        )
-    if not largest <= LARGEST_DIFFERENCE:
-        raise EncoderError(
-            f"{source!r}: the vectors differ from those of sentence-transformers by {largest:.1e}, the limit is "
-            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
-        )
+__all__ = ["main"]
 
 
 class AdoptOptions(BundleOptions):
@@ -216,15 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.adopt"))
 
-    def load(folder: Path) -> SentenceEncoder:
-        encoder = adopted(options.model, probes(PROBED), options.max_tokens)
-        encoder.backbone.config.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
-        return encoder
+    from training.export.adoption import adopt  # torch takes seconds, for which help and a wrong option need not wait
 
-    tasks = load_suites(options.data) if options.data else []
-    provenance = provenance_of_others(options.model, "training.adopt")
-    write_bundle(options.out, load, provenance, Path(options.model), options, tasks)
+    adopt(options.model, options.out, options)
 
 
 if __name__ == "__main__":

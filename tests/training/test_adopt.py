@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, se
 
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
-from training.adopt import adopted, main
+from training.adopt import main
+from training.export.adoption import adopted
 from training.model.graph_encoder import GraphEncoder
 
 TEXTS = [

@@ -11,9 +11,10 @@ from tiny_graphs import export_graphs_of
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
-from training.average import average, main
+from training.average import main
 from training.errors import EncoderError, RunError
 from training.export.__main__ import main as export
+from training.loop.soup import average
 from training.model.encoder import SentenceEncoder
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}

@@ -16,8 +16,9 @@ from encoding.command import run as run_command
 from evaluation.measures import units
 from service.app import create_app
 from service.settings import Settings
-from training.distil_static import Rows, fit, graph, main, measured, quantised, vocabulary_vectors
+from training.distil_static import main
 from training.export.__main__ import main as export
+from training.export.static import Rows, fit, graph, measured, quantised, vocabulary_vectors
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder, session
 

@@ -1,1 +1,1 @@
-"""Export: a finished run becomes ONNX graphs in a bundle."""
+"""Export: a run, or another model, becomes ONNX graphs in a bundle."""

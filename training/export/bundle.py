@@ -1,4 +1,4 @@
-"""A bundle of an encoder: its graphs, compared with torch and scored, the model card and the contract.
+"""A bundle of a run or of another encoder: its graphs, compared with torch and scored, the model card and the contract.
 
 For fp32 the faster of two graphs is kept; the others are fused for fp16 and quantised for int8.
 
@@ -7,44 +7,46 @@ more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a 
 """
 
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 from rich.console import Console
 
 from encoding.bundle import GRAPHS, INPUTS, PRECISIONS, SEARCH_NAMES, Precision, Provenance, seal, sha256, staging
 from encoding.canaries import CANARY_TEXTS, Canaries
-from encoding.options import Command
 from encoding.text import TOKENIZER_FILES
 from evaluation.card import with_figures
+from evaluation.suites import load_suites
 from evaluation.tables import figures
 from evaluation.task import Subject, Task, score_tasks, search_columns
 from training.data.corpus import read_lines
 from training.errors import ExportError, RunError
-from training.export.card import model_card, parent_metadata
+from training.export.card import model_card, parent_metadata, provenance_of
 from training.export.graph import fuse, halve, trace
 from training.export.layers import Form, one_row, writable
+from training.export.options import BundleOptions
 from training.export.parity import difference, probes
 from training.export.quantise import feeds_of, quantise, vocabulary_feeds
+from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
 from training.hub.sentence_transformer import write as write_sentence_transformer
 from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder, provider, session
+from training.run_folder import Run, kind_of
 
 __all__ = [
     "LARGEST_DIFFERENCE",
     "LARGEST_LOSS",
     "LARGEST_SEARCH_LOSS",
-    "BundleOptions",
+    "export",
     "make_graph",
     "race",
     "write_bundle",
@@ -116,35 +118,6 @@ def race(first: ModelProto, second: ModelProto) -> float:
     return float(np.exp(np.mean(logarithms)))
 
 
-class BundleOptions(Command):
-    """What every command that writes a bundle can be asked."""
-
-    precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest sequence, template included")
-    data: Path | None = Field(
-        None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
-    )
-    calibrate: Path | None = Field(
-        None, description="text to fit the int8 graph to, one per line, for a model that random tokens do not suit"
-    )
-    licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
-    notes: Path | None = Field(None, description="Markdown file to add to the model card")
-
-    @field_validator("precision")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        for name in value.split(","):
-            if name not in PRECISIONS:
-                raise PydanticCustomError(
-                    "precision", "{name} is not one of {known}", {"name": repr(name), "known": ", ".join(PRECISIONS)}
-                )
-        return value
-
-    @property
-    def precisions(self) -> list[Precision]:
-        return [name for name in PRECISIONS if name in self.precision.split(",")]
-
-
 @dataclass
 class _Findings:
     """What is measured for each precision."""
@@ -152,6 +125,41 @@ class _Findings:
     graphs: dict[Precision, str] = field(default_factory=dict)
     parity: dict[Precision, float] = field(default_factory=dict)
     scores: dict[Precision, dict[str, float]] = field(default_factory=dict)
+
+
+def export(
+    run: Path,
+    out: Path,
+    options: BundleOptions,
+    settings: dict[str, Any],
+    *,
+    sentence_transformers: bool = False,
+) -> None:
+    """Write the bundle `out` of a finished run, or of a bundle that sentence-transformers has trained further.
+
+    `settings` replace those of the run's embedding configuration. Raises ClozeError.
+    """
+    model, saved = _source(run)
+    provenance, parent = provenance_of(run)
+    tasks = load_suites(options.data) if options.data else []
+
+    def load(folder: Path) -> SentenceEncoder:
+        encoder = SentenceEncoder.load(str(model), **saved | settings)
+        for name in ("config.json", *TOKENIZER_FILES):
+            shutil.copyfile(model / name, folder / name)
+        return encoder
+
+    write_bundle(out, load, provenance, parent, options, tasks, sentence_transformers=sentence_transformers)
+
+
+def _source(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's weights, and the settings that are not in it. Raises RunError, EncoderError."""
+    kind = kind_of(str(run))
+    if kind == "run":
+        return Run(run).model, {}
+    if kind == "encoder" and is_sentence_transformer(run):
+        return run, saved_settings(run)
+    raise RunError(f"{run} is not a run; export takes a folder that training.fit wrote")
 
 
 def write_bundle(

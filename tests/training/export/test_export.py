@@ -80,7 +80,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
     tasks.append(RetrievalTask("weather", weather))
     monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
-    monkeypatch.setattr(export, "load_suites", lambda *_: tasks)
+    monkeypatch.setattr(exporting, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
 
