@@ -15,7 +15,7 @@ import numpy as np
 
 from encoding.bundle import Bundle, located
 from encoding.errors import BundleError
-from evaluation.calibrate import calibration_error
+from evaluation.curves import calibration_error
 from evaluation.measures import cosines_of, rank_correlation
 from evaluation.sts import load_tasks
 from training.model.graph_encoder import GraphEncoder

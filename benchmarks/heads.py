@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoding.bundle import Bundle, located
-from evaluation.head import fitted
+from evaluation.classifiers import fitted
 from evaluation.measures import units
 from evaluation.suites.transfer import Labelled, load_transfer
 from training.model.graph_encoder import GraphEncoder

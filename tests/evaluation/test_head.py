@@ -13,7 +13,8 @@ from tiny_bundle import WORDS, write_bundle
 from encoding.bundle import Bundle
 from encoding.command import run
 from encoding.heads import Head
-from evaluation.head import abstention_threshold, fitted, main
+from evaluation.classifiers import abstention_threshold, fitted
+from evaluation.head import main
 from evaluation.measures import units
 from training.model.graph_encoder import GraphEncoder
 
