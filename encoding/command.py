@@ -110,7 +110,7 @@ def _dispatch() -> int:
 def end_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The `sys.excepthook` of `python -m training.NAME`: for a package that is not installed, one line and status 2.
 
-    `run` cannot do it, because a command's module imports its packages before it calls `run`.
+    `run` cannot do it, because a command's module imports some packages before it calls `run`.
     """
     spec = sys.modules["__main__"].__spec__  # None until Python has located the module
     module = spec.name.removesuffix(".__main__") if spec else "training"

@@ -16,6 +16,7 @@ from encoding.command import COMMANDS, run
 from encoding.errors import ClozeError
 
 ROOT = Path(__file__).parents[1]
+SLOW = {"torch", "transformers", "sklearn", "scipy", "sentence_transformers"}  # to import
 
 
 def cloze(*words: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +74,8 @@ def test_an_unknown_command_is_one_line() -> None:
     [
         ("fit", "torch", "train", []),
         ("compare", "scipy", "train", ["a.json", "b.json"]),
+        ("average", "safetensors", "train", ["a", "b", "--out", "c"]),
+        ("calibrate", "sklearn", "train", ["cloze-mini", "--pairs", "a.csv"]),
         ("serve", "uvicorn", "cpu", ["--port", "0"]),
         ("evaluate", "matplotlib", "report", ["cloze-mini", "--data", "no-such-folder", "--report", "no-such-report"]),
     ],
@@ -130,6 +133,25 @@ def test_neither_side_is_imported_before_it_is_asked_for() -> None:
     script = f"import sys, encoding.command; print({others} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("word", "end"), [("--help", 0), ("--no-such-option", 2)])
+def test_no_command_waits_for_torch_before_it_has_read_its_options(word: str, end: int) -> None:
+    """One process is asked for all commands: what one of them imports stays imported."""
+    script = f"""
+import contextlib, io, sys
+from encoding.command import COMMANDS, main
+for name in COMMANDS:
+    sys.argv = ["cloze", name, {word!r}]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(name, code, *sorted({SLOW} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert found.stdout.splitlines() == [f"{name} {end}" for name in COMMANDS], found.stderr
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
