@@ -137,14 +137,15 @@ def _figures(
 ) -> tuple[dict[str, float], Numbers, Numbers]:
     """Figures, and of each answer the probability and whether it is right.
 
-    An answer is the most probable label of a text; or of each text and label whether the text has it.
+    An answer is the most probable label of a text; or, of several, each that is more probable than not.
     """
     if several:
         predicted = probabilities >= 0.5
-        confidence, right = probabilities.ravel(), gold.ravel().astype(float)
+        confidence, right = probabilities[predicted], gold[predicted].astype(float)
         figures = {
             "micro F1": float(f1_score(gold, predicted, average="micro", zero_division=0)),
             "macro F1": float(f1_score(gold, predicted, average="macro", zero_division=0)),
+            "calibration error": calibration_error(probabilities.ravel(), gold.ravel().astype(float)),
         }
     else:
         predicted = probabilities.argmax(axis=1)
@@ -152,8 +153,8 @@ def _figures(
         figures = {
             "accuracy": float(right.mean()),
             "macro F1": float(f1_score(gold, predicted, average="macro", zero_division=0)),
+            "calibration error": calibration_error(confidence, right),
         }
-    figures["calibration error"] = calibration_error(confidence, right)
     return figures, confidence, right
 
 

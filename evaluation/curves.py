@@ -59,7 +59,7 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
         meaning=meaning, lowest=lowest, highest=highest, pairs=len(pairs), source=judged.name, curves=curves
     )
     _write(bundle, found)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     for precision, curve in curves.items():
         console.print(
             f"{precision}: {curve.method}; calibration error {curve.error_before:.3f} before, {curve.error:.3f} after"
@@ -145,7 +145,8 @@ def _thresholds(predicted: Numbers, gold: Numbers, wanted: float) -> dict[str, f
 
 def _judged(path: Path) -> tuple[Pairs, Meaning]:
     """Pairs, and what their gold is. Raises CorpusError."""
-    labelled = not is_benchmark(path) and "label" in columns_of(path)
+    columns = {"score"} if is_benchmark(path) else columns_of(path)
+    labelled = "label" in columns and "score" not in columns  # as evaluate reads such a file
     pairs = load_duplicates(path) if labelled else load_pairs(path)
     counts = [pairs.gold.count(each) for each in (0.0, 1.0)] if labelled else [len(pairs)]
     if min(counts) < LEAST:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(bundle, heads)
     if head := heads.get(options.name):
         figures = "; ".join(f"{name} {value:.3f}" for name, value in head.figures.items())
-        Console(soft_wrap=True, highlight=False).print(
+        Console(soft_wrap=True, highlight=False, markup=False).print(
             f"{options.name}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}"
         )
 

@@ -41,7 +41,8 @@ __all__ = [
 LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
 
 Row: TypeAlias = tuple[str, str, object]
-COLUMNS = ("sentence1", "sentence2", "score")
+SENTENCES: Final = ("sentence1", "sentence2")
+COLUMNS: Final = (*SENTENCES, "score")
 
 STS_TASKS: Final = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 DEV_TASKS: Final = ("STS-B dev", "SICK-R trial")
@@ -165,7 +166,11 @@ def _columns(record: dict[str, Any], where: str) -> Row:
             f"{where} has no {', '.join(missing)} (it has {', '.join(map(str, record))}); "
             f"name the columns {', '.join(COLUMNS)}"
         )
-    return str(record["sentence1"]), str(record["sentence2"]), record["score"]
+    for name in SENTENCES:
+        if not isinstance(record[name], str) or not record[name].strip():
+            raise CorpusError(f"{where}: {name} is {record[name]!r}; write a text")
+    left, right = (record[name] for name in SENTENCES)
+    return left, right, record["score"]
 
 
 def load_tasks(data: str | Path, tasks: Sequence[str] = STS_TASKS) -> dict[str, Pairs]:

@@ -182,7 +182,7 @@ def _write(t5: str, definitions: Path, options: TemplateOptions, scorer: Scorer)
     writer = TemplateWriter.load(t5)
     writer.model.to(scorer.encoder.device)
     used = examples[: options.examples]
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     console.print(f"{t5} writes {options.count} templates for {len(used)} of {len(examples)} definitions")
     written = writer.write(used, options.count)
     usable = {template: score for template, score in written.items() if scorer.takes(template)}

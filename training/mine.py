@@ -37,7 +37,7 @@ LINKS: Final = 32  # of each text in FAISS's graph
 EXPLORED: Final = 256  # texts that FAISS looks at for a query
 ENDINGS: Final = (".csv", ".tsv", ".jsonl")
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 class MineOptions(ModelOptions):
@@ -53,6 +53,9 @@ class MineOptions(ModelOptions):
     )
     corpus: CliVariadicArg[list[str]] = Field(
         [], description="files of sentences to take negatives from (default: the second column of the pairs)"
+    )
+    corpus_columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in csv, tsv, jsonl or parquet files of --corpus"
     )
     out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
     negatives: Count = Field(1, description="negatives per pair; a pair with fewer is left out")
@@ -75,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     search = _faiss_search() if options.faiss else nearest  # first: FAISS may not be installed
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
-    texts = list(dict.fromkeys(text for (text,) in read_corpus(options.corpus).rows)) if options.corpus else positives
+    texts = positives
+    if options.corpus:
+        texts = list(dict.fromkeys(text for (text,) in read_corpus(options.corpus, options.corpus_columns).rows))
     subject = next(subjects(options.model, options))
     queries = units(subject.embed_queries([text for text, _ in pairs.rows]))
     places = {text: place for place, text in enumerate(dict.fromkeys([*texts, *positives]))}
@@ -159,7 +164,7 @@ def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> N
             for row in rows:
                 out.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
             return
-        writer = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",", lineterminator="\n")
+        writer = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",")
         writer.writerow(names)
         writer.writerows(rows)
 

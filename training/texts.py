@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -39,7 +40,7 @@ QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
 BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
 QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 class TextsOptions(Command):
@@ -91,16 +92,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _blocks(options: TextsOptions, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
-    """Runs of consecutive sentences in a random order. `seen` has digests; a sentence that it has ends a run.
+    """Runs of consecutive sentences of a file in a random order. `seen` has digests; a sentence that it has ends a run.
 
     Each sentence is added to `seen`, so that none is read twice.
     """
-    rows = read_corpus(options.corpus, options.columns).rows
-    starts = list(range(0, len(rows), BLOCK))
-    chance.shuffle(starts)
-    for start in starts:
+    corpus = read_corpus(options.corpus, options.columns)
+    ends = [*corpus.starts, len(corpus)]
+    spans = [(start, min(start + BLOCK, end)) for begin, end in pairwise(ends) for start in range(begin, end, BLOCK)]
+    chance.shuffle(spans)
+    for start, end in spans:
         block: list[str] = []
-        for (sentence,) in rows[start : start + BLOCK]:
+        for (sentence,) in corpus.rows[start:end]:
             digest = _digest(sentence)
             if digest not in seen:
                 seen.add(digest)
@@ -194,7 +196,7 @@ def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
     """A few consecutive words, `fewest` at least, as someone would type them."""
     words = sentence.split()
     count = chance.randint(fewest, QUERY_WORDS)
-    first = chance.randrange(max(1, len(words) - count))
+    first = chance.randrange(max(1, len(words) - count + 1))
     query = " ".join(words[first : first + count])
     form = chance.random()
     if form < QUESTION_SHARE:

@@ -162,3 +162,15 @@ def test_pairs_that_say_too_little_are_one_line_and_change_nothing(
     assert message in found.err
     assert found.err.count("\n") == 1
     assert bundle.unchanged()
+
+
+def test_where_a_file_has_both_it_is_the_score_that_counts(tmp_path: Path) -> None:
+    """As in `evaluate`."""
+    bundle = Bundle.load(write_bundle(tmp_path / "tiny"))
+    pairs = write_pairs(tmp_path / "pairs.csv", ["0", "2.5", "5"] * 50, "score")
+    header, *rows = pairs.read_text().splitlines()
+    pairs.write_text("\n".join([f"{header},label", *(f"{row},entailment" for row in rows)]) + "\n")
+    main([str(bundle.path), "--pairs", str(pairs)])
+    calibration = Bundle.load(bundle.path).calibration
+    assert calibration is not None
+    assert calibration.meaning == "score"

@@ -94,6 +94,12 @@ def test_pairs_are_read_in_every_form(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", "sentence1,score\nx,1\n", "line 2 has no sentence2"),
+        ("a.csv", "sentence1,sentence2,score\nx,y,1\n ,y,2\n", "line 3: sentence1 is ' '; write a text"),
+        (
+            "a.jsonl",
+            '{"sentence1": "x", "sentence2": ["y"], "score": 1}\n',
+            r"line 1: sentence2 is \['y'\]; write a text",
+        ),
         ("a.csv", "sentence1,sentence2,score\nx,y,high\n", "line 2: score 'high' is not a number"),
         ("a.jsonl", '{"sentence1": "x", "sentence2": "y", "score": NaN}\n', "is not a number"),
         ("a.csv", "sentence1,sentence2,score\n", "has no pairs"),

@@ -188,3 +188,12 @@ def test_eight_texts_of_a_label_suffice(tmp_path: Path) -> None:
     main([str(bundle), "--name", "t", "--train", str(write_labelled(tmp_path / "x.csv", ["a", "b"] * 8))])
     head = Bundle.load(bundle).heads["t"]
     assert all(math.isfinite(value) for value in head.figures.values())
+
+
+def test_of_several_labels_none_is_given_that_is_less_probable_than_not() -> None:
+    """Labels that are always found leave room for wrong ones, which must not lower the threshold."""
+    vectors, first = drawn(2000, 2, sharpness=500)
+    head = learnt(vectors, np.stack([first, 1 - first], axis=1).astype(bool), 2)
+    assert head.figures["micro F1"] > 0.95
+    assert head.threshold is not None
+    assert head.threshold >= 0.5

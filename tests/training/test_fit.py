@@ -220,7 +220,7 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
         (["mlm", "--corpus", "{text}", "--columns", "a", "b"], "columns names 2; method 'mlm' reads 1"),
         (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
-        (["simcse", "--corpus", "{pairs}"], "has columns a, b; say which to read: --columns NAME"),
+        (["simcse", "--corpus", "{pairs}"], "has columns a, b; name the column to read"),
         (["simcse", "--corpus", "{empty}"], "no sentence is left of {empty}: 0 rows from 1 files; left out: 3 empty"),
         (["simcse", "--corpus", "{text}", "--batch-size", "1"], "batch_size is 1: Input should be greater than 1"),
         (

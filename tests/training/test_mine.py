@@ -84,11 +84,13 @@ def test_the_command_writes_a_corpus_that_can_be_read(
     assert rows == expected
 
 
-def test_negatives_come_from_another_corpus(tmp_path: Path, tiny_bert: Path) -> None:
-    encoder, texts, out = tmp_path / "encoder", tmp_path / "texts.txt", tmp_path / "mined.jsonl"
+@pytest.mark.parametrize("ending", [".txt", ".csv"])
+def test_negatives_come_from_another_corpus(tmp_path: Path, tiny_bert: Path, ending: str) -> None:
+    encoder, texts, out = tmp_path / "encoder", tmp_path / f"texts{ending}", tmp_path / "mined.jsonl"
     SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean").save(encoder)
-    texts.write_text("a letter\na field\nthe city\n", encoding="utf-8")
-    words = ["--pairs", str(write(tmp_path / "pairs.csv", PAIRS)), "--corpus", str(texts), "--out", str(out)]
+    header, column = ("text\n", ["--corpus-columns", "text"]) if ending == ".csv" else ("", [])
+    texts.write_text(f"{header}a letter\na field\nthe city\n", encoding="utf-8")
+    words = ["--pairs", str(write(tmp_path / "pairs.csv", PAIRS)), "--corpus", str(texts), *column, "--out", str(out)]
     mine.main([str(encoder), *words, "--margin", "0"])
     found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert found
@@ -110,3 +112,10 @@ def test_errors_are_one_line(tmp_path: Path, tiny_bert: Path, capsys: pytest.Cap
         assert run_command(lambda words=words: mine.main([str(encoder), *words])) == 2
         assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("m*.csv"))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_texts_with_line_ends_are_read_as_they_were_written(tmp_path: Path, ending: str) -> None:
+    rows = [("one\rtwo", "b\nc", 'say "d"'), ("e\r\nf", "g\th", "i,j")]
+    mine._write(tmp_path / f"mined{ending}", ["sent0", "sent1", "negative"], rows)
+    assert list(read_corpus([str(tmp_path / f"mined{ending}")], ["sent0", "sent1", "negative"]).rows) == rows

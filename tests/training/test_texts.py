@@ -183,3 +183,24 @@ def test_a_query_has_no_blanks_around_it() -> None:
     queries = {query_of("so ( he said ) . ( and then )", random.Random(seed)) for seed in range(400)}
     assert len(queries) > 20
     assert [query for query in queries if query != query.strip()] == []
+
+
+def test_no_passage_is_of_two_articles(tmp_path: Path) -> None:
+    """Articles are files, or runs of lines between empty ones."""
+    articles = ["\n".join(SENTENCES[start : start + 12]) for start in range(0, len(SENTENCES), 12)]
+    (tmp_path / "in-one.txt").write_text("\n\n".join(articles[:150]), encoding="utf-8")
+    for number, article in enumerate(articles[150:]):
+        (tmp_path / f"article-{number}.txt").write_text(article, encoding="utf-8")
+    texts = made(tmp_path / "out", str(tmp_path / "*.txt"))
+    held_out = load_collection(tmp_path / "out" / "inverse-cloze").documents
+    passages = [each["text"] for each in texts if each["kind"] == "passage"]
+    assert len(passages) == 60
+    for passage in [*passages, *held_out]:
+        assert len({SENTENCES.index(sentence) // 12 for sentence in sources(passage)}) == 1
+
+
+def test_a_query_may_be_any_words_of_a_sentence() -> None:
+    words = [f"w{number}" for number in range(15)]
+    queries = [query_of(" ".join(words), random.Random(seed)) for seed in range(4000)]
+    for word in words:
+        assert sum(word in query.rstrip("?").split() for query in queries) > 150

@@ -15,18 +15,20 @@ import math
 import random
 import tempfile
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from glob import glob, has_magic
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoding.bundle import Source, sha256
-from training.data.stored_rows import ChosenRows, Row, StoredRows
+from training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from training.errors import CorpusError
 
 __all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]
@@ -35,12 +37,15 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _OPEN: Final[dict[str, Callable[..., Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED: Final = (*_OPEN, ".zst")
 
+csv.field_size_limit(2**31 - 1)  # a text may be longer than the 131,072 characters that Python's readers accept
+
 
 @dataclass
 class Corpus:
     """Rows to train on, the files they come from, and how many rows were left out for which reason.
 
-    `held_out` are rows of the same files that are not trained on.
+    `held_out` are rows of the same files that are not trained on. `starts` has the places, before any sampling, of rows
+    that do not follow the row before them in one file.
     """
 
     rows: Sequence[Row] = ()
@@ -49,6 +54,8 @@ class Corpus:
     empty: int = 0
     outside: int = 0
     last: int = 0  # rows without a next one
+    repeated: int = 0  # rows equal to one that is held out
+    starts: "array[int]" = field(default_factory=partial(array, "q"))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,16 +67,20 @@ class Corpus:
         left_out = f"left out: {self.empty:,} empty, {self.outside:,} by length"
         if self.last:
             left_out += f", {self.last:,} without a next sentence"
+        if self.repeated:
+            left_out += f", {self.repeated:,} as equal to rows held out"
         held_out = f"; held out: {len(self.held_out):,}" if self.held_out else ""
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
 
-    def hold_out(self, count: int, seed: int) -> None:
-        """Move `count` rows, drawn by the seed, from `rows` to `held_out`."""
+    def hold_out(self, count: int, seed: int) -> Self:
+        """The corpus with `count` rows, drawn by the seed, held out; rows equal to one of them are left out."""
         chosen = random.Random(seed).sample(range(len(self.rows)), count)
-        self.held_out = [self.rows[place] for place in chosen]
+        held_out = [self.rows[place] for place in chosen]
         kept = np.ones(len(self.rows), dtype=bool)
-        kept[chosen] = False
-        self.rows = ChosenRows(self.rows, np.flatnonzero(kept))
+        kept[places_of(self.rows, set(held_out))] = False
+        places = np.flatnonzero(kept)
+        repeated = len(self.rows) - count - len(places)
+        return replace(self, rows=ChosenRows(self.rows, places), held_out=held_out, repeated=repeated)
 
     def files(self) -> NDArray[np.int64]:
         """The number of each row's file, from 0, (n)."""
@@ -107,7 +118,7 @@ def read_corpus(
     )
     if not corpus.rows:
         raise CorpusError(
-            f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and min_words, max_words"
+            f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and the limits of words"
         )
     if sample is not None and sample < len(corpus.rows):
         places = random.Random(seed).sample(range(len(corpus.rows)), sample)
@@ -169,9 +180,9 @@ def finite_score(score: object, where: str) -> float:
     """The number that a cell holds. Raises CorpusError, which says where the cell is."""
     try:
         number = float(score)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not math.isfinite(number) or isinstance(score, bool) or "_" in str(score):  # Python reads 1_0 as 10
         raise CorpusError(f"{where}: score {score!r} is not a number; write one such as 3.5")
     return number
 
@@ -197,19 +208,21 @@ def _stored(rows: Iterable[Row]) -> StoredRows:
             f"the sentences cannot be stored in {tempfile.gettempdir()} ({error}); free space there, or set TMPDIR to "
             "another folder"
         ) from error
-    except UnicodeEncodeError as error:
-        raise CorpusError(f"a text has half of a pair of surrogates ({error}); remove it") from error
 
 
 def _counted(corpus: Corpus, path: Path, rows: Iterable[Row | None], next_sentences: bool) -> Iterator[Row]:
     """The rows of a file, each with the next one's sentences if these are asked for; at its end `corpus` has it."""
-    count = 0
+    before, count, follows = sum(source.sentences for source in corpus.sources), 0, False
     for row, following in pairwise(chain(rows, [None])):
         if row is None:
+            follows = False
             continue
         if next_sentences and following is None:
             corpus.last += 1
             continue
+        if not follows:
+            corpus.starts.append(before + count)
+        follows = True
         count += 1
         yield row + following if next_sentences and following else row
     corpus.sources.append(Source(name=path.name, sentences=count, sha256=sha256(path)))
@@ -239,11 +252,11 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
         return
     for number, record in read_records(path):
         if not columns:
-            raise CorpusError(f"{path} has columns {', '.join(map(str, record))}; say which to read: --columns NAME")
+            raise CorpusError(f"{path} has columns {', '.join(map(str, record))}; name the column to read")
         for column in columns:
             if column not in record:
                 found = ", ".join(map(str, record))
-                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: choose with --columns")
+                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: name one of these")
         texts = columns[:-1] if scored else columns
         for column in texts:
             if not isinstance(record[column], str | None):
@@ -295,7 +308,11 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[st
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+            if "\\u" in line:
+                json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise CorpusError(f"{path}, line {number}: half of a pair of surrogates ({error}); remove it") from error
+        except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(record, dict):
             raise CorpusError(f"{path}, line {number}: {line.strip():.60} is not a JSON object; write one per line")

@@ -4,14 +4,14 @@ The operating system keeps in memory what is read, and takes that memory back wh
 """
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, Final, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ChosenRows", "Row", "StoredRows"]
+__all__ = ["ChosenRows", "Row", "StoredRows", "places_of"]
 
 Row = tuple[str, ...]
 
@@ -47,7 +47,7 @@ class StoredRows(_Rows):
     def write(cls, rows: Iterable[Row]) -> Self:
         """Write rows of one width to a temporary file, which has no name once it is mapped.
 
-        Raises OSError, and UnicodeEncodeError for half of a surrogate pair.
+        Raises OSError.
         """
         import pyarrow as pa  # here, because it is large
 
@@ -81,3 +81,17 @@ class ChosenRows(_Rows):
 
     def row(self, place: int) -> Row:
         return self.rows[int(self.places[place])]
+
+
+def places_of(rows: Sequence[Row], wanted: Collection[Row]) -> NDArray[np.int64]:
+    """The places of all rows that are among the `wanted` ones, in order."""
+    if isinstance(rows, ChosenRows):
+        return np.flatnonzero(np.isin(rows.places, places_of(rows.rows, wanted)))
+    places: Iterable[int] = range(len(rows))
+    if isinstance(rows, StoredRows) and rows:
+        import pyarrow as pa  # here, because it is large
+        from pyarrow import compute
+
+        firsts = pa.array(sorted({row[0] for row in wanted}), pa.string())  # a first look, without making rows
+        places = np.flatnonzero(compute.is_in(rows.columns[0], value_set=firsts).to_numpy()).tolist()
+    return np.array([place for place in places if rows[place] in wanted], np.int64)

@@ -44,7 +44,7 @@ HELD_OUT: Final = 2000  # sentences that are only measured, or a tenth of fewer
 NEAREST: Final = 10
 EXACT: Final = 2**24  # up to which float32 has every whole number
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 Item = TypeVar("Item")
 Floats = NDArray[np.float32]

@@ -108,15 +108,15 @@ def _read(recipe: Recipe) -> Corpus:
     )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
-    _hold_out(corpus, recipe)
+    corpus = _hold_out(corpus, recipe)
     _check_weighted_files(corpus, recipe)
     if getattr(recipe, "no_duplicates", False):
         DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
     return corpus
 
 
-def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
-    """Take the rows that are not trained on out of the corpus. Raises RecipeError."""
+def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
+    """The corpus without the rows that are held out, and those equal to them. Raises CorpusError, RecipeError."""
     most = len(corpus) - recipe.batch_size
     count = recipe.held_out
     if count is None:
@@ -132,7 +132,14 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> None:
     least = 2 * processes().num_processes
     if 0 < count < least:
         raise RecipeError(f"held_out is {count} and a loss needs {least} rows or more; raise it, or write 0")
-    corpus.hold_out(count, recipe.seed)
+    if not count:
+        return corpus
+    left = corpus.hold_out(count, recipe.seed)
+    if len(left) >= recipe.batch_size:
+        return left
+    if recipe.held_out is None:  # the corpus is a few texts, repeated
+        return corpus
+    raise CorpusError(f"{left}: fewer than one batch of {recipe.batch_size}; add text, or write held_out = 0")
 
 
 def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:

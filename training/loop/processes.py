@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
 M_MMAP_MAX: Final = -4
 LARGEST: Final = 2**31 - 1
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 PATIENCE = 60.0  # seconds after which a network file system shows a new file to all nodes
 

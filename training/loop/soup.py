@@ -20,7 +20,7 @@ from training.run_folder import Run, kind_of, parent_name
 
 __all__ = ["average"]
 
-console = Console(stderr=True, soft_wrap=True, highlight=False)
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def average(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from accelerate.utils import broadcast_object_list
+from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
@@ -207,15 +208,24 @@ class ObjectiveTrainer(Trainer):
         (metrics,) = found
         self.log(dict(metrics))
         if self.best and self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
+            about = {"step": str(self.state.global_step), "metric": repr(metrics[str(self.args.metric_for_best_model)])}
             with replacing(self.best) as partial:
-                save_model(self.objective, str(partial))
+                save_model(self.objective, str(partial), about)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def load_best(self) -> None:
-        """Load the best weights if an evaluation chose some; otherwise those of the last step stay."""
+        """Load the best weights if an evaluation chose some; otherwise those of the last step stay.
+
+        A killed run may have saved them after its last checkpoint, at an evaluation that came out worse when it was
+        repeated. So it is the file that says whose weights they are.
+        """
         if self.best and self.best.is_file():
             load_model(self.objective, self.best)
+            with safe_open(self.best, "pt") as file:
+                about = file.metadata() or {}
+            if "step" in about:  # it is not in a run that an older version began
+                self.state.best_global_step, self.state.best_metric = int(about["step"]), float(about["metric"])
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """Whether they are better than all before; the Trainer records it after the evaluation."""

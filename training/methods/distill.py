@@ -135,6 +135,6 @@ def _teacher_vectors(encoder: SentenceEncoder, recipe: DistillRecipe) -> Teacher
         own = encoder.embed(found.sample)  # (n, d)
         left, _, right = np.linalg.svd((found.of(found.sample) @ axes).T @ units(own), full_matrices=False)
         found = found.projected((axes @ left @ right).astype(np.float32))
-        console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=rank_and_count()[0] > 0)
+        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, quiet=rank_and_count()[0] > 0)
         console.print(f"teacher vectors: {kept:.1%} of their squares are in {axes.shape[1]} principal axes")
     return found

@@ -54,11 +54,17 @@ class HeldOut:
             yield self.rows[start : start + own]
 
     def _spread(self, objective: Objective) -> dict[str, float]:
-        """Positives are the first two of the recipe's columns, or a text without and with dropout."""
+        """Positives are the first two of the recipe's columns, or a text without and with dropout.
+
+        Of two columns, the first is in the template of queries and the second in that of documents.
+        """
         encoder, columns = objective.encoder, list(zip(*self.rows[:SPREAD_ROWS], strict=True))
-        vectors = encoder.embed(columns[0])
-        paired = len(objective.recipe.columns) > 1
-        positives = encoder.embed(columns[1]) if paired else encoder.embed(columns[0], dropout=True)
+        if len(objective.recipe.columns) > 1:
+            vectors = encoder.named("query").embed(columns[0])
+            positives = encoder.named("document").embed(columns[1])
+        else:
+            vectors = encoder.embed(columns[0])
+            positives = encoder.embed(columns[0], dropout=True)
         return {"alignment": float(alignment(vectors, positives).mean()), "uniformity": uniformity(vectors)}
 
 

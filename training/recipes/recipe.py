@@ -117,10 +117,13 @@ class Recipe(BaseModel):
     held_out: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="rows of the corpus to keep out of training; without dev, the checkpoint with the lowest loss on "
-        "them is chosen; 0: none; unset: 5 % of the corpus, 1,000 rows at most, in whole batches, and none with dev",
+        "them is chosen, and rows equal to them are left out; 0: none; unset: 5 % of the corpus, 1,000 rows at most, "
+        "in whole batches, and none with dev",
     )
     eval_steps: Positive = Field(
-        125, description="steps between evaluations on the dev data or the rows held out; the best weights are kept"
+        125,
+        description="steps between evaluations on the dev data or the rows held out; one more follows the last step, "
+        "and the best weights are kept",
     )
     save_steps: Positive | None = Field(
         None, description="steps between checkpoints, from which --resume continues; unset: eval_steps"

@@ -97,11 +97,12 @@ def test_length_limits_and_samples_are_counted_and_seeded(tmp_path: Path) -> Non
         ("a.txt", b"good\nbad \xff byte\n", (), r"a\.txt, after line \d: not UTF-8"),
         ("a.txt", b"\n \n", (), r"no sentence is left of .*2 empty"),
         ("a.csv", b"x,y\n1,2\n", ("text",), r"a\.csv, line 2: no column 'text'; it has x, y"),
-        ("a.csv", b"x,y\n1,2\n", (), "has columns x, y; say which to read: --columns"),
+        ("a.csv", b"x,y\n1,2\n", (), "has columns x, y; name the column to read"),
         ("a.csv", b"x,y\n1,\xff\n", ("x",), r"a\.csv, after line \d: not UTF-8"),
         ("a.jsonl", b'{"text": 3}\n', ("text",), "line 1: text is 3; write a text"),
         ("a.jsonl", b"{\n", ("text",), "line 1: not JSON"),
         ("a.jsonl", b"[1]\n", ("text",), "line 1: .* is not a JSON object"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", ("text",), "line 1: not JSON"),
         ("a.docx", b"x", ("text",), "cannot tell the format from its name"),
         ("a.parquet.gz", b"x", ("text",), "cannot tell the format from its name"),
         ("a.parquet", b"x", ("text",), "cannot be read as parquet"),
@@ -169,9 +170,7 @@ def test_samples_and_held_out_rows_are_those_of_a_list(tmp_path: Path) -> None:
     corpus = read_corpus([path], sample=300, seed=5)
     listed = random.Random(5).sample([(line,) for line in lines], 300)
     assert list(corpus.rows) == listed
-    in_memory = Corpus(rows=listed)
-    for each in (corpus, in_memory):
-        each.hold_out(40, seed=1)
+    corpus, in_memory = (each.hold_out(40, seed=1) for each in (corpus, Corpus(rows=listed)))
     assert list(corpus.rows) == list(in_memory.rows)
     assert corpus.held_out == in_memory.held_out
 
@@ -180,9 +179,12 @@ def test_each_row_knows_its_file(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.txt", f"{name}\n\n" * size) for name, size in (("a", 5), ("b", 0), ("c", 7))]
     corpus = read_corpus(paths[:1] + paths[2:])
     assert corpus.files().tolist() == [0] * 5 + [1] * 7
-    corpus = read_corpus(paths, sample=6, seed=3)
-    corpus.hold_out(2, seed=0)
-    assert [{"a": 0, "c": 2}[text] for (text,) in corpus.rows] == corpus.files().tolist()
+    paths = [
+        write(tmp_path / f"{name}.txt", "".join(f"{name}{number}\n" for number in range(size)))
+        for name, size in (("a", 5), ("b", 0), ("c", 7))
+    ]
+    corpus = read_corpus(paths, sample=6, seed=3).hold_out(2, seed=0)
+    assert [{"a": 0, "c": 2}[text[0]] for (text,) in corpus.rows] == corpus.files().tolist()
 
 
 def test_a_folder_that_takes_no_rows_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,5 +196,36 @@ def test_a_folder_that_takes_no_rows_says_what_to_do(tmp_path: Path, monkeypatch
 
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800 b"}\n')
-    with pytest.raises(CorpusError, match="half of a pair of surrogates"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: half of a pair of surrogates"):
         read_corpus([path], ["text"])
+
+
+@pytest.mark.parametrize("score", ["true", "1" + "0" * 400, '"1_0"', "null", '"x"'])
+def test_what_is_no_score_is_refused(tmp_path: Path, score: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{{"one": "x", "other": "y", "score": {score}}}\n')
+    with pytest.raises(CorpusError, match=r"line 1: score .* is not a number"):
+        read_corpus([path], ["one", "other", "score"], scored=True)
+
+
+def test_a_cell_may_be_long(tmp_path: Path) -> None:
+    long = "word " * 40_000
+    path = write(tmp_path / "a.csv", f'text\n"{long}"\n')
+    assert list(read_corpus([path], ["text"]).rows) == [(long.strip(),)]
+
+
+def test_a_row_that_does_not_follow_the_one_before_it_is_known(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.txt", "\na\nb\n\n\nc\n\n"), write(tmp_path / "b.txt", "d\ne\n")]
+    corpus = read_corpus(paths)
+    assert [corpus.rows[place] for place in corpus.starts] == [("a",), ("c",), ("d",)]
+
+
+@pytest.mark.parametrize("sample", [None, 900])
+def test_rows_equal_to_a_held_out_one_are_not_trained_on(tmp_path: Path, sample: int | None) -> None:
+    lines = [f"a {number % 400}\tb {number // 800}" for number in range(1000)]
+    path = write(tmp_path / "a.tsv", "\n".join(["one\tother", *lines]))
+    corpus = read_corpus([path], ["one", "other"], sample=sample)
+    left = corpus.hold_out(50, seed=3)
+    assert len(left.held_out) == 50
+    assert list(left.rows) == [row for row in corpus.rows if row not in left.held_out]
+    assert left.repeated == len(corpus) - 50 - len(left) > 20
+    assert f"{left.repeated} as equal to rows held out; held out: 50" in str(left)

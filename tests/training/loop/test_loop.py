@@ -11,7 +11,7 @@ import pytest
 import torch
 from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_resumed
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from two_processes import in_two
 
@@ -222,6 +222,17 @@ def test_a_killed_run_that_saves_seldom_ends_as_an_unbroken_one(words: Words, tm
     whole, killed = whole_and_resumed(load_recipe("simcse", keys), tmp_path)
     assert killed.best.is_file()
     assert killed.provenance()["best_step"] == whole.provenance()["best_step"]
+
+
+def test_the_best_step_is_that_of_the_weights_that_are_kept(words: Words, tmp_path: Path) -> None:
+    """A run may be killed after an evaluation that comes out worse when it is repeated, on a GPU for example."""
+    keys = words | {"eval_steps": ["1"], "save_steps": ["2"], "learning_rate": ["0.5"], "warmup_steps": ["0"]}
+    recipe, run = load_recipe("simcse", keys), Run(tmp_path / "run")
+    fit_until_killed(recipe, run)
+    save_file(load_file(run.best), run.best, {"step": "3", "metric": "99.5"})
+    fit(recipe, run, resume=True)
+    found = run.provenance()
+    assert (found["best_step"], found["dev_score"]) == (3, 99.5)
 
 
 def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contrastive_methods import METHODS, ROWS, add_masked_head, build
@@ -14,6 +15,7 @@ from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from two_processes import in_two
 
+from encoding.bundle import SEARCH_NAMES
 from encoding.command import run as run_command
 from evaluation.measures import alignment, uniformity
 from training.data.corpus import Corpus
@@ -103,9 +105,7 @@ def test_a_single_text_is_aligned_with_itself_under_dropout(masked: Path) -> Non
 
 def test_rows_are_drawn_by_the_seed() -> None:
     def drawn(seed: int) -> Corpus:
-        corpus = Corpus([(str(number),) for number in range(1003)])
-        corpus.hold_out(100, seed)
-        return corpus
+        return Corpus([(str(number),) for number in range(1003)]).hold_out(100, seed)
 
     one, same, other = drawn(5), drawn(5), drawn(6)
     assert one.held_out == same.held_out != other.held_out
@@ -223,3 +223,16 @@ def test_patience_counts_losses_that_are_not_lower(tmp_path: Path, words: list[s
     steady = ["--learning-rate", "1e-30", "--eval-steps", "1", "--patience", "2"]
     assert main(["simcse", *words, *steady, "--out", str(run.path)]) == 0
     assert run.provenance()["steps"] == 3
+
+
+def test_pairs_are_in_the_templates_of_queries_and_documents(steady: dict[str, list[str]]) -> None:
+    keys = {"query_template": ["query: [X]"], "document_template": ["passage: [X]"]}
+    objective = build("simcse", Path(*steady["encoder"]), columns=["a", "b"], **keys)
+    rows = [(f"The {word} run.", f"A {word}.") for word in WORDS]
+    figures, encoder = HeldOut(rows, 0).figures(objective), objective.encoder
+    queries, documents = (
+        encoder.named(name).embed(column) for name, column in zip(SEARCH_NAMES, zip(*rows, strict=True), strict=True)
+    )
+    assert not np.allclose(queries, encoder.embed([row[0] for row in rows]))
+    assert figures["alignment"] == pytest.approx(float(alignment(queries, documents).mean()))
+    assert figures["uniformity"] == pytest.approx(uniformity(queries))
