@@ -113,9 +113,18 @@ def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path)
     assert run_module(module, "torch", tmp_path) == (2, advice)
 
 
-def test_any_missing_package_is_one_line_for_python_too(tmp_path: Path) -> None:
-    advice = "error: python -m training.compare needs scipy, which is not installed: pip install 'cloze[train]'\n"
-    assert run_module("training.compare", "scipy", tmp_path, "a.json", "b.json") == (2, advice)
+@pytest.mark.parametrize(
+    ("module", "missing", "words"),
+    [
+        ("training.compare", "scipy", ["a.json", "b.json"]),
+        ("evaluation.calibrate", "sklearn", ["cloze-mini", "--pairs", "a.csv"]),
+    ],
+)
+def test_any_missing_package_is_one_line_for_python_too(
+    module: str, missing: str, words: list[str], tmp_path: Path
+) -> None:
+    advice = f"error: python -m {module} needs {missing}, which is not installed: pip install 'cloze[train]'\n"
+    assert run_module(module, missing, tmp_path, *words) == (2, advice)
 
 
 def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) -> None:
