@@ -2,15 +2,19 @@
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from killed_runs import fit, whole_and_resumed
+from numpy.typing import NDArray
 from recipes import load_recipe
 
 from encoding.errors import ClozeError
 from training.data.corpus import Corpus, read_corpus
+from training.data.stored_rows import ChosenRows
 from training.errors import CorpusError
 from training.loop.prepare import prepare
 from training.methods.simcse import SimCSE
@@ -62,6 +66,16 @@ def test_a_killed_run_with_weights_ends_as_an_unbroken_one(words: Words, tmp_pat
     assert log(killed.path) == log(whole.path)
 
 
+@dataclass
+class InMemory(Corpus):
+    numbers: NDArray[np.int64] | None = None  # of the files of all rows
+
+    def files(self) -> NDArray[np.int64]:
+        assert self.numbers is not None
+        assert isinstance(self.rows, ChosenRows)
+        return self.numbers[self.rows.places]
+
+
 @pytest.mark.parametrize("order", [{}, {"weights": ["2", "1"]}, {"group_by_length": ["true"]}])
 def test_rows_on_disk_train_as_rows_in_memory_do(
     order: Words, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,10 +85,7 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
 
     def read_into_memory(*arguments: Any) -> Corpus:
         corpus = read_corpus(*arguments)
-        files = corpus.files()
-        corpus.rows = list(corpus.rows)
-        monkeypatch.setattr(corpus, "files", lambda: files[corpus.rows.places])  # type: ignore[attr-defined]
-        return corpus
+        return InMemory(**vars(corpus) | {"rows": list(corpus.rows), "numbers": corpus.files()})
 
     monkeypatch.setattr("training.loop.prepare.read_corpus", read_into_memory)
     fit(recipe, Run(tmp_path / "memory"))

@@ -215,7 +215,7 @@ def test_a_few_steps_on_a_batch_lower_its_loss(name: str, tiny_bert: Path) -> No
             pairs(),
             "sentence1 sentence2 label",
             {},
-            "no column 'score'; it has sentence1, sentence2, label: choose with",
+            "no column 'score'; it has sentence1, sentence2, label: name one of these",
         ),
         (pairs(), "a b c", {"columns": ["a", "b"]}, "columns names 2; method 'scored' reads 3"),
         (pairs(), "sentence1 sentence2 score", {"scale": 0}, "scale is 0.0: Input should be greater than 0"),
