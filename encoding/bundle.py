@@ -216,6 +216,12 @@ class Bundle:
     def name(self) -> str:
         return Path(os.path.abspath(self.path)).name  # the link's own name, so that its target may change
 
+    def copy(self, folder: Path) -> None:
+        """Copy the bundle's files into a folder, all but the contract."""
+        for name in self.spec.files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.path / name, folder / name)
+
     def unchanged(self) -> bool:
         """Whether the contract and the files are still those that were loaded. Raises BundleError."""
         try:
@@ -267,6 +273,8 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
+    if target == Path.cwd():
+        raise BundleError(f"{target} is the working directory, which cannot be replaced; name a folder in it")
     if target.is_mount():
         raise BundleError(f"{target} is a mount point, which cannot be replaced; name a folder in it")
     try:
@@ -313,14 +321,22 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
 def altered(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Path]:
     """Yield a copy of a bundle's folder to alter, which is sealed and replaces the bundle at the end of the block.
 
-    The graphs and all that decides a vector have to stay as they are. `provenance` replaces the bundle's own.
+    The graphs and all that decides a vector have to stay as they are. `provenance` replaces the bundle's own. Files of
+    others in the folder, such as git's, stay there. Raises BundleError if the bundle was replaced meanwhile.
     """
     spec = bundle.spec
     with staging(bundle.path.resolve()) as folder:  # a link stays a link
-        shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
+        if not bundle.unchanged():
+            raise BundleError(f"{bundle.path} was replaced since it was read; start again")
+        bundle.copy(folder)
         yield folder
         config = EmbeddingConfig.model_validate(spec.model_dump(include=set(EmbeddingConfig.model_fields)))
         seal(folder, config, spec.dimension, spec.weights, provenance or spec.provenance)
+        for path in bundle.path.rglob("*"):
+            name, target = path.relative_to(bundle.path).as_posix(), folder / path.relative_to(bundle.path)
+            if (path.is_symlink() or path.is_file()) and name not in spec.files and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target, follow_symlinks=False)
 
 
 def upgrade(content: Any) -> Any:

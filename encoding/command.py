@@ -68,14 +68,21 @@ def run(command: Callable[[], int | None]) -> int:
     except ClozeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        print(f"error: {error}; free space on that disk, and start the command again", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not _is_full(error):
+            raise
+        print(f"error: {error}; free space on that disk, and start the command again", file=sys.stderr)
+        return 2
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a full disk raised it: an OSError, or one of a library in Rust, such as safetensors."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)
 
 
 def program(module: str) -> str:

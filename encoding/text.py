@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
 
@@ -194,11 +195,10 @@ class TextEncoder:
         """Return how many tokens of a text fit."""
         return self.max_tokens - self.template_tokens
 
-    @property
+    @cached_property
     def vocabulary_size(self) -> int:
-        """Return the size of the vocabulary, special tokens included."""
-        size: int = self._tokenizer.get_vocab_size()
-        return size
+        """Return how many ids there are, special tokens included: the highest and 1, if some have no token."""
+        return 1 + max(self._tokenizer.get_vocab().values())
 
     @property
     def shortest(self) -> list[int]:
@@ -208,9 +208,9 @@ class TextEncoder:
     @property
     def longest(self) -> list[int]:
         """Return a sequence of `max_tokens` tokens: one ordinary token, repeated, in the template."""
-        ordinary = (token for token in range(self.vocabulary_size) if token not in self.special)
-        known = (token for token in ordinary if self._spelling(token) is not None)
-        return [*self.prefix_ids, *[next(known, self.special.sep)] * self.text_tokens, *self.suffix_ids]
+        known = (token for token in range(self._tokenizer.get_vocab_size()) if self.knows(token))
+        ordinary = (token for token in known if token not in self.special)
+        return [*self.prefix_ids, *[next(ordinary, self.special.sep)] * self.text_tokens, *self.suffix_ids]
 
     @property
     def mask_index(self) -> int | None:
@@ -284,6 +284,10 @@ class TextEncoder:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def knows(self, token: int) -> bool:
+        """Whether an id has a token."""
+        return self._spelling(token) is not None
+
     def pad(self, sequences: Sequence[Sequence[int]]) -> Batch:
         """Pad sequences of ids to the longest, as one batch."""
         longest = max(map(len, sequences), default=0)
@@ -352,7 +356,13 @@ class TextEncoder:
             added = (
                 stop + shift <= first or start + shift >= last
             )  # only the blank before the text or the period after it
-            yield NOWHERE if added else (max(start + shift, first), min(stop + shift, last))
+            if added:
+                yield NOWHERE
+                continue
+            start, stop = max(start + shift, first), min(stop + shift, last)
+            while start < stop and text[start].isspace():  # some tokenizers count the blank before a word to it
+                start += 1
+            yield start, stop
 
     def _token(self, token: int, span: Span = NOWHERE, *, template: bool = False, cut: bool = False) -> Token:
         start, stop = span
@@ -364,7 +374,7 @@ class TextEncoder:
                 raise TextError(f", place {place}: {wrong}", position=position)
 
     def _unknown(self, token: int) -> str | None:
-        if self._spelling(token) is not None:
+        if self.knows(token):
             return None
         return f"id {token} is outside the vocabulary of {self.vocabulary_size} tokens; send this model's own ids"
 

@@ -1,5 +1,6 @@
 """The command `cloze` as a process, and what every command of both sides does at its end."""
 
+import errno
 import os
 import re
 import shutil
@@ -233,3 +234,20 @@ def test_completion_takes_no_words() -> None:
     found = cloze("completion", "fish")
     message = "error: completion takes no arguments, and was given 'fish': one script serves bash and zsh\n"
     assert (found.returncode, found.stderr) == (2, message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),  # as safetensors does
+    ],
+)
+def test_a_full_disk_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise error
+
+    assert run(fail) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.endswith("; free space on that disk, and start the command again\n")

@@ -57,7 +57,7 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
     if run is not None:
         _check_run(run, weights_digest(encoder), bundle)
     with staging(out) as folder:
-        shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
+        bundle.copy(folder)
         usage = write(encoder, folder, probes(config.max_tokens))
         if run is None:
             usage += " Its weights were read back from a graph; those of an int8 graph are rounded."

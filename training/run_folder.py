@@ -150,14 +150,18 @@ class Run:
                     used += os.stat(os.path.join(folder, name)).st_size
         return used
 
-    def start(self, recipe: Recipe, corpus: Corpus) -> None:
-        """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
-        if self.data_file.is_file():
-            return
+    def make(self) -> None:
+        """Make the folder, unless it is there. Raises RunError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
+
+    def start(self, recipe: Recipe, corpus: Corpus) -> None:
+        """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
+        if self.data_file.is_file():
+            return
+        self.make()
         write_whole(self.recipe_file, to_toml(recipe))
         _write_json(self.data_file, _sources(corpus))
 
@@ -233,7 +237,8 @@ def parent_name(encoder: str) -> str:
     path = Path(encoder).absolute()
     if not path.is_dir():
         return encoder
-    inside = path.name == Run(path).model.name and Run(path.parent).recipe_file.is_file()
+    run = Run(path.parent)
+    inside = path == run.model and (run.finished or run.recipe_file.is_file())
     return path.parent.name if inside else path.name
 
 
@@ -277,17 +282,19 @@ def _is_logged(line: str, step: int) -> bool:
 
 
 def _commit() -> str | None:
-    """The commit of Cloze's own working tree; None if it does not run from one."""
+    """The commit of Cloze's own working tree; None if it does not run from one, but from another project's perhaps."""
+    root = Path(__file__).resolve().parents[1]
     try:
         result = subprocess.run(  # noqa: S603 - fixed arguments
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],  # noqa: S607
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],  # noqa: S607
             capture_output=True,
             text=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return result.stdout.strip()
+    top, commit = result.stdout.splitlines()
+    return commit if Path(top) == root else None
 
 
 def kind_of(source: str) -> Kind:
@@ -304,7 +311,7 @@ def kind_of(source: str) -> Kind:
         return "run"
     if run.recipe_file.is_file():
         raise RunError(f"{path} is a run that is not finished; continue it: python -m training.fit --resume {path}")
-    if (path / "config.json").is_file() and not (path / "onnx").is_dir():
+    if (path / "config.json").is_file() and (_has_weights(path) or not (path / "onnx").is_dir()):
         return "encoder"
     if path.is_dir():
         raise RunError(
@@ -314,6 +321,11 @@ def kind_of(source: str) -> Kind:
     if looks_local(source):
         raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
     return "encoder"
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether it has weights of torch; a bundle that has lost its contract has graphs only."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
 
 
 def model_folder(source: str) -> str:

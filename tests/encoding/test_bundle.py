@@ -15,6 +15,7 @@ from encoding.bundle import (
     Bundle,
     EmbeddingConfig,
     Provenance,
+    altered,
     default_bundle,
     located,
     seal,
@@ -287,6 +288,32 @@ def test_what_is_removed_after_it_was_read_is_told(bundle: Path) -> None:
     assert loaded.created == sealed
     with pytest.raises(BundleError, match=r"config\.json cannot be read"):
         loaded.unchanged()
+
+
+def test_a_bundle_that_was_replaced_meanwhile_is_not_altered(bundle: Path, tiny_bert: Path) -> None:
+    loaded = Bundle.load(bundle)
+    with staging(bundle) as folder:
+        fill(folder, tiny_bert, b"another graph")
+    with pytest.raises(BundleError, match="was replaced since it was read; start again"), altered(loaded):
+        pass
+    assert (bundle / GRAPHS["int8"]).read_bytes() == b"another graph"
+
+
+def test_files_of_others_stay_in_an_altered_bundle_and_are_not_its_own(bundle: Path, tmp_path: Path) -> None:
+    (bundle / ".git" / "refs").mkdir(parents=True)
+    (bundle / ".git" / "refs" / "main").write_text("1")
+    (bundle / "dangling").symlink_to(tmp_path / "nowhere")
+    (bundle / "notes.txt").write_text("mine")
+    with altered(Bundle.load(bundle)) as folder:
+        (folder / "calibration.json").write_text("{}")
+        (folder / "README.md").write_text("# altered\n")
+    found = Bundle.load(bundle)
+    assert set(found.spec.files) == {*FILES, "calibration.json"}
+    assert (bundle / ".git" / "refs" / "main").read_text() == "1"
+    assert (bundle / "notes.txt").read_text() == "mine"
+    assert (bundle / "dangling").is_symlink()
+    (bundle / ".git" / "refs" / "main").write_text("2")
+    assert Bundle.load(bundle).spec == found.spec
 
 
 def test_a_half_written_bundle_never_appears(tmp_path: Path, tiny_bert: Path) -> None:

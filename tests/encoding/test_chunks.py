@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from tiny_bundle import TEMPLATE, tokenizer, vocabulary
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from encoding.chunks import Chunk, chunked
 from encoding.template import Template
@@ -93,3 +94,21 @@ def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period:
         assert all(first.start < second.start and first.stop < second.stop for first, second in pairwise(found))
         if not overlap:
             assert all(first.stop <= second.start for first, second in pairwise(found))
+
+
+def test_a_tokenizer_may_count_the_blank_before_a_word_to_it(encoder: TextEncoder) -> None:
+    """As the byte-level one of ModernBERT does, and DeBERTa's, which marks the beginnings of words."""
+    words = [f"▁{word}" for word in ("A", "man", "plays", "the", "guitar", "Two", "dogs", "run")]
+    listed = [*("<s>", "</s>", "<pad>", "<mask>", "<unk>"), "▁", *words, *".!?", *"abcdefghijklmnopqrstuvwxyzAT"]
+    marked = Tokenizer(models.Unigram([(token, -2.0 if token in words else -9.0) for token in listed], 4, False))
+    marked.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = SpecialTokens(0, 1, 2, 3)
+    blanks = TextEncoder(marked, special, Template.parse("[X]", "mean"), 32)
+    text = "A man plays the guitar. Two dogs run! The man plays."
+    assert any(marked.encode(text).offsets[place][0] == 1 for place in range(3)), "the blank is part of the token"
+    for overlap in (0, 3):
+        found = list(chunked(blanks, text, 9, overlap))
+        assert all(text[chunk.start - 1 : chunk.start] in ("", " ") for chunk in found)
+        assert not any(text[chunk.start].isspace() for chunk in found)
+        assert any(one.stop > other.start for one, other in pairwise(found)) == bool(overlap)
+    assert [token.text for token in blanks.explain("a man")][:1] == ["<s>"]

@@ -16,6 +16,7 @@ from training.errors import EncoderError, RunError
 from training.export.__main__ import main as export
 from training.loop.soup import average
 from training.model.encoder import SentenceEncoder
+from training.run_folder import parent_name
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
@@ -170,3 +171,35 @@ def test_mistakes_are_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.
     for word in ("0", "-1", "nan", "much"):
         assert run_command(lambda word=word: main([*words, f"--weights={word}"])) == 2
         assert capsys.readouterr().err.startswith(f"error: --weights is '{word}': input should be ")
+
+
+def test_a_mean_of_means_tells_of_the_runs_behind_it(runs: list[Path], tiny_bert: Path, tmp_path: Path) -> None:
+    for run in runs:
+        name_encoder(run, tiny_bert)
+    average(runs, tmp_path / "mean", [3, 1], parent_share=0.2)
+    average([tmp_path / "mean", runs[1]], tmp_path / "again", [1, 1], parent_share=0.1)
+    found = json.loads((tmp_path / "again" / "run.json").read_text(encoding="utf-8"))["recipe"]
+    assert [run["method"] for run in found["runs"]] == ["simcse"] * 3
+    assert found["weights"] == pytest.approx([0.45 * 0.8 * 0.75, 0.45 * 0.8 * 0.25, 0.45])
+    assert found["parent_share"] == pytest.approx(0.1 + 0.45 * 0.2)
+    at_once = average([runs[0], runs[1], runs[1]], tmp_path / "at-once", found["weights"], found["parent_share"])
+    assert at_once is None
+    one, other = (SentenceEncoder.load(str(tmp_path / name / "model")).state_dict() for name in ("again", "at-once"))
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, other[name], rtol=1e-5, atol=1e-6)
+    name_encoder(runs[0], tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"one of the runs is a mean with a share of .*; average its runs"):
+        average([runs[0], tmp_path / "mean"], tmp_path / "mixed")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"cannot be made .*; choose another --out"):
+        average(runs, tmp_path / "file" / "mean")
+
+
+def test_a_run_that_continues_a_mean_names_it(runs: list[Path], tmp_path: Path) -> None:
+    average(runs, tmp_path / "mean")
+    assert parent_name(str(tmp_path / "mean" / "model")) == "mean"
+    (tmp_path / "other" / "model").mkdir(parents=True)
+    assert parent_name(str(tmp_path / "other" / "model")) == "model"

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from encoding.command import run as run_command
 from encoding.errors import ClozeError
+from training import run_folder
 from training.errors import RunError
 from training.fit import main
 from training.loop.trainer import ObjectiveTrainer
@@ -494,3 +495,16 @@ print(sorted({{"torch", "transformers", "scipy"}} & set(sys.modules)))
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout.splitlines()[-1] == "[]", found.stderr
+
+
+@pytest.mark.parametrize(("place", "known"), [("training", True), (".venv/lib/site-packages/training", False)])
+def test_a_run_names_no_commit_but_that_of_cloze(
+    place: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment is often in the repository of another project."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "x"], check=True)
+    (tmp_path / place).mkdir(parents=True)
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / place / "run_folder.py"))
+    assert (run_folder._commit() is not None) == known

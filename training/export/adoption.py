@@ -67,7 +67,7 @@ def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) ->
     with loading(source, "a sentence-transformers model"):
         model = library.SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
     transformer, pooling, *rest = _modules(model, source)
-    _check_roles(transformer.tokenizer, source)
+    check_tokenizer(transformer.tokenizer, source)
     templates = {name: _template(name, prompt, source) for name, prompt in model.prompts.items() if prompt}
     own = templates.get(model.default_prompt_name or "", TEXT)
     for name in DOCUMENT_PROMPTS[1:]:
@@ -146,15 +146,6 @@ def _modules(model: Any, source: str) -> list[Any]:
             "ask the service for that many `dimensions`"
         )
     return modules[:-1] if type(modules[-1]).__name__ == "Normalize" else modules
-
-
-def _check_roles(tokenizer: Any, source: str) -> None:
-    check_tokenizer(tokenizer, source)
-    for role in ("cls", "sep", "pad"):
-        if getattr(tokenizer, f"{role}_token_id", None) is None:
-            raise EncoderError(
-                f"{source!r} has a tokenizer without {role}_token; the sequences of a bundle are [CLS], text, [SEP]"
-            )
 
 
 def _limit(transformer: Any, source: str, asked: int | None) -> int:

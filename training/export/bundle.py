@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -195,18 +196,20 @@ def write_bundle(
             for name, content in config.items():
                 (folder / name).write_bytes(content)
         sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
+        name, inherited = out.absolute().name, parent_metadata(parent, "license")
         card = model_card(
-            out.name,
+            name,
             encoder.config,
             provenance,
             sizes,
-            options.licence or parent_metadata(parent, "license"),
+            options.licence or inherited,
+            inherited is not None and options.licence in (None, inherited),
             notes,
             parent_metadata(parent, "language"),
             "sentence-transformers" if sentence_transformers else "cloze",
             _parts(encoder),
         )
-        card = with_figures(card, out.name, provenance, sizes)
+        card = with_figures(card, name, provenance, sizes)
         (folder / "README.md").write_text(card, encoding="utf-8")
         seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -269,6 +272,11 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
         raise ExportError(
             f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
             f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
+        )
+    if not isfinite(largest):
+        raise ExportError(
+            f"the {precision} graph gives numbers that are not finite; nothing was written. Leave {precision} out of "
+            "--precision"
         )
     return largest
 

@@ -68,7 +68,12 @@ def _names_only(value: Any) -> Any:
         return {key: _names_only(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_names_only(item) for item in value]
-    local = isinstance(value, str) and "/" in value and (Path(value).exists() or value.startswith(("/", ".", "~")))
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    try:
+        local = value.startswith(("/", ".", "~")) or Path(value).exists()
+    except OSError:  # a long text with a slash is no path
+        local = False
     return Path(value).name if local else value
 
 
@@ -78,6 +83,7 @@ def model_card(
     provenance: Provenance,
     sizes: Mapping[Precision, int],
     licence: str | None = None,
+    inherited: bool = False,
     notes: str = "",
     language: str | list[str] | None = None,
     library: str = "cloze",
@@ -85,7 +91,8 @@ def model_card(
 ) -> str:
     """Markdown with YAML front matter; its section `Figures` is empty.
 
-    `sizes` are the bytes of the graphs in the bundle, by precision. `licence`, `language` and `library` (its
+    `sizes` are the bytes of the graphs in the bundle, by precision. `inherited` says that the licence is that of the
+    parent's own card. `licence`, `language` and `library` (its
     `library_name`) are for the hub. `parts` are sentences about what a graph has beside backbone and pooling.
     """
     about = {"license": licence, "language": language, "library_name": library}
@@ -96,7 +103,7 @@ def model_card(
         "## Figures",
         f"## Training\n\n{_training(provenance)}",
         f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
-        f"## Licence\n\n{_licence(provenance, licence)}",
+        f"## Licence\n\n{_licence(provenance, licence, inherited)}",
         notes.strip(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -206,10 +213,11 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     return f"{before}:\n\n```sh\n{shown}\n```"
 
 
-def _licence(provenance: Provenance, licence: str | None) -> str:
+def _licence(provenance: Provenance, licence: str | None, inherited: bool) -> str:
     if licence is None:
         return f"Not stated. It depends on that of {provenance.parent} and of the training text."
-    return f"{licence}, as its parent {provenance.parent}. The training text has terms of its own."
+    parent = f"as its parent {provenance.parent}" if inherited else f"made from {provenance.parent}"
+    return f"{licence}, {parent}. The training text has terms of its own."
 
 
 def _toml(value: Any) -> str:

@@ -16,7 +16,7 @@ class BundleOptions(Command):
     """What every command that writes a bundle can be asked."""
 
     precision: str = Field("fp32", description="graphs to make, separated by commas: fp32, fp16, int8")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest sequence, template included")
+    max_tokens: Annotated[int, Field(ge=3)] | None = Field(None, description="longest sequence, template included")
     data: Path | None = Field(
         None, description="score the graphs: folder with senteval/downstream and, for search, retrieval/NAME"
     )

@@ -86,6 +86,8 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         rows = quantised(vectors, config.max_tokens)
         made, parity = _write_graph(folder, rows, vectors, text_encoder)
         found = measured(_units(made.embed([texts[row] for row in held_out])), targets[held_out])
+        if len(held_out) < NEAREST * NEAREST:  # among so few the nearest say nothing
+            found = found._replace(recall=None)
         _write_rest(folder, out.name, bundle, config, rows, found, corpus.sources, parity)
     console.print(f"{out}: {found}, on {len(held_out):,} sentences that were held out")
 
@@ -181,13 +183,13 @@ def _write_graph(folder: Path, rows: Rows, vectors: Floats, text_encoder: TextEn
 
 class Measured(NamedTuple):
     cosine: float
-    recall: float
+    recall: float | None
 
     def __str__(self) -> str:
-        return (
-            f"cosine to the encoder {self.cosine:.3f} on average, recall@{NEAREST} {100 * self.recall:.1f} % among the "
-            "encoder's vectors"
+        recall = (
+            "" if self.recall is None else f", recall@{NEAREST} {100 * self.recall:.1f} % among the encoder's vectors"
         )
+        return f"cosine to the encoder {self.cosine:.3f} on average{recall}"
 
 
 def measured(found: Floats, targets: Floats) -> Measured:

@@ -27,6 +27,7 @@ __all__ = ["LARGEST_DIFFERENCE", "is_sentence_transformer", "saved_settings", "w
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from torch's
 MODULES_FILE: Final = "modules.json"
+ADOPT: Final = "make a bundle of it with `python -m training.adopt`"
 CONFIG: Final = "config_sentence_transformers.json"
 CODE: Final = Path(__file__).parent / "prompted_transformer.py"
 CUSTOM: Final = "prompted_transformer.PromptedTransformer"
@@ -86,20 +87,31 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     """
     try:
         types = [row["type"].rpartition(".")[2] for row in _read_json(folder / MODULES_FILE)]
-        prompts = _read_json(folder / CONFIG).get("prompts", {})
+        config = _read_json(folder / CONFIG)
+        prompts = config.get("prompts", {})
         if types == ["PromptedTransformer", "Normalize"]:
             settings: dict[str, Any] = _read_json(folder / CONFIG_FILE)
         elif types == ["Transformer", "Pooling", "Normalize"]:
-            settings = {"template": TEXT, "pooling": _read_json(folder / "1_Pooling" / "config.json")["pooling_mode"]}
+            pooling = _read_json(folder / "1_Pooling" / "config.json")
+            settings = {"template": TEXT, "pooling": pooling["pooling_mode"]}
+            if (
+                config.get("default_prompt_name")
+                or config.get("truncate_dim")
+                or not pooling.get("include_prompt", True)
+            ):
+                raise EncoderError(
+                    f"{folder} has a default prompt, shorter vectors or vectors without the prompt's tokens, which did "
+                    f"not come from Cloze; {ADOPT}"
+                )
             limit = _read_json(folder / "tokenizer_config.json").get("model_max_length")
             settings["max_tokens"] = _read_json(folder / "sentence_bert_config.json").get("max_seq_length", limit)
         else:
             raise EncoderError(
                 f"{folder} has the sentence-transformers modules {', '.join(types)}, which did not come from "
-                f"`training.export --sentence-transformers`; make a bundle of it with `python -m training.adopt`"
+                f"`training.export --sentence-transformers`; {ADOPT}"
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EncoderError(f"{folder} cannot be read as a sentence-transformers model ({error!r})") from error
+        raise EncoderError(f"{folder} has no settings that Cloze wrote ({error!r}); {ADOPT}") from error
     template = settings["template"]
     given = {name: prompt for name, prompt in prompts.items() if prompt}
     named = {name: each if TEXT in each else template.replace(TEXT, each + TEXT) for name, each in given.items()}

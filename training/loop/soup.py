@@ -6,7 +6,7 @@ arXiv:2203.05482). A run and its parent are as close, and their mean forgets les
 text (WiSE-FT, arXiv:2109.01903).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def average(
             raise RunError(f"{run} is not a run; average takes folders that training.fit wrote")
     made = Run.fresh(out)
     provenances = [Run(run).provenance() for run in runs]
+    provenance_of_mean = _provenance(provenances, shares.tolist(), parent_share, parent)
     encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         if not parent:
@@ -63,11 +64,11 @@ def average(
         _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
         states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
+    made.make()
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
     mean.load_state_dict({name: _mean([state[name] for state in states], parts) for name in states[0]})
-    made.path.mkdir(parents=True, exist_ok=True)
     mean.save(made.model)
-    made.write_provenance(_provenance(provenances, shares.tolist(), parent_share, parent))
+    made.write_provenance(provenance_of_mean)
     console.print(f"{made.model}: the mean of {len(states)} models; next: python -m training.export {out} models/NAME")
 
 
@@ -104,13 +105,21 @@ def _provenance(
 ) -> dict[str, Any]:
     """The provenance of the first run with the recipes, files, rows and seeds of all runs."""
     data = {source["sha256"]: source for part in parts for source in part["data"]}
-    recipe = {
+    recipe: dict[str, Any] = {
         "method": "average",
         "encoder": parent or parts[0]["recipe"]["encoder"],
         "weights": list(weights),
         "parent_share": parent_share,
         "runs": [part["recipe"] for part in parts],
     }
+    if any(run["method"] == "average" for run in recipe["runs"]):
+        shares = list(_shares(recipe, 1.0, recipe["encoder"]))
+        runs = [(run, share) for run, share in shares if run is not None]
+        recipe |= {
+            "weights": [share for _, share in runs],
+            "parent_share": sum(share for run, share in shares if run is None),
+            "runs": [run for run, _ in runs],
+        }
     together = {
         "recipe": recipe,
         "data": list(data.values()),
@@ -119,3 +128,21 @@ def _provenance(
     }
     kept = {name: parts[0][name] for name in ("parent", "commit", "versions")}
     return kept | ({"parent": parent_name(parent)} if parent else {}) | together
+
+
+def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple[dict[str, Any] | None, float]]:
+    """The recipes of a mean, also of one of means, with the share of each; None stands for the parent.
+
+    Raises RunError if a part has a share of another parent.
+    """
+    if recipe["method"] != "average":
+        yield recipe, share
+        return
+    kept, sizes = recipe["parent_share"], recipe["weights"]
+    if kept and recipe["encoder"] != parent:
+        raise RunError(
+            f"one of the runs is a mean with a share of {recipe['encoder']}, not of {parent}; average its runs"
+        )
+    yield None, share * kept
+    for run, size in zip(recipe["runs"], sizes, strict=True):
+        yield from _shares(run, share * (1 - kept) * size / sum(sizes), parent)

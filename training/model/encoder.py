@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ __all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_
 
 CONFIG_FILE = "embedding_config.json"
 FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
-LEAST_COSINES = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
+SHORT: Final = 1e-3  # of the longest vector: the direction of a shorter one is noise
+LEAST_COSINES: Final = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192
 _GPU_TOKENS = 65536
 
@@ -67,6 +68,10 @@ class SentenceEncoder(nn.Module):
             return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))
         fields: dict[str, object] = {"final_period": False, "denoising": False}
+        if saved is None and (Path(source) / SPEC_FILE).is_file():  # a bundle that has weights as well
+            fields |= Bundle.load(Path(source)).spec.model_dump(
+                include=set(EmbeddingConfig.model_fields) - {"max_tokens"}
+            )
         with loading(source, "an encoder"):
             if saved:
                 fields |= upgrade(json.loads(saved.read_text(encoding="utf-8")))
@@ -300,8 +305,10 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
         raise EncoderError(f"{bundle.path} is of an older format without canary texts; {ORIGIN}")
     expected = np.array(bundle.canaries.vectors[precision], dtype=np.float32)
     found = encoder.embed(bundle.canaries.texts)
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    least = float(((found * expected).sum(1) / lengths).min())
+    norms = np.linalg.norm(expected, axis=1)
+    rows = norms > SHORT * norms.max()  # that of an empty text is almost 0 after denoising
+    lengths = np.linalg.norm(found, axis=1) * norms
+    least = float(((found * expected).sum(1) / lengths)[rows].min())
     if not least >= LEAST_COSINES[precision]:
         raise EncoderError(
             f"{bundle.path}: the weights of its {precision} graph give other vectors than the graph (a cosine of "
@@ -318,14 +325,23 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Check that the tokenizer is a fast one and has words. Raises EncoderError."""
+    """Check that the tokenizer is a fast one, with words and the special tokens of an encoder. Raises EncoderError."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise EncoderError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if the files are missing
         raise EncoderError(f"{source!r} has a tokenizer without words; copy the parent's tokenizer.json into it")
+    for role in ("cls", "sep", "pad"):
+        if getattr(tokenizer, f"{role}_token_id", None) is None:
+            raise EncoderError(
+                f"{source!r} has a tokenizer without {role}_token; the sequences of a bundle are [CLS], text, [SEP]"
+            )
 
 
 def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -> EmbeddingConfig:
+    if not hasattr(backbone.config, "max_position_embeddings"):
+        raise EncoderError(
+            f"{source!r} is a {type(backbone).__name__}, which is no encoder that Cloze can train or serve"
+        )
     limit = positions(backbone)
     try:
         config = EmbeddingConfig.model_validate({"max_tokens": limit} | fields)

@@ -16,6 +16,7 @@ from tiny_graphs import export_graphs_of, traced
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
+from encoding.errors import BundleError
 from evaluation.card import with_figures
 from evaluation.options import ModelOptions
 from evaluation.search import Collection
@@ -348,6 +349,14 @@ def test_a_difference_that_is_no_number_is_refused(run: Path, tmp_path: Path, mo
         export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
 
 
+def test_fp16_that_overflows_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([Difference(1e-6, 1.0, 1.0), Difference(float("nan"), float("nan"), float("nan"))])
+    monkeypatch.setattr(exporting, "difference", lambda *_: next(found))
+    with pytest.raises(ExportError, match=r"the fp16 graph gives numbers that are not finite; .* Leave fp16 out"):
+        export.main([str(run), str(tmp_path / "out"), "--precision", "fp16"])
+    assert nothing_left(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("name", "after", "refused"),
     [
@@ -478,6 +487,33 @@ def test_what_a_path_is(run: Path, tmp_path: Path, tiny_bert: Path) -> None:
     for path in (tmp_path / "nowhere", run / "recipe.toml", "./nowhere", "a/b/c"):
         with pytest.raises(RunError, match="is not a folder"):
             kind_of(str(path))
+
+
+def test_a_copy_from_the_hub_may_have_graphs_beside_its_weights(tmp_path: Path, tiny_bert: Path) -> None:
+    shutil.copytree(tiny_bert, tmp_path / "copy")
+    (tmp_path / "copy" / "onnx").mkdir()
+    assert kind_of(str(tmp_path / "copy")) == "encoder"
+
+
+def test_a_licence_of_its_own_is_not_the_parents(run: Path, tmp_path: Path) -> None:
+    export.main([str(run), str(tmp_path / "own"), "--license", "apache-2.0"])
+    assert "apache-2.0, made from tiny. The training" in (tmp_path / "own" / "README.md").read_text()
+    export.main([str(run), str(tmp_path / "same")])
+    assert "mit, as its parent tiny. The training" in (tmp_path / "same" / "README.md").read_text()
+
+
+def test_a_long_text_with_a_slash_is_no_path(run: Path) -> None:
+    content = json.loads((run / "run.json").read_text())
+    content["recipe"]["template"] = f"and/or {'word ' * 80}[X]"
+    (run / "run.json").write_text(json.dumps(content))
+    assert provenance_of(run)[0].recipe["template"] == content["recipe"]["template"]
+
+
+def test_the_working_directory_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(BundleError, match="is the working directory, which cannot be replaced; name a folder in it"):
+        export.main([str(run), "."])
 
 
 def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:

@@ -242,8 +242,20 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "config_sentence_transformers.json").write_text("{}")
     with pytest.raises(EncoderError, match=r"modules Transformer, Pooling, Dense, .* `python -m training\.adopt`"):
         saved_settings(tmp_path)
+    types = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
+    (tmp_path / "1_Pooling").mkdir()
+    for prompt, pooling in (
+        ({"default_prompt_name": "query"}, {}),
+        ({"truncate_dim": 8}, {}),
+        ({}, {"include_prompt": False}),
+    ):
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompt))
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"} | pooling))
+        with pytest.raises(EncoderError, match=r"has a default prompt, shorter vectors or .*training\.adopt"):
+            saved_settings(tmp_path)
     (tmp_path / "modules.json").write_text("[1]")
-    with pytest.raises(EncoderError, match="cannot be read as a sentence-transformers model"):
+    with pytest.raises(EncoderError, match=r"has no settings that Cloze wrote .*training\.adopt"):
         saved_settings(tmp_path)
 
 

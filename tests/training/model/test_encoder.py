@@ -1,10 +1,11 @@
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from encoding.text import TextEncoder, token_batches
 from training.errors import EncoderError
@@ -167,3 +168,28 @@ def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(EncoderError, match=r"lacks the weights encoder\.layer\.1\.output\.dense\.weight"):
         SentenceEncoder.load(str(folder), template="[X]", pooling="cls")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        ("gpt2", {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}, "has a tokenizer without cls_token"),
+        (
+            "t5",
+            {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
+            "is a T5Model, which is no encoder",
+        ),
+    ],
+)
+def test_a_model_that_is_no_encoder_speaks(
+    kind: str, config: dict[str, int], message: str, tiny_bert: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_bert, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    AutoModel.from_config(AutoConfig.for_model(kind, vocab_size=200, **config)).save_pretrained(folder)
+    if kind == "gpt2":
+        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        content = {key: value for key, value in content.items() if key not in ("cls_token", "sep_token")}
+        (folder / "tokenizer_config.json").write_text(json.dumps(content | {"tokenizer_class": "TokenizersBackend"}))
+    with pytest.raises(EncoderError, match=message):
+        SentenceEncoder.load(str(folder), template="[X]", pooling="mean")

@@ -147,3 +147,32 @@ def test_a_graph_that_cannot_be_read_is_named(tiny_bert: Path, int8_bundle: Path
     seal(other, encoder.config.model_copy(update=MASK), spec.dimension, spec.weights, spec.provenance)
     with pytest.raises(EncoderError, match="the weights of its int8 graph give other vectors than the graph"):
         SentenceEncoder.load(str(other))
+
+
+def test_a_denoised_bundle_is_read_back(tiny_bert: Path, tmp_path: Path) -> None:
+    """The vector of its empty canary text is almost 0, so its direction is noise."""
+    encoder = random_encoder(tiny_bert, **MASK)
+    encoder.reconfigure(encoder.config.model_copy(update={"denoising": True}))
+    bundle = write(encoder, tiny_bert, tmp_path / "bundle", {"fp32": trace(encoder, "rows")})
+    texts = ["two dogs", "rain"]
+    np.testing.assert_allclose(SentenceEncoder.load(str(bundle)).embed(texts), encoder.embed(texts), atol=1e-5)
+
+
+def test_a_converted_bundle_keeps_its_configuration_as_an_encoder(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = random_encoder(tiny_bert, **MEAN)
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": {"query": "two [X]"}}))
+    bundle = write(encoder, tiny_bert, tmp_path / "bundle", {"fp32": trace(encoder, "rows")})
+    convert(bundle, tmp_path / "both", None)
+    found = SentenceEncoder.load(str(tmp_path / "both")).config
+    assert (found.template, found.pooling, found.templates) == ("[X]", "mean", {"query": "two [X]"})
+
+
+@pytest.mark.parametrize("gap", ["##s", "rain"])
+def test_a_vocabulary_may_have_a_gap(gap: str, tiny_bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_bert, tmp_path / "gap")
+    content = json.loads((tmp_path / "gap" / "tokenizer.json").read_text(encoding="utf-8"))
+    del content["model"]["vocab"][gap]
+    (tmp_path / "gap" / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    text_encoder = SentenceEncoder.load(str(tmp_path / "gap"), **MEAN, max_tokens=48).pooling.text_encoder
+    assert text_encoder.vocabulary_size == 1 + max(content["model"]["vocab"].values())
+    assert len(vocabulary_feeds(text_encoder)) == 64
