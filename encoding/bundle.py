@@ -220,7 +220,7 @@ class Bundle:
         """Copy the bundle's files into a folder, all but the contract."""
         for name in self.spec.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.path / name, folder / name)
+            shutil.copy(self.path / name, folder / name)  # with its mode
 
     def unchanged(self) -> bool:
         """Whether the contract and the files are still those that were loaded. Raises BundleError."""
