@@ -50,6 +50,7 @@ __all__ = [
     "Spec",
     "altered",
     "default_bundle",
+    "encoder_source",
     "located",
     "seal",
     "sha256",
@@ -370,6 +371,11 @@ def located(name: str | os.PathLike[str]) -> Path:
     if found := default_bundle():
         return found
     raise BundleError(f"{DEFAULT} is not part of this installation; name the folder of a bundle instead")
+
+
+def encoder_source(name: str) -> str:
+    """Return the folder of the default bundle for its name, and any other name of an encoder as it is."""
+    return str(located(name)) if name == DEFAULT else name
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:

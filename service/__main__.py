@@ -15,7 +15,7 @@ from pydantic import Field
 
 from encoding.command import run
 from service.inference.threads import APART
-from service.monitoring.logs import configure
+from service.monitoring.logs import configure_logs
 from service.settings import Settings
 
 M_TRIM_THRESHOLD: Final = -1  # glibc's malloc.h
@@ -24,7 +24,7 @@ M_ARENA_MAX: Final = -8
 LARGE: Final = 1_048_576  # bytes
 
 
-class Command(Settings):
+class ServeOptions(Settings):
     """Serve sentence embeddings of one bundle, or of several, over HTTP."""
 
     check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
@@ -40,8 +40,8 @@ def _main(arguments: Sequence[str]) -> None:
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
-    settings = Command.read(arguments)
-    configure(settings.log_level, settings.log_format)
+    settings = ServeOptions.read(arguments)
+    configure_logs(settings.log_level, settings.log_format)
     limit_free_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
     if settings.check:

@@ -29,7 +29,7 @@ from service.monitoring.background import Background
 from service.monitoring.health import HUNG, Health
 from service.monitoring.logs import current_request
 from service.monitoring.metrics import Metrics
-from service.monitoring.tracing import configure
+from service.monitoring.tracing import configure_tracing
 from service.routes import EITHER, PUBLIC, SCHEMA, shape_of
 from service.services import Services, Traffic
 from service.settings import Settings
@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     metrics, traffic = Metrics(), Traffic()
     admission = Admission(settings.max_concurrent_requests, settings.max_tokens_in_flight)
     executors = Executors(share_threads(settings.threads))
-    tracing = configure(settings.otlp_endpoint, "cloze", VERSION)
+    tracing = configure_tracing(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
     background = Background(metrics.background_errors)
 

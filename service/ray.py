@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from encoding.errors import OptionError
 from service.errors import Unavailable, respond
 from service.monitoring.health import Health
-from service.monitoring.logs import configure
+from service.monitoring.logs import configure_logs
 from service.routes import shape_of
 from service.settings import Settings
 
@@ -86,7 +86,7 @@ class Cloze:
         """Load the bundles and build the application, as `python -m service` does."""
         from service.app import create_app  # imports ONNX Runtime, which the proxies and the controller do not need
 
-        configure(self._settings.log_level, self._settings.log_format)
+        configure_logs(self._settings.log_level, self._settings.log_format)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
         threads = self._settings.threads or max(1, math.floor(cpus))  # other replicas share the node

@@ -26,7 +26,7 @@ class Server(uvicorn.Server):
     """Reports how many requests were in flight when it was asked to stop, and what became of them."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
-        super().__init__(configure(app, settings))
+        super().__init__(uvicorn_config(app, settings))
         self.services: Services = app.state.services
         self._settings = settings
         self._stop_at: float | None = None
@@ -96,7 +96,7 @@ def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
     Server(app, settings).run(sockets=[listener])
 
 
-def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """Return the configuration of uvicorn."""
     return uvicorn.Config(
         app,

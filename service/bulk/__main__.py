@@ -27,7 +27,7 @@ SOME_FAILED: Final = 3  # the exit status where some rows have no vector
 INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 
 
-class BulkCommand(Command):
+class BulkOptions(Command):
     """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
 
     An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 where some
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    options = BulkCommand.read(arguments, program("service.bulk"))
+    options = BulkOptions.read(arguments, program("service.bulk"))
     try:
         return _check(options) if options.check else _embed(options)
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ def _main(arguments: Sequence[str]) -> int:
         ) from error
 
 
-def _embed(options: BulkCommand) -> int:
+def _embed(options: BulkOptions) -> int:
     from service.bulk import job  # importing Ray takes seconds, which --help does not need
     from service.bulk.embed import Embed
     from service.bulk.lock import Lock
@@ -126,7 +126,7 @@ def _embed(options: BulkCommand) -> int:
     return _report(options.out, counts, before, seconds, engine)
 
 
-def _check(options: BulkCommand) -> int:
+def _check(options: BulkOptions) -> int:
     """Print how much of the job is done. Return 0, SOME_FAILED where some rows have no vector, or INCOMPLETE."""
     from service.bulk.output import Counts
 
@@ -151,7 +151,7 @@ def _manifest(bundle: Bundle, source: "Source", vectors: dict[str, Any]) -> dict
     return {"model": _identity(bundle, vectors["precision"]), **vectors, **source.identity()}
 
 
-def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":
+def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
     """Check all that can be checked before anything is written and Ray starts."""
     from service.bulk.embed import check_chunks, check_dimensions, text_encoder
     from service.bulk.output import Output
@@ -174,7 +174,7 @@ def _checked(options: BulkCommand) -> "tuple[Bundle, Source, Output]":
     return bundle, source, Output.at(options.out, options.rows_per_file)
 
 
-def _vectors(options: BulkCommand) -> dict[str, Any]:
+def _vectors(options: BulkOptions) -> dict[str, Any]:
     return {
         "text_column": options.text_column,
         "prompt_name": options.prompt_name,
@@ -200,7 +200,7 @@ def _report(out: str, counts: "Counts", before: "Counts", seconds: float, engine
     return 0
 
 
-def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
+def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
     """Return one precision for all workers: vectors of two precisions are close but not the same."""
     from service.bulk.remote import Remote
     from service.inference.session import PROFILES, Session
@@ -220,7 +220,7 @@ def _precision(options: BulkCommand, bundle: Bundle, former: dict[str, Any] | No
     return Session.load(bundle, provider="cpu", threads=1).precision
 
 
-def _key(options: BulkCommand) -> SecretStr:
+def _key(options: BulkOptions) -> SecretStr:
     return SecretStr(key_of(options.key_file) if options.key_file else "")
 
 

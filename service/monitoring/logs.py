@@ -1,6 +1,6 @@
 """The process's log: one line per record on stderr, as text or JSON, with the id of the request being served.
 
-    configure("info", "json")  # once, at start
+    configure_logs("info", "json")  # once, at start
     logger.info("embedded", extra={"fields": {"texts": 3, "tokens": 41}})
 
 text  2026-01-31T09:26:53.123Z INFO service.app embedded texts=3 tokens=41 request_id=7d1c…
@@ -53,7 +53,7 @@ class RequestRecord:
 current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
 
 
-def configure(level: str, form: LogFormat) -> None:
+def configure_logs(level: str, form: LogFormat) -> None:
     """Log to stderr from `level` up; Python warnings and uncaught exceptions become records as well.
 
     uvicorn's own information is logged at debug only. Nothing it logs contains what a client sent.

@@ -62,7 +62,7 @@ class Tracing:
             last.join(FLUSH_SECONDS)
 
 
-def configure(endpoint: str, service_name: str, version: str) -> Tracing:
+def configure_tracing(endpoint: str, service_name: str, version: str) -> Tracing:
     """Send spans to `endpoint`, a collector's address or the full URL of its traces; tracing is off if it is empty.
 
     Raises OptionError where it is not a URL, or OpenTelemetry's SDK is not installed.

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from benchmarks import scale_report
 from encoding.options import flag
-from service.bulk.__main__ import BulkCommand
+from service.bulk.__main__ import BulkOptions
 from service.monitoring.metrics import Metrics
 from service.settings import Settings, variable
 
@@ -52,7 +52,7 @@ def documented_metrics() -> list[str]:
 
 def bulk_table() -> str:
     rows = ["| Option | Default | Meaning |", "|---|---|---|"]
-    for name, field in BulkCommand.model_fields.items():
+    for name, field in BulkOptions.model_fields.items():
         option = {"input": "IN", "out": "OUT"}.get(name, flag(name))
         rows.append(f"| `{option}` | {_default(field)} | {field.description} |")
     return "\n".join(rows)

@@ -137,7 +137,7 @@ def check_here(
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    monkeypatch.setattr("service.__main__.configure", lambda *_: caplog.set_level("INFO"))
+    monkeypatch.setattr("service.__main__.configure_logs", lambda *_: caplog.set_level("INFO"))
     monkeypatch.setattr("service.__main__.limit_free_memory", lambda: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 

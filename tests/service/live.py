@@ -23,7 +23,7 @@ from tiny_bundle import graph, vocabulary
 from encoding.bundle import INPUTS, OUTPUT
 from encoding.text import Batch
 from service.inference.session import Session
-from service.server import configure
+from service.server import uvicorn_config
 
 BODY = json.dumps({"inputs": "a man"}).encode()
 
@@ -134,7 +134,7 @@ class Gate:
 def served(app: FastAPI) -> Iterator[str]:
     """The app in a thread, with all that uvicorn is asked in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        running = uvicorn.Server(configure(app, services(app).settings))
+        running = uvicorn.Server(uvicorn_config(app, services(app).settings))
         thread = threading.Thread(target=running.run, args=([listener],))
         thread.start()
         try:

@@ -110,9 +110,9 @@ def test_any_other_id_is_replaced(refused: str | None) -> None:
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from service.monitoring.logs import RequestRecord, configure, current_request
-configure(sys.argv[1], "json")
-configure(sys.argv[1], "json")  # a second time adds nothing
+from service.monitoring.logs import RequestRecord, configure_logs, current_request
+configure_logs(sys.argv[1], "json")
+configure_logs(sys.argv[1], "json")  # a second time adds nothing
 current_request.set(RequestRecord("abc"))
 logging.getLogger("service.a").debug("one")
 logging.getLogger("service.a").info("two", extra={"fields": {"n": 1}})

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from encoding.errors import OptionError
 from service.app import create_app
-from service.monitoring.tracing import Tracing, configure
+from service.monitoring.tracing import Tracing, configure_tracing
 from service.settings import Settings
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -119,7 +119,7 @@ def attributes(holder: Any) -> dict[str, Any]:
 
 @pytest.mark.anyio
 async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collector) -> None:
-    tracing = configure(collector.url, "cloze", "1.2.3")
+    tracing = configure_tracing(collector.url, "cloze", "1.2.3")
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "authorization": f"Bearer {SECRET}"}
     path = f"/models/tiny/embed?text={SECRET}"
     assert await ask(make(tracing), "POST", path, json={"inputs": SECRET}, headers=headers) == 200
@@ -155,7 +155,7 @@ async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collecto
 
 @pytest.mark.anyio
 async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collector) -> None:
-    tracing = configure(f"{collector.url}/own/path", "cloze", "1")
+    tracing = configure_tracing(f"{collector.url}/own/path", "cloze", "1")
     app = make(tracing)
     assert await ask(app, "GET", "/health/live") == 200
     assert await ask(app, "GET", "/models/tiny/health") == 200
@@ -170,7 +170,7 @@ async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collect
 
 @pytest.mark.anyio
 async def test_a_trace_that_its_caller_does_not_sample_is_not_sent(collector: Collector) -> None:
-    tracing = configure(collector.url, "cloze", "1")
+    tracing = configure_tracing(collector.url, "cloze", "1")
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
     assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}, headers=headers) == 200
     tracing.close()
@@ -188,7 +188,7 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         if not listening:
             taken.close()
-        tracing = configure(url, "cloze", "1")
+        tracing = configure_tracing(url, "cloze", "1")
         assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": SECRET}) == 200
         tracing.close()
         for last in threading.enumerate():
@@ -200,7 +200,7 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(
 
 @pytest.mark.anyio
 async def test_without_an_endpoint_nothing_is_sent() -> None:
-    tracing = configure("", "cloze", "1")
+    tracing = configure_tracing("", "cloze", "1")
     assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}) == 200
     tracing.close()
 
@@ -211,18 +211,18 @@ async def test_without_an_endpoint_nothing_is_sent() -> None:
 )
 def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
     with pytest.raises(OptionError, match="not an HTTP URL; write http://collector:4318"):
-        configure(endpoint, "cloze", "1")
+        configure_tracing(endpoint, "cloze", "1")
 
 
 def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(OptionError, match=r"install cloze\[otel\]"):
-        configure("http://collector:4318", "cloze", "1")
+        configure_tracing("http://collector:4318", "cloze", "1")
 
 
 def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
     program = (
-        "import sys; from service.monitoring.tracing import configure; configure('', 'cloze', '1');"
+        "import sys; from service.monitoring.tracing import configure_tracing; configure_tracing('', 'cloze', '1');"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from encoding.bundle import DEFAULT, SPEC_FILE, Bundle, EmbeddingConfig, Precision, located, upgrade
+from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, encoder_source, upgrade
 from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder, token_batches
 from training.errors import EncoderError
@@ -63,7 +63,7 @@ class SentenceEncoder(nn.Module):
         `changes` are fields of EmbeddingConfig; an encoder without a saved configuration needs `template` and
         `pooling`. `max_tokens` defaults to the size of the position table. Raises ClozeError.
         """
-        source = str(located(source)) if source == DEFAULT else source
+        source = encoder_source(source)
         if (Path(source) / SPEC_FILE).is_file() and not (Path(source) / SAFE_WEIGHTS_NAME).is_file():
             return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))

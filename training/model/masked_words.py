@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from encoding.bundle import DEFAULT, SPEC_FILE, located
+from encoding.bundle import SPEC_FILE, encoder_source
 from training.errors import EncoderError
 from training.model.encoder import SentenceEncoder, loading, saved_config
 from training.model.pretrained import fastest_device, quiet, word_embeddings
@@ -97,7 +97,7 @@ class MaskedHead(nn.Module):
 
 def load_masked_lm(source: str) -> PreTrainedModel:
     """transformers' masked language model in `source`, in fp32. Raises EncoderError if its head is missing."""
-    source = str(located(source)) if source == DEFAULT else source
+    source = encoder_source(source)
     remedy = f"give it one: python -m training.pretrain --encoder {source} --corpus TEXT"
     if Path(source, SPEC_FILE).is_file():
         raise EncoderError(f"{source!r} is a bundle, which has no masked-word head; {remedy}")
