@@ -72,7 +72,7 @@ def _names_only(value: Any) -> Any:
         return value
     try:
         local = value.startswith(("/", ".", "~")) or Path(value).exists()
-    except OSError:  # a long text with a slash is no path
+    except OSError:  # a long text with a slash is not a path
         local = False
     return Path(value).name if local else value
 

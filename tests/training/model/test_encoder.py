@@ -177,7 +177,7 @@ def test_missing_weights_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
         (
             "t5",
             {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
-            "is a T5Model, which is no encoder",
+            "is a T5Model, not an encoder",
         ),
     ],
 )
