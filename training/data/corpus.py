@@ -252,7 +252,10 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
         return
     for number, record in read_records(path):
         if not columns:
-            raise CorpusError(f"{path} has columns {', '.join(map(str, record))}; name the column to read")
+            raise CorpusError(
+                f"{path} has columns {', '.join(map(str, record))}; name the column to read with --columns (with "
+                "--corpus-columns for the option --corpus of `cloze mine`)"
+            )
         for column in columns:
             if column not in record:
                 found = ", ".join(map(str, record))

@@ -339,9 +339,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
 def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -> EmbeddingConfig:
     if not hasattr(backbone.config, "max_position_embeddings"):
-        raise EncoderError(
-            f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve"
-        )
+        raise EncoderError(f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve")
     limit = positions(backbone)
     try:
         config = EmbeddingConfig.model_validate({"max_tokens": limit} | fields)
