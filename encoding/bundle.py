@@ -274,8 +274,6 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
-    if target == Path.cwd():
-        raise BundleError(f"{target} is the working directory, which cannot be replaced; name a folder in it")
     if target.is_mount():
         raise BundleError(f"{target} is a mount point, which cannot be replaced; name a folder in it")
     try:

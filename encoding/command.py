@@ -14,7 +14,7 @@ from typing import Final
 
 from encoding.errors import ClozeError
 
-__all__ = ["FULL", "end_in_one_line", "main", "program", "run"]
+__all__ = ["end_in_one_line", "is_full", "main", "program", "run"]
 
 COMMANDS: Final = {
     "serve": ("service", "serve bundles over HTTP"),
@@ -72,13 +72,13 @@ def run(command: Callable[[], int | None]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if not _is_full(error):
+        if not is_full(error):
             raise
         print(f"error: {error}; free space on that disk, and start the command again", file=sys.stderr)
         return 2
 
 
-def _is_full(error: Exception) -> bool:
+def is_full(error: Exception) -> bool:
     """Whether a full disk raised it: an OSError, or one of a library in Rust, such as safetensors."""
     if isinstance(error, OSError):
         return error.errno in FULL

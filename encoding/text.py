@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
 
@@ -195,10 +194,16 @@ class TextEncoder:
         """Return how many tokens of a text fit."""
         return self.max_tokens - self.template_tokens
 
-    @cached_property
+    @property
     def vocabulary_size(self) -> int:
-        """Return how many ids there are, special tokens included: the highest and 1, if some have no token."""
-        return 1 + max(self._tokenizer.get_vocab().values())
+        """Return the size of the vocabulary, special tokens included."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
+    @property
+    def id_range(self) -> range:
+        """Return the ids up to the highest; the vocabulary may have gaps, ids without a token."""
+        return range(1 + max(self._tokenizer.get_vocab().values()))
 
     @property
     def shortest(self) -> list[int]:
@@ -208,9 +213,9 @@ class TextEncoder:
     @property
     def longest(self) -> list[int]:
         """Return a sequence of `max_tokens` tokens: one ordinary token, repeated, in the template."""
-        known = (token for token in range(self._tokenizer.get_vocab_size()) if self.knows(token))
-        ordinary = (token for token in known if token not in self.special)
-        return [*self.prefix_ids, *[next(ordinary, self.special.sep)] * self.text_tokens, *self.suffix_ids]
+        ordinary = (token for token in range(self.vocabulary_size) if token not in self.special)
+        known = (token for token in ordinary if self.knows(token))
+        return [*self.prefix_ids, *[next(known, self.special.sep)] * self.text_tokens, *self.suffix_ids]
 
     @property
     def mask_index(self) -> int | None:
@@ -353,10 +358,7 @@ class TextEncoder:
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         shift = first - len(self._blank)
         for start, stop in offsets:
-            added = (
-                stop + shift <= first or start + shift >= last
-            )  # only the blank before the text or the period after it
-            if added:
+            if stop + shift <= first or start + shift >= last:  # only the blank before the text or the period after it
                 yield NOWHERE
                 continue
             start, stop = max(start + shift, first), min(stop + shift, last)

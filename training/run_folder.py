@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 from safetensors import SafetensorError
 
 from encoding.bundle import SPEC_FILE, located
-from encoding.command import FULL
+from encoding.command import is_full
 from encoding.files import write_whole
 from training.data.corpus import Corpus
 from training.errors import RunError
@@ -244,12 +244,8 @@ def parent_name(encoder: str) -> str:
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
     """Whether a full disk raises this. Other errors, a GPU's out of memory among them, say nothing about the disk."""
-    match error:
-        case OSError():
-            return error.errno in FULL
-        case SafetensorError():
-            return any(f"(os error {number})" in str(error) for number in FULL)
-    return any(words in str(error) for words in TORCH_WRITING)
+    torch_wrote = isinstance(error, RuntimeError) and any(words in str(error) for words in TORCH_WRITING)
+    return torch_wrote or is_full(error)
 
 
 def _sources(corpus: Corpus) -> list[dict[str, Any]]:

@@ -179,6 +179,10 @@ def write_bundle(
     `load` also writes the encoder's config.json and TOKENIZER_FILES into the folder that it is given. Raises ClozeError
     and leaves nothing behind then.
     """
+    if out.absolute() == Path.cwd():
+        raise ExportError(
+            f"{out.absolute()} is the working directory, which a bundle would replace; name a folder in it"
+        )
     notes = _read(options.notes) if options.notes else ""
     precisions = options.precisions
     texts = _calibration(options.calibrate, precisions) if options.calibrate else []

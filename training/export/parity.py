@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.model.encoder import SentenceEncoder
+from training.model.encoder import SHORT, SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 
 __all__ = ["Difference", "difference", "probes"]
@@ -20,7 +20,6 @@ ODD: Final = (
     'She said "no", and left.',
     "naïve 日本語 🙂 \u200b",
 )
-SHORT: Final = 1e-3  # of the longest vector
 WORDS: Final = ("rain", "fell", "on", "the", "old", "city", "while", "two", "dogs", "ran", "across", "a", "field")
 
 

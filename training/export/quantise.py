@@ -76,7 +76,7 @@ def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
     extreme values, and these come from the template and the special tokens more than from the words.
     """
     chance = random.Random(0)
-    tokens = [token for token in range(text_encoder.vocabulary_size) if text_encoder.knows(token)]
+    tokens = [token for token in text_encoder.id_range if text_encoder.knows(token)]
     texts = [text_encoder.decode(chance.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]
     return feeds_of(text_encoder, texts)
 

@@ -80,7 +80,7 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         sequences = [tokens.ids for tokens in text_encoder.encode(texts)]
         order = np.random.default_rng(0).permutation(len(texts))
         held_out, fitted = np.split(order, [min(HELD_OUT, len(texts) // 10)])
-        started = vocabulary_vectors(encoder) * _weights(sequences, text_encoder.vocabulary_size)[:, None]
+        started = vocabulary_vectors(encoder) * _weights(sequences, len(text_encoder.id_range))[:, None]
         targets = _units(np.concatenate([encoder.embed(part, GRAPH_TOKENS) for part in _parts(texts, "corpus")]))
         vectors = fit(started, [sequences[row] for row in fitted], targets[fitted])
         rows = quantised(vectors, config.max_tokens)
@@ -95,7 +95,7 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
 def vocabulary_vectors(encoder: GraphEncoder) -> Floats:
     """The vector of each token alone in the template, (v, d), of length 1."""
     own = encoder.text_encoder
-    sequences = [[*own.prefix_ids, token, *own.suffix_ids] for token in range(own.vocabulary_size)]
+    sequences = [[*own.prefix_ids, token, *own.suffix_ids] for token in own.id_range]
     return _units(np.concatenate([encoder.embed_ids(part, GRAPH_TOKENS) for part in _parts(sequences, "vocabulary")]))
 
 

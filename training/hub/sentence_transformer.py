@@ -20,7 +20,7 @@ import numpy as np
 
 from encoding.template import TEXT
 from training.errors import EncoderError, ExportError
-from training.model.encoder import CONFIG_FILE, SentenceEncoder
+from training.model.encoder import CONFIG_FILE, SHORT, SentenceEncoder
 from training.model.pretrained import quiet
 
 __all__ = ["LARGEST_DIFFERENCE", "is_sentence_transformer", "saved_settings", "write"]
@@ -166,7 +166,7 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
         found = model.encode(list(texts), show_progress_bar=False)
     expected = encoder.embed(texts)
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
-    pointed = lengths[:, 0] > 1e-3 * lengths.max()  # denoised, an empty text is almost 0 and its direction is noise
+    pointed = lengths[:, 0] > SHORT * lengths.max()  # denoised, an empty text is almost 0 and its direction is noise
     largest = float(np.abs(found - expected / np.maximum(lengths, 1e-12))[pointed].max())
     if not largest <= LARGEST_DIFFERENCE:
         raise ExportError(

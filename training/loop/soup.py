@@ -48,7 +48,7 @@ def average(
             raise RunError(f"{run} is not a run; average takes folders that training.fit wrote")
     made = Run.fresh(out)
     provenances = [Run(run).provenance() for run in runs]
-    provenance_of_mean = _provenance(provenances, shares.tolist(), parent_share, parent)
+    described = _provenance(provenances, shares.tolist(), parent_share, parent)
     encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         if not parent:
@@ -68,7 +68,7 @@ def average(
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
     mean.load_state_dict({name: _mean([state[name] for state in states], parts) for name in states[0]})
     mean.save(made.model)
-    made.write_provenance(provenance_of_mean)
+    made.write_provenance(described)
     console.print(f"{made.model}: the mean of {len(states)} models; next: python -m training.export {out} models/NAME")
 
 

@@ -16,7 +16,6 @@ from tiny_graphs import export_graphs_of, traced
 
 from encoding.bundle import Bundle
 from encoding.command import run as run_command
-from encoding.errors import BundleError
 from evaluation.card import with_figures
 from evaluation.options import ModelOptions
 from evaluation.search import Collection
@@ -512,7 +511,9 @@ def test_a_long_text_with_a_slash_is_no_path(run: Path) -> None:
 def test_the_working_directory_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(BundleError, match="is the working directory, which cannot be replaced; name a folder in it"):
+    with pytest.raises(
+        ExportError, match="is the working directory, which a bundle would replace; name a folder in it"
+    ):
         export.main([str(run), "."])
 
 
