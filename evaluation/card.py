@@ -37,16 +37,16 @@ by rules."""
 
 
 def write_figures(
-    path: Path,
+    bundle: Bundle,
     scores: Mapping[str, Mapping[str, float]],
     beside: Mapping[str, Mapping[str, float]],
     machines: Mapping[str, str],
 ) -> None:
-    """Add new scores, by precision, to the bundle `path` and to its model card; see `with_figures`.
+    """Add new scores, by precision, to a bundle and to its model card; see `with_figures`.
 
-    Former scores of other sets stay, but those of speed do not: they may be another machine's. Raises ClozeError.
+    Former scores of other sets stay, but those of speed do not: they may be another machine's. Raises ClozeError, also
+    if the bundle was replaced since it was loaded, because the scores are of the former one.
     """
-    bundle = Bundle.load(path)
     path, spec = bundle.path, bundle.spec
     former = {
         precision: {name: score for name, score in row.items() if not name.startswith("cost ")}

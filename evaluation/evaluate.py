@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from encoding.bundle import Bundle
 from encoding.files import check_new_file
 from evaluation.card import write_figures
 from evaluation.options import EvaluateOptions
@@ -28,6 +29,8 @@ def evaluate(options: EvaluateOptions) -> None:
 
     if options.card and kind_of(options.path) != "bundle":
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
+    # Before the scores: if another bundle takes its place meanwhile, they are not written to that one's card.
+    bundle = Bundle.load(Path(options.path)) if options.card else None
     if options.beside and not options.card and not options.report:
         raise RunError("--beside is for the model card and the report; give --card or --report too")
     others, measured_on = dict[str, dict[str, float]](), dict[str, str]()
@@ -46,8 +49,8 @@ def evaluate(options: EvaluateOptions) -> None:
     show(options.path, scores)
     found = {name: figures(row) for name, row in scores.items()}
     measured_on |= machines(scores)
-    if options.card:
-        write_figures(Path(options.path), found, others, measured_on)
+    if bundle:
+        write_figures(bundle, found, others, measured_on)
     if options.out:
         _write(options.out, options.path, scores)
     if options.report:

@@ -14,8 +14,9 @@ from huggingface_hub import ModelCard
 from onnx import ModelProto
 from tiny_graphs import export_graphs_of, traced
 
-from encoding.bundle import Bundle
+from encoding.bundle import Bundle, altered
 from encoding.command import run as run_command
+from encoding.errors import BundleError
 from evaluation.card import with_figures
 from evaluation.options import ModelOptions
 from evaluation.search import Collection
@@ -252,6 +253,22 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     figures.write_text(json.dumps({"path": "runs/mine", "scores": {"torch fp32": {"STS12": 50.0}}}))
     with pytest.raises(RunError, match=r"figures\.json has mine, torch fp32, as another file of --beside does"):
         evaluate.main([str(out), "--data", "anywhere", "--card", "--beside", str(figures), str(figures)])
+
+
+def test_scores_are_not_written_to_a_bundle_that_took_the_place_of_the_scored_one(
+    run: Path, tmp_path: Path, few_pairs: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export.main([str(run), str(out := tmp_path / "out")])
+    card = (out / "README.md").read_bytes()
+
+    def load(*_: object) -> list[Task]:
+        with altered(Bundle.load(out)):
+            return few_pairs
+
+    monkeypatch.setattr("evaluation.evaluate.load_suites", load)
+    with pytest.raises(BundleError, match=r"out was replaced since it was read; start again"):
+        evaluate.main([str(out), "--data", "anywhere", "--cache", str(tmp_path / "scores"), "--card"])
+    assert (out / "README.md").read_bytes() == card
 
 
 def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(run: Path) -> None:
