@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from safetensors import SafetensorError
 
-from encoding.bundle import SPEC_FILE, Bundle, located
+from encoding.bundle import SPEC_FILE, located
 from encoding.command import is_full
 from encoding.files import write_whole
 from training.data.corpus import Corpus
@@ -217,7 +217,7 @@ class Run:
         provenance = {
             "parent": parent_name(recipe.encoder),
             "recipe": recipe.model_dump(mode="json", exclude_none=True),
-            "data": _unique(_learnt_before(recipe.encoder) + _sources(corpus)),
+            "data": _sources(corpus),
             "commit": _commit(),
             "seeds": [recipe.seed],
             "rows": len(corpus),
@@ -250,19 +250,6 @@ def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
 
 def _sources(corpus: Corpus) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json") for source in corpus.sources]
-
-
-def _learnt_before(encoder: str) -> list[dict[str, Any]]:
-    """The texts that the encoder of a run or a bundle was trained on, as far as Cloze did it. Raises BundleError."""
-    path = located(encoder)
-    if (path / SPEC_FILE).is_file():
-        return [source.model_dump(mode="json") for source in Bundle.load(path).spec.provenance.data]
-    run = Run(path.parent if path.name == "model" else path)
-    return list(run.provenance().get("data", [])) if run.finished else []
-
-
-def _unique(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({source["sha256"]: source for source in sources}.values())
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -17,7 +17,6 @@ from two_processes import in_two
 
 from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
-from training.export import __main__ as export
 from training.fit import main
 from training.loop.prepare import prepare
 from training.loop.trainer import ObjectiveTrainer, training_arguments
@@ -347,20 +346,6 @@ def test_an_epoch_of_parts_has_no_smaller_step(words: Words, tmp_path: Path) -> 
     rows = sum(source["sentences"] for source in run.provenance()["data"])
     assert rows % 24 > 6  # a part of a further batch is left
     assert run.provenance()["steps"] == recipe.steps(rows) == 2 * (rows // 24)
-
-
-def test_a_run_that_continues_another_names_the_texts_of_both(words: Words, tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text("The harbour is frozen.\nA ship waits.\n" * 8, encoding="utf-8")
-    first, second, third = (Run(tmp_path / name) for name in ("first", "second", "third"))
-    keys = words | {"max_steps": ["1"], "dev": [], "eval_steps": ["1"], "held_out": ["0"]}
-    fit(load_recipe("simcse", keys), first)
-    own = {"encoder": [str(first.model)], "corpus": [str(tmp_path / "own.txt")], "columns": []}
-    fit(load_recipe("simcse", keys | own), second)
-    assert [source["name"] for source in second.provenance()["data"]] == ["rows.csv", "own.txt"]
-    export.main([str(second.path), str(tmp_path / "bundle"), "--precision", "fp32"])
-    fit(load_recipe("simcse", keys | {"encoder": [str(tmp_path / "bundle")]}), third)
-    assert [source["name"] for source in third.provenance()["data"]] == ["rows.csv", "own.txt"]
-    assert third.provenance()["rows"] == first.provenance()["rows"]
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
