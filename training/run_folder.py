@@ -2,6 +2,7 @@
 
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
+encoder_data.json  the same of the run or the bundle from which the encoder comes
 log.jsonl          one line per logged step: loss, its parts, rate, dev scores
 tensorboard/       the same for TensorBoard, where `report_to` has it
 checkpoint-N/      weights, optimiser, schedule and random states after step N
@@ -23,7 +24,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from safetensors import SafetensorError
 
-from encoding.bundle import SPEC_FILE, located
+from encoding.bundle import SPEC_FILE, Bundle, Source, located
 from encoding.command import is_full
 from encoding.files import write_whole
 from training.data.corpus import Corpus
@@ -86,6 +87,10 @@ class Run:
     @property
     def data_file(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def encoder_data_file(self) -> Path:
+        return self.path / "encoder_data.json"
 
     @property
     def log_file(self) -> Path:
@@ -158,11 +163,17 @@ class Run:
             raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
 
     def start(self, recipe: Recipe, corpus: Corpus) -> None:
-        """Make the folder with the recipe and the list of text files, unless it has them. Raises RunError."""
+        """Make the folder with the recipe and the lists of text files, unless it has them.
+
+        What the encoder was trained on is read now: its run or bundle may be another one when this run is finished.
+        Raises RunError, BundleError.
+        """
         if self.data_file.is_file():
             return
+        encoder_data = _trained_on(recipe.encoder)
         self.make()
         write_whole(self.recipe_file, to_toml(recipe))
+        _write_json(self.encoder_data_file, encoder_data)
         _write_json(self.data_file, _sources(corpus))
 
     def check_text(self, corpus: Corpus) -> None:
@@ -217,7 +228,7 @@ class Run:
         provenance = {
             "parent": parent_name(recipe.encoder),
             "recipe": recipe.model_dump(mode="json", exclude_none=True),
-            "data": _sources(corpus),
+            "data": self._all_data(corpus),
             "commit": _commit(),
             "seeds": [recipe.seed],
             "rows": len(corpus),
@@ -226,6 +237,12 @@ class Run:
             **figures,
         }
         self.write_provenance(provenance)
+
+    def _all_data(self, corpus: Corpus) -> list[dict[str, Any]]:
+        """The files of text of the encoder and of this run, each once."""
+        found = self.encoder_data_file.is_file()  # a run that an earlier version began has none
+        encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if found else []
+        return list({source["sha256"]: source for source in [*encoder_data, *_sources(corpus)]}.values())
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
         """Write the last file of a run, which marks it as finished."""
@@ -237,9 +254,31 @@ def parent_name(encoder: str) -> str:
     path = Path(encoder).absolute()
     if not path.is_dir():
         return encoder
-    run = Run(path.parent)
-    inside = path == run.model and (run.finished or run.recipe_file.is_file())
-    return path.parent.name if inside else path.name
+    run = _run_of(path)
+    return run.path.name if run else path.name
+
+
+def _run_of(encoder: Path) -> Run | None:
+    """The run of which a folder is the model."""
+    run = Run(encoder.parent)
+    return run if encoder == run.model and (run.finished or run.recipe_file.is_file()) else None
+
+
+def _trained_on(encoder: str) -> list[dict[str, Any]]:
+    """The files of text of the run or the bundle from which an encoder comes; none of others.
+
+    Raises RunError, BundleError.
+    """
+    path = located(model_folder(encoder)).absolute()
+    if (path / SPEC_FILE).is_file():
+        return [source.model_dump(mode="json") for source in Bundle.load(path).spec.provenance.data]
+    run = _run_of(path)
+    if run is None or not run.finished:
+        return []
+    try:
+        return [Source.model_validate(source).model_dump(mode="json") for source in run.provenance()["data"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{run.provenance_file} does not say which text its model learnt from; train again") from error
 
 
 def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:

@@ -17,6 +17,7 @@ from two_processes import in_two
 
 from encoding.errors import OptionError
 from training.errors import RecipeError, RunError
+from training.export import __main__ as export
 from training.fit import main
 from training.loop.prepare import prepare
 from training.loop.trainer import ObjectiveTrainer, training_arguments
@@ -346,6 +347,42 @@ def test_an_epoch_of_parts_has_no_smaller_step(words: Words, tmp_path: Path) -> 
     rows = sum(source["sentences"] for source in run.provenance()["data"])
     assert rows % 24 > 6  # a part of a further batch is left
     assert run.provenance()["steps"] == recipe.steps(rows) == 2 * (rows // 24)
+
+
+def test_a_run_that_continues_another_names_the_texts_of_both(words: Words, tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("The harbour is frozen.\nA ship waits.\n" * 8, encoding="utf-8")
+    first, second, third = (Run(tmp_path / name) for name in ("first", "second", "third"))
+    keys = words | {"max_steps": ["1"], "dev": [], "eval_steps": ["1"], "held_out": ["0"]}
+    fit(load_recipe("simcse", keys), first)
+    own = {"encoder": [str(first.path)], "corpus": [str(tmp_path / "own.txt")], "columns": []}
+    fit(load_recipe("simcse", keys | own), second)
+    assert [source["name"] for source in second.provenance()["data"]] == ["rows.csv", "own.txt"]
+    export.main([str(second.path), str(tmp_path / "bundle"), "--precision", "fp32"])
+    fit(load_recipe("simcse", keys | {"encoder": [str(tmp_path / "bundle")]}), third)
+    assert [source["name"] for source in third.provenance()["data"]] == ["rows.csv", "own.txt"]
+    assert third.provenance()["rows"] == first.provenance()["rows"]
+
+
+def test_the_texts_of_the_encoder_are_those_of_the_start(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Run(tmp_path / "first"), Run(tmp_path / "second")
+    keys = words | {"max_steps": ["1"], "dev": [], "eval_steps": ["1"], "held_out": ["0"]}
+    fit(load_recipe("simcse", keys), first)
+    train = ObjectiveTrainer.train
+
+    def replace_the_first(trainer: ObjectiveTrainer, **settings: object) -> object:
+        first.provenance_file.write_text("not JSON", encoding="utf-8")
+        return train(trainer, **settings)
+
+    monkeypatch.setattr(ObjectiveTrainer, "train", replace_the_first)
+    (tmp_path / "own.txt").write_text("The harbour is frozen.\nA ship waits.\n" * 8, encoding="utf-8")
+    own = keys | {"encoder": [str(first.model)], "corpus": [str(tmp_path / "own.txt")], "columns": []}
+    fit(load_recipe("simcse", own), second)
+    assert [source["name"] for source in second.provenance()["data"]] == ["rows.csv", "own.txt"]
+    with pytest.raises(RunError, match=r"run\.json does not say which text its model learnt from; train again"):
+        fit(load_recipe("simcse", own), Run(tmp_path / "third"))
+    assert not (tmp_path / "third").exists()
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
