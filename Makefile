@@ -41,9 +41,11 @@ DISTILL = distill --corpus $(RUN)/texts/texts.jsonl --columns text --batch-size 
 FIRST = $(DISTILL) --encoder $(PARENT) --learning-rate 3e-4 --warmup-steps 200 --max-steps 5000 --out $(RUN)/first
 SECOND = $(DISTILL) --encoder $(RUN)/first/model --learning-rate 2.5e-4 --warmup-steps 168 --max-steps 4200 --seed 7 \
 	--out $(RUN)/second
-TRIPLETS = simcse --encoder $(RUN)/second/model --corpus $(DATA)/snli_devtest_triplets.csv --columns sent0 sent1 hard_neg \
-	--template "[X]" --pooling mean --precision fp32 --batch-size 64 --epochs 2 --learning-rate 2e-5 --max-tokens 64 \
+SIMCSE = simcse --columns sent0 sent1 hard_neg --template "[X]" --pooling mean --precision fp32 --batch-size 64 \
+	--learning-rate 2e-5 --max-tokens 64
+TRIPLETS = $(SIMCSE) --encoder $(RUN)/second/model --corpus $(DATA)/snli_devtest_triplets.csv --epochs 2 \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 91 --out $(RUN)/triplets
+RULES = $(SIMCSE) --encoder $(RUN)/student/model --corpus $(RUN)/rules.csv --epochs 1 --held-out 0 --out $(RUN)/rules
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
 # trains a run, or continues it
 fit = $(BIN)/python -m training.fit $(if $(wildcard $(RUN)/$1/recipe.toml),--resume $(RUN)/$1,$2)
@@ -82,9 +84,13 @@ default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/teachers/mpne
 	$(call fit,first,$(FIRST))
 	$(call fit,second,$(SECOND))
 	$(call fit,triplets,$(TRIPLETS))
-	rm -rf $(RUN)/mean $(RUN)/parent.json
+	rm -rf $(RUN)/student $(RUN)/mean $(RUN)/parent.json
+	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/student --parent $(PARENT)
+	test -f $(RUN)/rules.csv || $(BIN)/python -m benchmarks.probes --data $(DATA) --triplets $(RUN)/rules.csv
+	$(call fit,rules,$(RULES))
 	head -n 64 $(RUN)/texts/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/calibration.txt
-	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/mean --parent $(PARENT)
+	$(BIN)/python -m training.average $(RUN)/rules $(RUN)/second $(RUN)/triplets --weights 0.5 0.25 0.25 --out $(RUN)/mean \
+	  --parent $(PARENT) --parent-share 0.5
 	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \

@@ -45,9 +45,9 @@ def quality() -> str:
     return (
         "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on three "
         "search collections (texts cut at 192 tokens by cloze-mini, at 256 by its parent), and accuracy × 100, "
-        "averaged over SentEval's seven classification tasks. The collections "
-        "and STS-B dev were used to choose cloze-mini, so its search figures are optimistic; the test sets were not "
-        "([how it was chosen](models/cloze-mini/README.md#how-it-was-made-and-chosen)).\n\n"
+        "averaged over SentEval's seven classification tasks. The collections and STS-B dev were used to choose "
+        "cloze-mini, so its search figures are optimistic. The STS tests ruled out one earlier candidate, and chose "
+        "nothing else ([how it was chosen](models/cloze-mini/README.md#how-it-was-made-and-chosen)).\n\n"
         f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
     )
 
