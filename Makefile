@@ -78,7 +78,7 @@ coverage: .venv/dev
 	$(PYTEST) --cov --cov-report=term:skip-covered
 
 # The same command continues what was interrupted: each line skips what it finds done.
-default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/teachers/mpnet $(RUN)/teachers/minilm
+default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/rules.csv $(RUN)/teachers/mpnet $(RUN)/teachers/minilm
 	$(EMBED) $(RUN)/vectors/mpnet --bundle $(RUN)/teachers/mpnet
 	$(EMBED) $(RUN)/vectors/minilm --bundle $(RUN)/teachers/minilm --text-column words
 	$(call fit,first,$(FIRST))
@@ -86,7 +86,6 @@ default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/teachers/mpne
 	$(call fit,triplets,$(TRIPLETS))
 	rm -rf $(RUN)/student $(RUN)/mean $(RUN)/parent.json
 	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/student --parent $(PARENT)
-	test -f $(RUN)/rules.csv || $(BIN)/python -m benchmarks.probes --data $(DATA) --triplets $(RUN)/rules.csv
 	$(call fit,rules,$(RULES))
 	head -n 64 $(RUN)/texts/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/calibration.txt
 	$(BIN)/python -m training.average $(RUN)/rules $(RUN)/second $(RUN)/triplets --weights 0.5 0.25 0.25 --out $(RUN)/mean \
@@ -133,6 +132,10 @@ $(RUN)/texts/texts.jsonl: | .venv/dev
 	$(BIN)/python -m training.texts $(@D) --seed 7 --sentences 480000 --passages 100000 --queries 420000 \
 	  --exclude $(DATA)/senteval $(DATA)/retrieval \
 	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt
+
+$(RUN)/rules.csv: | .venv/dev
+	mkdir -p $(@D)
+	$(BIN)/python -m benchmarks.probes --data $(DATA) --triplets $@
 
 $(RUN)/teachers/mpnet: | $(TEACHER)
 $(RUN)/teachers/minilm: | $(PARENT)

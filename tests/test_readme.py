@@ -6,6 +6,7 @@ import re
 import httpx
 import pytest
 from harness import open_client
+from huggingface_hub import ModelCard
 
 from benchmarks.readme import MODEL, PAGE, README, page, parent, with_figures
 from encoding.bundle import Bundle
@@ -28,6 +29,8 @@ def test_the_shipped_model_meets_its_bar() -> None:
     assert scores["cisi nDCG@10"] >= parent()["cisi nDCG@10"] - 0.3  # its larger teacher is below the parent there too
     assert scores["cacm nDCG@10"] >= parent()["cacm nDCG@10"] + 0.5
     assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) <= 30_000_000
+    card = ModelCard.load(MODEL / "README.md").data
+    assert (card.license, card.language) == ("apache-2.0", "en")  # its parent's
     learnt_from = {source.name for source in bundle.spec.provenance.data}
     # no text that is limited to research
     assert learnt_from == {"texts.jsonl", "snli_devtest_triplets.csv", "rules.csv"}
