@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -32,11 +32,12 @@ from training.errors import RunError
 from training.model.pretrained import looks_local
 from training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["Run", "kind_of", "model_folder", "parent_name"]
+__all__ = ["UNTRAINED", "Run", "kind_of", "model_folder", "parent_name", "provenance_of_encoder", "with_sources"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 
+UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
 
@@ -233,7 +234,7 @@ class Run:
             "seeds": [recipe.seed],
             "rows": len(corpus),
             "held_out": len(corpus.held_out),
-            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")},
+            "versions": _versions(),
             **figures,
         }
         self.write_provenance(provenance)
@@ -242,7 +243,7 @@ class Run:
         """The files of text of the encoder and of this run, each once."""
         found = self.encoder_data_file.is_file()  # a run that an earlier version began has none
         encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if found else []
-        return list({source["sha256"]: source for source in [*encoder_data, *_sources(corpus)]}.values())
+        return _distinct([*encoder_data, *_sources(corpus)])
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
         """Write the last file of a run, which marks it as finished."""
@@ -256,6 +257,21 @@ def parent_name(encoder: str) -> str:
         return encoder
     run = _run_of(path)
     return run.path.name if run else path.name
+
+
+def provenance_of_encoder(encoder: str) -> dict[str, Any]:
+    """The provenance of an encoder or a bundle that is written as a run without being trained.
+
+    Raises RunError, BundleError.
+    """
+    recipe = {"method": UNTRAINED, "encoder": encoder}
+    found = {"parent": parent_name(encoder), "recipe": recipe, "data": _trained_on(encoder)}
+    return found | {"commit": _commit(), "seeds": [], "rows": 0, "versions": _versions()}
+
+
+def with_sources(provenance: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """A provenance that names the files of one more corpus."""
+    return provenance | {"data": _distinct([*provenance["data"], *_sources(corpus)])}
 
 
 def _run_of(encoder: Path) -> Run | None:
@@ -289,6 +305,14 @@ def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
 
 def _sources(corpus: Corpus) -> list[dict[str, Any]]:
     return [source.model_dump(mode="json") for source in corpus.sources]
+
+
+def _distinct(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({source["sha256"]: source for source in sources}.values())
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")}
 
 
 def _write_json(path: Path, content: object) -> None:

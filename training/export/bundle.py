@@ -225,6 +225,8 @@ def _parts(encoder: SentenceEncoder) -> list[str]:
     parts = []
     if encoder.continuous is not None:
         parts.append("Trained vectors replace the embeddings of the template's words.")
+    if encoder.token_weights is not None:
+        parts.append("The more often a token occurs in a corpus, the less it counts in the mean.")
     if encoder.head is not None:
         parts.append(f"A {encoder.head.kind} head comes last.")
     return parts

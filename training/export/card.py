@@ -19,7 +19,7 @@ from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance, loca
 from encoding.template import PoolingMode
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
-from training.run_folder import Run
+from training.run_folder import UNTRAINED, Run
 
 __all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
 
@@ -156,10 +156,14 @@ def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
 def _training(provenance: Provenance) -> str:
     if provenance.recipe.get("method") == OUTSIDE:
         return "Trained by sentence-transformers. Cloze does not know the text and the settings."
+    weights = provenance.recipe.get("token_weights")
+    counted = f"\n\n{_token_weights(weights)}" if weights else ""
     rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
     rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
     table, recipes = "\n".join(rows), _recipes(provenance)
+    if not recipes:
+        return f"{table}\n\nNot trained by Cloze.{counted}"
     blocks = "\n\n".join(
         "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
         for recipe in recipes
@@ -169,12 +173,21 @@ def _training(provenance: Provenance) -> str:
     if kept := provenance.recipe.get("parent_share"):
         shares += f"\n\nThe weights are {1 - kept:g} of the trained ones and {kept:g} of the parent's."
     seeds = ", ".join(map(str, provenance.seeds))
-    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}"
+    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}{counted}"
+
+
+def _token_weights(weights: Mapping[str, Any]) -> str:
+    files = ", ".join(weights["corpus"])
+    a = f"{weights['smoothing']:g}"
+    return f"In the mean, a token that makes up the share p of {files} has the weight {a} / ({a} + p), a special one 1."
 
 
 def _recipes(provenance: Provenance) -> list[dict[str, Any]]:
-    """The recipe of the run, or those of the runs that were averaged."""
-    runs: list[dict[str, Any]] = provenance.recipe.get("runs") or [provenance.recipe]
+    """The recipe of the run, or those of the runs that were averaged; none if nothing was trained."""
+    if provenance.recipe.get("method") == UNTRAINED:
+        return []
+    own = {key: value for key, value in provenance.recipe.items() if key != "token_weights"}
+    runs: list[dict[str, Any]] = own.get("runs") or [own]
     return runs
 
 
@@ -183,15 +196,18 @@ def _shares(provenance: Provenance) -> str:
 
 
 def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Provenance) -> str:
-    served = _recipes(provenance)[0]
+    served = next(iter(_recipes(provenance)), {})
     denoise = " --denoise" if config.denoising else " --no-denoise" if served.get("mode") == "supervised" else ""
     period = ""
     if config.final_period != served.get("final_period", False):
         period = " --final-period" if config.final_period else " --no-final-period"
     calibrate = " --calibrate TEXTS" if "fitted to" in provenance.graphs.get("int8", "") else ""
     paths = "Replace the names of files and models by the paths of your copies. Then run"
+    commands: list[str] = []
     if provenance.recipe.get("method") == OUTSIDE:
-        before, commands = "With the model that sentence-transformers saved in `RUN`", []
+        before = "With the model that sentence-transformers saved in `RUN`"
+    elif provenance.recipe.get("method") == UNTRAINED:
+        before = f"With {provenance.parent} in `RUN`"
     elif provenance.recipe.get("method") == "average":
         before = f"Save the recipes above as `recipe-1.toml` and so on. {paths}"
         numbers = range(1, len(_recipes(provenance)) + 1)
@@ -204,8 +220,15 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     else:
         before = f"Save the recipe above as `recipe.toml`. {paths}"
         commands = ["python -m training.fit recipe.toml --out RUN"]
+    run = "RUN"
+    if weights := provenance.recipe.get("token_weights"):
+        columns = f" --columns {' '.join(weights['columns'])}" if weights["columns"] else ""
+        corpus, run = " ".join(weights["corpus"]), "WEIGHED"
+        commands.append(
+            f"python -m training.weigh RUN --corpus {corpus}{columns} --smoothing {weights['smoothing']:g} --out {run}"
+        )
     commands += [
-        f"python -m {provenance.recipe.get('command', 'training.export')} RUN OUT --precision {','.join(precisions)} "
+        f"python -m {provenance.recipe.get('command', 'training.export')} {run} OUT --precision {','.join(precisions)} "
         f"--max-tokens {config.max_tokens}{denoise}{period}{calibrate} --data DATA",
         "python -m training.evaluate OUT --data DATA",
     ]

@@ -157,7 +157,8 @@ class _Plain(nn.Module):
             return self.encoder.read(input_ids, attention_mask, self.encoder.pooling)
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)
-        return self.encoder.pooling.read(self.encoder.hidden(words, blocked), attention_mask)
+        states, weights = self.encoder.hidden(words, blocked), self.encoder.weights_of(input_ids, self.encoder.pooling)
+        return self.encoder.pooling.read(states, attention_mask, weights)
 
 
 @contextmanager

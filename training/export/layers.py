@@ -14,6 +14,7 @@ The last layer needs only keys and values of the other tokens. Three forms give 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -95,9 +96,9 @@ class WrittenOut(nn.Module):
             states = layer(number, states, states, everywhere)
         if not pooling.reads_one_token:
             states = layer(last, states, states, everywhere)
-            if self.form == "exact":
-                states = coarse(states, BITS["state"])
-            return pooling.read(states.view(n, length, states.shape[-1]), attention_mask)
+            weights = self.encoder.weights_of(input_ids, pooling)
+            rounded = partial(coarse, bits=BITS["state"]) if self.form == "exact" else None
+            return pooling.read(states.view(n, length, states.shape[-1]), attention_mask, weights, rounded)
         read = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
         if self.form == "fusible":
             return layer(last, read.unsqueeze(1), states, blocked).squeeze(1)

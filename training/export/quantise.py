@@ -233,11 +233,16 @@ class _Quantiser:
                 nodes += self._product(node, channels[name].products)
             elif node.output[0] in self.norms:
                 nodes += self._norm(node)
-            elif node.op_type == "Gather" and node.input[0] in self.weights and node.input[1] == "input_ids":
+            elif self._looks_up(node):
                 nodes += self._lookup(node)
             else:
                 nodes.append(node)
         return nodes, self.tensors
+
+    def _looks_up(self, node: NodeProto) -> bool:
+        """Whether a node gathers word embeddings by the token ids, and not token weights, which are single numbers."""
+        table = self.weights.get(node.input[0]) if node.op_type == "Gather" else None
+        return table is not None and table.dims[-1] > 1 and node.input[1] == "input_ids"
 
     def _multiplies(self, node: NodeProto) -> bool:
         """Whether a node is a product with a constant matrix that is to be quantised."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules import InputModule
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor, nn
@@ -24,18 +24,26 @@ from transformers.activations import ACT2FN
 
 __all__ = ["PromptedTransformer"]
 
-TEXT, MASK, HEAD_FILE = "[X]", "[MASK]", "head.safetensors"
+TEXT, MASK = "[X]", "[MASK]"
+HEAD_FILE, WEIGHTS_FILE = "head.safetensors", "token_weights.safetensors"
 
 
 class PromptedTransformer(InputModule):
     config_file_name = "embedding_config.json"
+    token_weights: Tensor | None
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: dict[str, Any], head: nn.Sequential
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: dict[str, Any],
+        head: nn.Sequential,
+        token_weights: Tensor | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.tokenizer, self.config, self.head = model, tokenizer, config, head
+        self.register_buffer("token_weights", token_weights)  # (vocabulary, 1), of a mean
         self.words = _without_special_tokens(tokenizer)
 
     # Texts to ids
@@ -95,6 +103,8 @@ class PromptedTransformer(InputModule):
         hidden: Tensor = output.last_hidden_state  # (n, L, d)
         if self.config["pooling"] == "mean":
             weights = mask.to(hidden.dtype).unsqueeze(-1)
+            if self.token_weights is not None:
+                weights = weights * self.token_weights[ids].to(hidden.dtype)
             return (hidden * weights).sum(1) / weights.sum(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), places]
 
@@ -135,6 +145,8 @@ class PromptedTransformer(InputModule):
         if len(self.head):
             kind = "tanh" if isinstance(self.head[-1], nn.Tanh) else "transform"
             save_file(self.head.state_dict(), f"{output_path}/{HEAD_FILE}", metadata={"kind": kind})
+        if self.token_weights is not None:
+            save_file({"table": self.token_weights}, f"{output_path}/{WEIGHTS_FILE}")
 
     @classmethod
     def load(
@@ -156,6 +168,8 @@ class PromptedTransformer(InputModule):
         }
         config = cls.load_config(model_name_or_path, cache_folder=cache_folder, **where)
         head = cls.load_file_path(model_name_or_path, HEAD_FILE, cache_folder=cache_folder, **where)
+        table = cls.load_file_path(model_name_or_path, WEIGHTS_FILE, cache_folder=cache_folder, **where)
+        token_weights = load_file(table)["table"] if table else None
         where["cache_dir"] = cache_folder
         architecture: Any = MODEL_MAPPING[type(AutoConfig.from_pretrained(model_name_or_path, **where))]
         has_pooler = "add_pooling_layer" in inspect.signature(architecture).parameters  # it is never read, nor saved
@@ -163,7 +177,8 @@ class PromptedTransformer(InputModule):
         model = AutoModel.from_pretrained(model_name_or_path, **where, **options | (kwargs.get("model_kwargs") or {}))
         options = kwargs.get("processor_kwargs") or {}
         tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **where, **options)
-        return cls(model, tokenizer, config, _head(head, model.config) if head else nn.Sequential())
+        layers = _head(head, model.config) if head else nn.Sequential()
+        return cls(model, tokenizer, config, layers, token_weights)
 
 
 def _head(path: str, config: Any) -> nn.Sequential:

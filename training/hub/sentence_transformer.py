@@ -3,7 +3,8 @@
 Files written beside an encoder's own (weights, tokenizer, embedding_config.json):
 
     modules.json, config_sentence_transformers.json      always
-    sentence_bert_config.json, 1_Pooling/config.json     sentence-transformers' own modules: a text alone, [CLS] or mean
+    sentence_bert_config.json, N_Pooling/config.json     sentence-transformers' own modules: a text alone, [CLS] or mean
+    1_WordWeights/config.json                            the same, for token weights
     prompted_transformer.py                              any other template, [MASK], denoising or a head: custom code
 """
 
@@ -22,6 +23,7 @@ from encoding.template import TEXT
 from training.errors import EncoderError, ExportError
 from training.model.encoder import CONFIG_FILE, SHORT, SentenceEncoder
 from training.model.pretrained import quiet
+from training.model.token_weights import WORD_WEIGHTS_FILE, TokenWeights
 
 __all__ = ["LARGEST_DIFFERENCE", "is_sentence_transformer", "saved_settings", "write"]
 
@@ -32,6 +34,7 @@ CONFIG: Final = "config_sentence_transformers.json"
 CODE: Final = Path(__file__).parent / "prompted_transformer.py"
 CUSTOM: Final = "prompted_transformer.PromptedTransformer"
 TRANSFORMER: Final = "sentence_transformers.base.modules.transformer.Transformer"
+WORD_WEIGHTS: Final = "sentence_transformers.sentence_transformer.modules.word_weights.WordWeights"
 POOLING: Final = "sentence_transformers.sentence_transformer.modules.pooling.Pooling"
 NORMALIZE: Final = "sentence_transformers.base.modules.normalize.Normalize"
 
@@ -50,7 +53,8 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     library = _library()
     encoder.save(folder)
     plain = _is_plain(encoder, texts)
-    types = [TRANSFORMER, POOLING, NORMALIZE] if plain else [CUSTOM, NORMALIZE]
+    weighed = [WORD_WEIGHTS] if encoder.token_weights is not None else []
+    types = [TRANSFORMER, *weighed, POOLING, NORMALIZE] if plain else [CUSTOM, NORMALIZE]
     paths = ["", *(f"{place}_{kind.rpartition('.')[2]}" for place, kind in enumerate(types[1:], 1))]
     modules = zip(paths, types, strict=True)
     rows = [
@@ -65,7 +69,7 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     _write_json(folder / CONFIG, {**about, "similarity_fn_name": "cosine", "__version__": versions})
     if plain:
         (folder / CONFIG_FILE).unlink()
-        _write_plain(encoder, folder)
+        _write_plain(encoder, folder, folder / paths[-2])
     else:
         shutil.copyfile(CODE, folder / CODE.name)
     for path in folder.glob("*.safetensors"):
@@ -91,8 +95,8 @@ def saved_settings(folder: Path) -> dict[str, Any]:
         prompts = config.get("prompts", {})
         if types == ["PromptedTransformer", "Normalize"]:
             settings: dict[str, Any] = _read_json(folder / CONFIG_FILE)
-        elif types == ["Transformer", "Pooling", "Normalize"]:
-            pooling = _read_json(folder / "1_Pooling" / "config.json")
+        elif types in (["Transformer", "Pooling", "Normalize"], ["Transformer", "WordWeights", "Pooling", "Normalize"]):
+            pooling = _read_json(folder / f"{types.index('Pooling')}_Pooling" / "config.json")
             settings = {"template": TEXT, "pooling": pooling["pooling_mode"]}
             if (
                 config.get("default_prompt_name")
@@ -140,7 +144,8 @@ def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
     return True
 
 
-def _write_plain(encoder: SentenceEncoder, folder: Path) -> None:
+def _write_plain(encoder: SentenceEncoder, folder: Path, pooling: Path) -> None:
+    """`pooling` is the folder of the module Pooling."""
     text = {"split_special_tokens": True}  # "[MASK]" in a text is text
     settings: dict[str, Any] = {
         "max_seq_length": encoder.config.max_tokens,
@@ -150,9 +155,20 @@ def _write_plain(encoder: SentenceEncoder, folder: Path) -> None:
     if "add_pooling_layer" in inspect.signature(type(encoder.backbone)).parameters:
         settings["model_kwargs"] = {"add_pooling_layer": False}  # the weights have none
     _write_json(folder / "sentence_bert_config.json", settings)
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"embedding_dimension": encoder.dimension, "pooling_mode": encoder.config.pooling, "include_prompt": True}
-    _write_json(folder / "1_Pooling" / "config.json", pooling)
+    if encoder.token_weights is not None:
+        (folder / WORD_WEIGHTS_FILE).parent.mkdir(exist_ok=True)
+        _write_json(folder / WORD_WEIGHTS_FILE, _word_weights(encoder, encoder.token_weights))
+    pooling.mkdir(exist_ok=True)
+    modes = {"embedding_dimension": encoder.dimension, "pooling_mode": encoder.config.pooling, "include_prompt": True}
+    _write_json(pooling / "config.json", modes)
+
+
+def _word_weights(encoder: SentenceEncoder, weights: TokenWeights) -> dict[str, Any]:
+    """The settings of the module WordWeights: the token and the weight of each row of the embeddings."""
+    table = weights.table.squeeze(1).tolist()
+    tokens = encoder.tokenizer.convert_ids_to_tokens(list(range(len(table))))
+    vocab = [token or f"[unused row {row}]" for row, token in enumerate(tokens)]
+    return {"vocab": vocab, "word_weights": dict(zip(vocab, table, strict=True)), "unknown_word_weight": 1}
 
 
 def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], library: Any, plain: bool) -> None:

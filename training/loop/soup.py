@@ -50,6 +50,9 @@ def average(
     provenances = [Run(run).provenance() for run in runs]
     described = _provenance(provenances, shares.tolist(), parent_share, parent)
     encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
+    weighed = [str(run) for run, encoder in zip(runs, encoders, strict=True) if encoder.token_weights is not None]
+    if weighed:
+        raise RunError(f"{', '.join(weighed)} came from training.weigh; average the runs first, and weigh their mean")
     for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
         if not parent:
             _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])

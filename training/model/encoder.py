@@ -25,10 +25,11 @@ from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder, token_batches
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
-from training.model.graph_weights import ORIGIN, backbone_weights
+from training.model.graph_weights import ORIGIN, graph_weights
 from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling
 from training.model.pretrained import looks_local, quiet, word_embeddings
+from training.model.token_weights import WEIGHTS_FILE, TokenWeights
 
 __all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_config", "weights_digest"]
 
@@ -43,13 +44,15 @@ _GPU_TOKENS = 65536
 class SentenceEncoder(nn.Module):
     """Backbone, pooling and all else that is served. `forward` gives one vector per text, not normalised.
 
-    `head` is applied last. `continuous` replaces the words of the encoder's own template. Most encoders have neither.
+    `head` is applied last. `continuous` replaces the words of the encoder's own template. `token_weights` are those of
+    the pooling `mean`. Most encoders have none of them.
     """
 
     def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EmbeddingConfig) -> None:
         super().__init__()
         self.head: Head | AdoptedHead | None = None
         self.continuous: ContinuousTemplate | None = None
+        self.token_weights: TokenWeights | None = None
         if getattr(backbone, "pooler", None) is not None:
             backbone.register_module("pooler", None)  # the next-sentence head, which is never read
         self.backbone = backbone
@@ -94,35 +97,41 @@ class SentenceEncoder(nn.Module):
         with loading(source, "an encoder"):
             tokenizer = AutoTokenizer.from_pretrained(source)
             backbone = AutoModel.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
-        precision, weights = backbone_weights(bundle, backbone.config)
+        precision, weights, token_weights = graph_weights(bundle, backbone.config)
         with loading(source, "an encoder"):
             missing = backbone.load_state_dict(weights, strict=False).missing_keys
         _check_complete(missing, source)
         check_tokenizer(tokenizer, source)
         fields = spec.model_dump(include=set(EmbeddingConfig.model_fields))
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source)).eval()
+        encoder.token_weights = None if token_weights is None else TokenWeights(token_weights)
         _check_canaries(encoder, bundle, precision)
         del fields["max_tokens"]
         fields |= {key: value for key, value in changes.items() if value is not None}
         encoder.reconfigure(_config(fields, backbone, source))
+        if encoder.config.pooling != "mean":
+            encoder.token_weights = None
         return encoder
 
     def _load_parts(self, folder: Path) -> None:
-        """Load the head and the continuous template if the folder has them."""
+        """Load the head, the continuous template and the tokens' weights if the folder has them."""
         with _reading(folder / HEAD_FILE):
             self.head = Head.load(folder, self.backbone.config)
         with _reading(folder / CONTINUOUS_FILE):
             self.continuous = ContinuousTemplate.load(folder, self.pooling.text_encoder, self.word_embeddings)
+        if self.config.pooling == "mean":
+            with _reading(folder / WEIGHTS_FILE):
+                self.token_weights = TokenWeights.load(folder, self.word_embeddings.num_embeddings)
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` reads: backbone, tokenizer, embedding configuration, head, template vectors."""
+        """Write all that `load` reads: backbone, tokenizer, configuration, head, template vectors, token weights."""
         with quiet():
             self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         text = json.dumps(self.config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         assert not isinstance(self.head, AdoptedHead), "an adopted model is exported and not saved. This is a bug."
-        for part in (self.head, self.continuous):
+        for part in (self.head, self.continuous, self.token_weights):
             if part is not None:
                 part.save(folder)
 
@@ -152,7 +161,7 @@ class SentenceEncoder(nn.Module):
         """The same weights with other words around the text."""
         config = self.config.model_copy(update={"template": template})
         found = SentenceEncoder(self.backbone, self.tokenizer, config)
-        found.head = self.head
+        found.head, found.token_weights = self.head, self.token_weights
         return found.train(self.training)
 
     def named(self, name: str) -> "SentenceEncoder":
@@ -210,7 +219,15 @@ class SentenceEncoder(nn.Module):
     def read(self, input_ids: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
         """Token ids (n, L) -> pooled vectors (n, d) in fp32, before denoising and before the head."""
         words = self.words(input_ids, attention_mask, pooling)
-        return pooling.read(self.hidden(words, attention_mask), attention_mask).float()
+        states = self.hidden(words, attention_mask)
+        return pooling.read(states, attention_mask, self.weights_of(input_ids, pooling)).float()
+
+    def weights_of(self, input_ids: Tensor, pooling: Pooling) -> Tensor | None:
+        """How much each token counts, (n, L, 1); None if all count the same."""
+        if self.token_weights is None or pooling.mode != "mean":
+            return None
+        weights: Tensor = self.token_weights(input_ids)
+        return weights
 
     def finish(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
         """Subtract the bias (n, d), if given, from the vectors of `read`, and apply the kept head, if there is one."""
@@ -236,7 +253,8 @@ class SentenceEncoder(nn.Module):
         positions = places + follows * distinct.unsqueeze(1)  # (m, template)
         attention = torch.ones_like(ids)
         words = self.words(ids, attention, pooling)
-        return pooling.read(self.hidden(words, attention, positions), attention).float()[rows]
+        states = self.hidden(words, attention, positions)
+        return pooling.read(states, attention, self.weights_of(ids, pooling)).float()[rows]
 
     @torch.no_grad()
     def embed(
@@ -320,7 +338,7 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise EncoderError(f"{path} does not fit this encoder ({_first_line(error)}); restore the folder") from error
 
 

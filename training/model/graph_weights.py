@@ -20,11 +20,12 @@ from encoding.bundle import GRAPHS, Bundle, Precision
 from training.errors import EncoderError
 from training.model.pretrained import BERTS
 
-__all__ = ["ORIGIN", "backbone_weights"]
+__all__ = ["ORIGIN", "graph_weights"]
 
 ORIGIN: Final = "give the run or the encoder that it came from"
 READABLE: Final[tuple[Precision, ...]] = ("fp32", "int8")  # in order of preference
 PREFIX: Final = "read.encoder.backbone."
+TOKEN_WEIGHTS: Final = "read.encoder.token_weights.table"  # noqa: S105 - no password
 WORDS: Final = "embeddings.word_embeddings.weight"
 CODED: Final = "MatMulIntegerToFloat"
 QUERY, KEY, VALUE, DENSE, *_ = PARTS = (  # of a layer, in the order of their products
@@ -42,19 +43,23 @@ Arrays = dict[str, NDArray[Any]]
 _Product: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]  # a matrix (k, n) and a bias (n)
 
 
-def backbone_weights(bundle: Bundle, config: PretrainedConfig) -> tuple[Precision, dict[str, Tensor]]:
-    """The precision of a graph, and the state of its backbone, which has `config`.
+def graph_weights(
+    bundle: Bundle, config: PretrainedConfig
+) -> tuple[Precision, dict[str, Tensor], NDArray[np.float32] | None]:
+    """The precision of a graph, the state of its backbone, which has `config`, and its token weights if it has some.
 
     Raises EncoderError if the bundle has no graph that has all of it.
     """
     layers, failed = int(config.num_hidden_layers), None
     for precision in (each for each in READABLE if each in bundle.precisions and config.model_type in BERTS):
         try:
-            found = _Graph(bundle, precision).weights(layers)
+            graph = _Graph(bundle, precision)
+            found = graph.weights(layers)
         except (KeyError, StopIteration, ValueError) as error:  # a fused or plain graph has other products
             failed = error
         else:
-            return precision, {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+            state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+            return precision, state, graph.arrays.get(TOKEN_WEIGHTS)
     raise EncoderError(
         f"{bundle.path} has no graph from which weights can be read, which is one in fp32 or int8 of a BERT or a "
         f"RoBERTa as training.export writes it for the CPU; {ORIGIN}"
@@ -95,7 +100,8 @@ class _Graph:
 
     def _words(self) -> NDArray[np.float32]:
         """The table whose int8 rows and scales are looked up by the token ids."""
-        codes, scales = (self.arrays[node.input[0]] for node in self.nodes if node.input[1:] == ["input_ids"])
+        names = [node.input[0] for node in self.nodes if node.input[1:] == ["input_ids"]]
+        codes, scales = (self.arrays[name] for name in names if name != TOKEN_WEIGHTS)
         return codes * scales
 
     def _products(self) -> Iterator[_Product]:

@@ -40,6 +40,7 @@ from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
+from training.model.token_weights import TokenWeights
 
 pytestmark = pytest.mark.usefixtures("custom_code")
 
@@ -122,8 +123,13 @@ def units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def encoder(folder: Path, head: str | None = None, **settings: Any) -> SentenceEncoder:
+def encoder(folder: Path, head: str | None = None, weights: float = 0, **settings: Any) -> SentenceEncoder:
+    """Token ids below the share `weights` of the vocabulary weigh half of what the others weigh."""
     made = SentenceEncoder.load(str(folder), **settings)
+    if weights:
+        vocabulary = made.word_embeddings.num_embeddings
+        table = np.where(np.arange(vocabulary) < weights * vocabulary, 0.5, 1)
+        made.token_weights = TokenWeights(table[:, None])
     if head:
         made.head = Head(head, made.backbone.config)  # type: ignore[arg-type]
     return made
@@ -143,6 +149,12 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # parent, settings, with
     "cls": ("tiny_bert", {"template": "[X]", "pooling": "cls"}, False),
     "mean of roberta": ("tiny_roberta", {"template": "[X]", "pooling": "mean"}, True),  # it keeps the blanks of a text
     "mean with a prefix": ("tiny_bert", {"template": "query: [X]", "pooling": "mean", "max_tokens": 20}, True),
+    "mean with weights": ("tiny_bert", {"template": "[X]", "pooling": "mean", "weights": 0.5}, False),
+    "mean with a prefix and weights": (
+        "tiny_bert",
+        {"template": "query: [X]", "pooling": "mean", "weights": 0.5},
+        True,
+    ),
     "tanh": ("tiny_bert", {"template": "[X]", "pooling": "cls", "head": "tanh"}, True),
     "mask": ("tiny_bert", {**AT_MASK, "final_period": True}, True),
     "mask with a head": ("tiny_roberta", {**AT_MASK, "head": "transform"}, True),

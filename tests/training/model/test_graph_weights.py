@@ -24,6 +24,7 @@ from training.fit import main as fit
 from training.model.encoder import SentenceEncoder, positions
 from training.model.graph_encoder import GraphEncoder
 from training.model.graph_weights import KEY, VALUE
+from training.model.token_weights import TokenWeights
 
 MASK = {"template": '"[X]" means [MASK].', "pooling": "mask"}
 MEAN = {"template": "[X]", "pooling": "mean"}
@@ -87,6 +88,18 @@ def test_an_fp32_graph_has_all_weights(
     for name, weight in encoder.state_dict().items():
         if not name.endswith((*UNREAD, "attention.output.dense.bias")):
             torch.testing.assert_close(state[name], weight, rtol=0, atol=0)
+
+
+def test_an_int8_graph_has_the_weights_of_tokens(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = random_encoder(tiny_bert, **MEAN)
+    weights = np.linspace(0.1, 1, encoder.word_embeddings.num_embeddings)
+    encoder.token_weights = TokenWeights(weights[:, None])
+    feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+    int8 = quantise(trace(encoder, "exact"), feeds, one_row(encoder))
+    found = SentenceEncoder.load(str(write(encoder, tiny_bert, tmp_path / "bundle", {"int8": int8})), max_tokens=48)
+    assert found.token_weights is not None
+    assert torch.equal(found.token_weights.table, encoder.token_weights.table)
+    assert cosines(found.embed(probes(48)), encoder.embed(probes(48))).min() > 0.99
 
 
 def test_an_int8_graph_has_the_weights_to_seven_bits(int8_bundle: Path, tiny_bert: Path) -> None:

@@ -1,0 +1,57 @@
+"""An encoder whose mean has the token weights of a corpus, as a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from tqdm import tqdm
+
+from training.data.corpus import Corpus, read_corpus
+from training.errors import RunError
+from training.model.encoder import SentenceEncoder, saved_config
+from training.model.token_weights import TokenWeights
+from training.run_folder import Run, kind_of, model_folder, provenance_of_encoder, with_sources
+
+__all__ = ["weigh"]
+
+ROWS = 1024  # of the corpus, tokenised together
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], smoothing: float) -> None:
+    """Write the run `out`: a run, a bundle or an encoder with token weights that the texts of `paths` decide.
+
+    Raises RunError, CorpusError, EncoderError, BundleError.
+    """
+    made, kind, folder = Run.fresh(out), kind_of(model), model_folder(model)
+    plain = kind == "encoder" and saved_config(Path(folder)) is None
+    encoder = SentenceEncoder.load(folder, **({"template": "[X]", "pooling": "mean"} if plain else {}))
+    if encoder.config.pooling != "mean":
+        raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
+    corpus = read_corpus(paths, columns)
+    special = encoder.pooling.text_encoder.special.ids
+    encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)
+    provenance: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
+    weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
+    provenance["recipe"] |= {"token_weights": weights}
+    made.make()
+    encoder.save(made.model)
+    made.write_provenance(with_sources(provenance, corpus))
+    console.print(f"{made.model}: {model} with token weights; next: python -m training.export {out} models/NAME")
+
+
+def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:
+    """How often each token id occurs in the sequences of the corpus, (vocabulary), template included."""
+    counts = np.zeros(encoder.word_embeddings.num_embeddings, np.int64)
+    with tqdm(total=len(corpus), desc="counting", unit=" rows", dynamic_ncols=True, disable=None) as bar:
+        for first in range(0, len(corpus), ROWS):
+            rows = [corpus[place] for place in range(first, min(first + ROWS, len(corpus)))]
+            texts = [text for row in rows for text in row]
+            ids = [token for tokens in encoder.pooling.text_encoder.encode(texts) for token in tokens.ids]
+            counts += np.bincount(ids, minlength=len(counts))
+            bar.update(len(rows))
+    return counts
