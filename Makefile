@@ -28,6 +28,7 @@ APART := tests/bulk tests/containers tests/ray
 PARENT := runs/parents/all-MiniLM-L6-v2
 TEACHER := runs/parents/all-mpnet-base-v2
 CORPUS := $(DATA)/corpus
+SENTENCES := $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
 TEXT_ALONE := import json, sys; [print(json.loads(line)['text']) for line in sys.stdin]
@@ -84,15 +85,16 @@ default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/rules.csv $(R
 	$(call fit,first,$(FIRST))
 	$(call fit,second,$(SECOND))
 	$(call fit,triplets,$(TRIPLETS))
-	rm -rf $(RUN)/student $(RUN)/mean $(RUN)/parent.json
+	rm -rf $(RUN)/student $(RUN)/mean $(RUN)/weighed $(RUN)/parent.json
 	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/student --parent $(PARENT)
 	$(call fit,rules,$(RULES))
 	head -n 64 $(RUN)/texts/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/calibration.txt
 	$(BIN)/python -m training.average $(RUN)/rules $(RUN)/second $(RUN)/triplets --weights 0.5 0.25 0.25 --out $(RUN)/mean \
 	  --parent $(PARENT) --parent-share 0.5
+	$(BIN)/python -m training.weigh $(RUN)/mean --corpus $(SENTENCES) --out $(RUN)/weighed
 	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
-	$(BIN)/python -m training.export $(RUN)/mean $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
+	$(BIN)/python -m training.export $(RUN)/weighed $(MODEL) --precision int8 --max-tokens 192 --data $(DATA) \
 	  --calibrate $(RUN)/calibration.txt --notes models/cloze-mini.notes.md
 	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval probes $(ON_CARD) \
 	  --card --beside $(RUN)/parent.json
@@ -131,7 +133,7 @@ $(RUN)/texts/texts.jsonl: | .venv/dev
 	rm -rf $(@D)
 	$(BIN)/python -m training.texts $(@D) --seed 7 --sentences 480000 --passages 100000 --queries 420000 \
 	  --exclude $(DATA)/senteval $(DATA)/retrieval \
-	  --corpus $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt
+	  --corpus $(SENTENCES)
 
 $(RUN)/rules.csv: | .venv/dev
 	mkdir -p $(@D)

@@ -23,17 +23,20 @@ def test_the_figures_are_those_of_the_model_and_the_benchmark() -> None:
 def test_the_shipped_model_meets_its_bar() -> None:
     bundle = Bundle.load(MODEL)
     scores = bundle.spec.provenance.scores["int8"]
-    assert scores["Avg."] >= 80.8
-    assert scores["STS-B dev"] >= 87.4
+    assert scores["Avg."] >= 81.0
+    assert scores["STS-B dev"] >= 87.5
     assert scores["med nDCG@10"] >= parent()["med nDCG@10"] + 0.5
-    assert scores["cisi nDCG@10"] >= parent()["cisi nDCG@10"] - 0.3  # its larger teacher is below the parent there too
+    assert scores["cisi nDCG@10"] >= parent()["cisi nDCG@10"] + 0.4
     assert scores["cacm nDCG@10"] >= parent()["cacm nDCG@10"] + 0.5
     assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) <= 30_000_000
     card = ModelCard.load(MODEL / "README.md").data
     assert (card.license, card.language) == ("apache-2.0", "en")  # its parent's
     learnt_from = {source.name for source in bundle.spec.provenance.data}
     # no text that is limited to research
-    assert learnt_from == {"texts.jsonl", "snli_devtest_triplets.csv", "rules.csv"}
+    assert learnt_from == {
+        *("texts.jsonl", "snli_devtest_triplets.csv", "rules.csv"),
+        *("enwiki_sentences.txt", "enwikinews_sentences.txt"),
+    }
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ from encoding.command import run as run_command
 from training.average import main as average
 from training.export.__main__ import main as export
 from training.fit import main as fit
+from training.hub.sentence_transformer import write
 from training.model.encoder import SentenceEncoder
 from training.weigh import main
 
@@ -98,7 +99,7 @@ def test_an_encoder_needs_no_training(tiny_bert: Path, corpus: Path, tmp_path: P
     main([str(tiny_bert), "--corpus", str(corpus), "--out", str(tmp_path / "weighed")])
     export([str(tmp_path / "weighed"), str(tmp_path / "bundle")])
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
-    assert "Not trained by Cloze." in card
+    assert "Nothing was trained." in card
     assert f"With {tiny_bert.name} in `RUN`:\n\n```sh\npython -m training.weigh RUN --corpus lines.txt" in card
 
 
@@ -107,8 +108,12 @@ def test_what_cannot_be_weighed_is_one_line(
 ) -> None:
     masked = make_run(tmp_path / "masked", tiny_bert, 1)
     main([str(run), "--corpus", str(corpus), "--out", str(tmp_path / "weighed")])
+    library = tmp_path / "library"  # of sentence-transformers
+    library.mkdir()
+    write(SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls"), library, TEXTS)
     out = tmp_path / "out"
     cases = {
+        f"{library} reads its vector by cls; only the tokens of a mean have weights": [str(library)],
         f"{masked} reads its vector by mask; only the tokens of a mean have weights": [str(masked)],
         "is not an empty folder; choose another --out": [str(run), "--out", str(run / "model")],
         "nowhere is not a folder": ["./nowhere"],

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from training.data.corpus import Corpus, read_corpus
 from training.errors import RunError
+from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
 from training.model.encoder import SentenceEncoder, saved_config
 from training.model.token_weights import TokenWeights
 from training.run_folder import Run, kind_of, model_folder, provenance_of_encoder, with_sources
@@ -28,8 +29,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
     made, kind, folder = Run.fresh(out), kind_of(model), model_folder(model)
-    plain = kind == "encoder" and saved_config(Path(folder)) is None
-    encoder = SentenceEncoder.load(folder, **({"template": "[X]", "pooling": "mean"} if plain else {}))
+    encoder = SentenceEncoder.load(folder, **(_settings(Path(folder)) if kind == "encoder" else {}))
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
     corpus = read_corpus(paths, columns)
@@ -42,6 +42,13 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     encoder.save(made.model)
     made.write_provenance(with_sources(provenance, corpus))
     console.print(f"{made.model}: {model} with token weights; next: python -m training.export {out} models/NAME")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What an encoder's folder does not say to SentenceEncoder.load. A bare encoder is read as a mean."""
+    if is_sentence_transformer(folder):
+        return saved_settings(folder)
+    return {} if saved_config(folder) else {"template": "[X]", "pooling": "mean"}
 
 
 def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:

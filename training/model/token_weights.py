@@ -40,7 +40,7 @@ class TokenWeights(nn.Module):
         """`counts` (vocabulary) of a corpus, and a of SIF -> a / (a + p); the tokens `special`, uncounted, weigh 1."""
         counted = counts.astype(np.float64)
         counted[list(special)] = 0
-        return cls(smoothing / (smoothing + counted[:, None] / counted.sum()))
+        return cls(smoothing / (smoothing + counted[:, None] / max(counted.sum(), 1)))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return F.embedding(input_ids, self.table)

@@ -41,6 +41,7 @@ def test_a_weight_is_that_of_sif() -> None:
     np.testing.assert_allclose(found.numpy(), expected, atol=STEP / 2)
     assert torch.equal(found / STEP, (found / STEP).round())
     assert TokenWeights.of_counts(np.array([1, 1]), 1e-9, []).table.tolist() == [[STEP], [STEP]]  # never 0
+    assert TokenWeights.of_counts(np.array([1, 0]), 0.03, [0]).table.tolist() == [[1], [1]]  # nothing was counted
 
 
 def naive(encoder: SentenceEncoder, text: str) -> NDArray[np.float64]:
