@@ -163,7 +163,7 @@ def _training(provenance: Provenance) -> str:
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
     table, recipes = "\n".join(rows), _recipes(provenance)
     if not recipes:
-        return f"{table}\n\nNothing was trained.{counted}"
+        return f"{table}\n\n{provenance.parent} was not trained further.{counted}"
     blocks = "\n\n".join(
         "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
         for recipe in recipes
