@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "push": ("training.push", "upload a bundle to the Hugging Face hub"),
     "templates": ("training.templates", "find the template that suits an encoder best"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
-    "weigh": ("training.weigh", "let frequent words count less, for search without training"),
+    "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
     "average": ("training.average", "average the weights of several runs"),
     "completion": ("encoding.completion", "print what bash and zsh need to complete commands and options"),
 }

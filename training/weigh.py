@@ -1,7 +1,7 @@
 """python -m training.weigh MODEL --corpus FILES --out OUT: a run whose mean counts frequent tokens less.
 
-Nothing is trained: the tokens of the corpus are counted (training/model/token_weights.py). Search by a mean gains most,
-on text like the corpus and on other text. Export and evaluate OUT like any other run.
+Nothing is trained: the tokens of the corpus are counted (training/model/token_weights.py). Search gains more than
+similarity. Export and evaluate OUT like any other run.
 """
 
 import sys
