@@ -50,7 +50,6 @@ __all__ = [
     "Spec",
     "altered",
     "default_bundle",
-    "encoder_source",
     "located",
     "seal",
     "sha256",
@@ -369,11 +368,6 @@ def located(name: str | os.PathLike[str]) -> Path:
     if found := default_bundle():
         return found
     raise BundleError(f"{DEFAULT} is not part of this installation; name the folder of a bundle instead")
-
-
-def encoder_source(name: str) -> str:
-    """Return the folder of the default bundle for its name, and any other name of an encoder as it is."""
-    return str(located(name)) if name == DEFAULT else name
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:

@@ -8,9 +8,10 @@ import inspect
 import json
 import re
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -42,6 +43,8 @@ class Options(BaseSettings):
         cli_hide_none_type=True,
         cli_exit_on_error=False,
     )
+    groups: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Titles in the help, each with the names of the fields below it; the others stand first, under `options`."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str, unless_given: Mapping[str, Any] = {}) -> Self:
@@ -50,12 +53,13 @@ class Options(BaseSettings):
         Raises OptionError, one line that says what to write; words that may be a key are never shown. Ends the process
         after --help.
         """
+        titles = {flag(name): title for title, names in cls.groups.items() for name in names}
         try:
             source = CliSettingsSource[Any](
                 _described(cls),
                 cli_prog_name=program,
-                add_argument_method=_add_argument,
-                parse_args_method=_parse_arguments,
+                add_argument_method=partial(_add_argument, titles, {}),
+                parse_args_method=partial(_parse_arguments, bool(titles)),
             )
             return cls(_cli_settings_source=source(args=list(arguments)), **unless_given)
         except SettingsError as error:
@@ -136,8 +140,14 @@ def _described(options: type[Options]) -> type[Options]:
     return options
 
 
-def _add_argument(group: Any, *names: str, **keywords: Any) -> Any:
-    """Simpler help: the kind of one word, and no default for an option that is unset. A switch is a `_Switch`."""
+def _add_argument(titles: Mapping[str, str], groups: dict[str, Any], parser: Any, *names: str, **keywords: Any) -> Any:
+    """Simpler help: the kind of one word, and no default for an option that is unset. A switch is a `_Switch`.
+
+    `groups` has the argument groups that were made for `titles`.
+    """
+    group, title = parser, titles.get(names[-1])
+    if title is not None:
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
     if keywords.get("action") is BooleanOptionalAction:
         keywords["action"] = _Switch
     if "metavar" in keywords:
@@ -145,11 +155,13 @@ def _add_argument(group: Any, *names: str, **keywords: Any) -> Any:
         keywords["metavar"] = METAVARS.get(word, word)
     if keywords.get("help"):
         keywords["help"] = re.sub(r" ?\(default: (?:None|\(\)|\[\]|)\)", "", keywords["help"])
-    return ArgumentParser.add_argument(group, *names, **keywords)
+    return group.add_argument(*names, **keywords)
 
 
-def _parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Lists as JSON: pydantic-settings would split their words at commas."""
+def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Lists as JSON: pydantic-settings would split their words at commas. So many options are not listed twice."""
+    if grouped:
+        parser.usage = "%(prog)s [--NAME VALUE ...]"
     found = parser.parse_args(arguments)
     for name, value in vars(found).items():
         if isinstance(value, list):

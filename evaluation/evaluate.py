@@ -11,8 +11,8 @@ from evaluation.subjects import progress, subjects
 from evaluation.suites import load_suites
 from evaluation.tables import figures, machines, show
 from evaluation.task import Score, ScoreCache, score_tasks
+from training.encoder_source import kind_of
 from training.errors import RunError
-from training.run_folder import kind_of
 
 __all__ = ["evaluate"]
 

@@ -15,12 +15,12 @@ from encoding.options import flag, key_of
 from evaluation.options import ModelOptions, ScoringOptions
 from evaluation.server import ServerEncoder
 from evaluation.task import Follow, Subject
+from training.encoder_source import encoder_folder, kind_of, saved_config
 from training.errors import RunError
-from training.model.encoder import SentenceEncoder, saved_config, weights_digest
+from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder
 from training.model.masked_words import MaskedWords
 from training.model.pretrained import fastest_device
-from training.run_folder import kind_of, model_folder
 
 __all__ = ["fitting", "progress", "subjects"]
 
@@ -46,7 +46,7 @@ def _model(path: str, options: ModelOptions) -> Subject:
         raise RunError(f"{path} is not a bundle, so it has no precisions; leave out --precision")
     if options.top_k and options.pooling not in (None, "mask"):
         raise RunError(f"--top-k needs mask pooling; leave out --pooling {options.pooling}")
-    folder = model_folder(path)
+    folder = encoder_folder(path)
     changes = _changes(options, CONFIG_OPTIONS)
     changes["denoising"] = changes.pop("denoise", None)
     templates = _changes(options, SEARCH_TEMPLATES)

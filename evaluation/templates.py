@@ -24,7 +24,6 @@ from training.errors import CorpusError, EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
 from training.model.pretrained import fastest_device
-from training.run_folder import model_folder
 
 __all__ = [
     "PREFIXES",
@@ -166,7 +165,7 @@ def search(options: TemplateOptions) -> None:
 def _load(options: TemplateOptions) -> SentenceEncoder:
     # with [CLS] pooling for now, so that Scorer can say that a tokenizer has no mask token
     encoder = SentenceEncoder.load(
-        model_folder(options.encoder),
+        options.encoder,
         template="[X]",
         pooling="cls",
         denoising=False,

@@ -19,12 +19,12 @@ from encoding.canaries import CANARY_TEXTS, Canaries
 from service.app import create_app
 from service.settings import Settings
 from training.average import main as average
+from training.encoder_source import encoder_folder
 from training.export.__main__ import main as export
 from training.fit import main as fit
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.recipes.command import load_recipe
-from training.run_folder import model_folder
 
 FIXTURES = Path(__file__).with_name("fixtures")
 RUN, BUNDLE = FIXTURES / "run", FIXTURES / "bundle"
@@ -40,7 +40,7 @@ def test_the_recipe_of_the_run_is_read() -> None:
 
 
 def test_the_run_has_the_vectors_that_were_exported_from_it(tmp_path: Path) -> None:
-    encoder = SentenceEncoder.load(model_folder(str(RUN)))
+    encoder = SentenceEncoder.load(encoder_folder(str(RUN)))
     np.testing.assert_allclose(encoder.embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
     export([str(RUN), str(tmp_path / "bundle")])
     bundle = Bundle.load(tmp_path / "bundle")
@@ -62,7 +62,7 @@ def test_the_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_run_is_averaged(tmp_path: Path) -> None:
     average([str(RUN), str(RUN), "--out", str(tmp_path / "mean")])
-    mean = SentenceEncoder.load(model_folder(str(tmp_path / "mean")))
+    mean = SentenceEncoder.load(encoder_folder(str(tmp_path / "mean")))
     np.testing.assert_allclose(mean.embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
 
 

@@ -6,6 +6,7 @@ The bundle is compared with sentence-transformers itself and written completely 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
@@ -14,6 +15,8 @@ from encoding.command import program, run
 from training.export.options import BundleOptions
 
 __all__ = ["main"]
+
+PROBED: Final = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
 
 
 class AdoptOptions(BundleOptions):
@@ -27,9 +30,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, program("training.adopt"))
 
-    from training.export.adoption import adopt  # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds, for which help and a wrong option need not wait
+    from evaluation.suites import load_suites
+    from training.export.bundle import write_bundle
+    from training.export.card import provenance_of_others
+    from training.export.parity import probes
+    from training.hub.adoption import adopted
+    from training.model.encoder import SentenceEncoder
 
-    adopt(options.model, options.out, options)
+    source = options.model
+
+    def load(folder: Path) -> SentenceEncoder:
+        encoder = adopted(source, probes(PROBED), options.max_tokens)
+        encoder.backbone.config.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+        return encoder
+
+    tasks = load_suites(options.data) if options.data else []
+    provenance = provenance_of_others(source, "training.adopt")
+    write_bundle(options.out, load, provenance, Path(source), options, tasks)
 
 
 if __name__ == "__main__":

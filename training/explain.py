@@ -33,10 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     # torch takes seconds, for which help and a wrong option need not wait
     from training.model.masked_words import MaskedWords
-    from training.run_folder import model_folder
 
     words = MaskedWords.load(
-        model_folder(options.encoder),
+        options.encoder,
         template=options.template,
         denoising=options.denoise,
         final_period=options.final_period,

@@ -1,10 +1,11 @@
-"""A run folder: everything that one training run writes, and how a command tells it from a bundle or an encoder.
+"""A run folder: everything that one training run writes.
 
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
 encoder_data.json  the same of the run or the bundle from which the encoder comes
 log.jsonl          one line per logged step: loss, its parts, rate, dev scores
 tensorboard/       the same for TensorBoard, where `report_to` has it
+prepared/          the teacher's vectors of the texts, until training is finished
 checkpoint-N/      weights, optimiser, schedule and random states after step N
 model/             the chosen encoder, written when training is finished
 run.json           provenance: parent, recipe, data, commit, seeds, versions, scores
@@ -20,25 +21,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Self
 
 from safetensors import SafetensorError
 
-from encoding.bundle import SPEC_FILE, Bundle, Source, located
+from encoding.bundle import SPEC_FILE, Bundle, Source
 from encoding.command import is_full
 from encoding.files import write_whole
 from training.data.corpus import Corpus
+from training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
 from training.errors import RunError
-from training.model.pretrained import looks_local
 from training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["UNTRAINED", "Run", "kind_of", "model_folder", "parent_name", "provenance_of_encoder", "with_sources"]
+__all__ = ["UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 
 UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
-Kind: TypeAlias = Literal["run", "bundle", "encoder"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def recipe_file(self) -> Path:
-        return self.path / "recipe.toml"
+        return self.path / RECIPE_FILE
 
     @property
     def data_file(self) -> Path:
@@ -103,12 +103,17 @@ class Run:
         return self.path / "best.safetensors"
 
     @property
+    def prepared(self) -> Path:
+        """What a method computes of the texts before the first step; removed at the end."""
+        return self.path / "prepared"
+
+    @property
     def model(self) -> Path:
-        return self.path / "model"
+        return self.path / MODEL
 
     @property
     def provenance_file(self) -> Path:
-        return self.path / "run.json"
+        return self.path / PROVENANCE_FILE
 
     @property
     def finished(self) -> bool:
@@ -118,6 +123,17 @@ class Run:
         """What `finish` wrote."""
         provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
         return provenance
+
+    def warning(self) -> str | None:
+        """A line of warning if the finished run scores below the encoder that it began with."""
+        found = self.provenance()
+        if not found.get("below_parent"):
+            return None
+        return (
+            f"warning: {self.path} is worse than {found['recipe']['encoder']} as it is served by itself: "
+            f"{found['chosen_by']} {found['dev_score']:.4g}, not {found['parent_score']:.4g}; serve that one, or train "
+            "otherwise (docs/training.md)"
+        )
 
     @contextmanager
     def space_for(self, size: int) -> Iterator[None]:
@@ -226,6 +242,7 @@ class Run:
         """Let `save` write the model folder, then write the provenance: a run with run.json is finished."""
         shutil.rmtree(self.model, ignore_errors=True)
         save(self.model)
+        shutil.rmtree(self.prepared, ignore_errors=True)
         provenance = {
             "parent": parent_name(recipe.encoder),
             "recipe": recipe.model_dump(mode="json", exclude_none=True),
@@ -285,7 +302,7 @@ def _trained_on(encoder: str) -> list[dict[str, Any]]:
 
     Raises RunError, BundleError.
     """
-    path = located(model_folder(encoder)).absolute()
+    path = Path(encoder_folder(encoder)).absolute()
     if (path / SPEC_FILE).is_file():
         return [source.model_dump(mode="json") for source in Bundle.load(path).spec.provenance.data]
     run = _run_of(path)
@@ -354,39 +371,3 @@ def _commit() -> str | None:
         return None
     top, commit = result.stdout.splitlines()
     return commit if Path(top) == root else None
-
-
-def kind_of(source: str) -> Kind:
-    """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
-
-    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
-    Raises RunError for a run that is not finished, and for a folder or file that is none of these.
-    """
-    path = located(source)
-    run = Run(path)
-    if (path / SPEC_FILE).is_file():
-        return "bundle"
-    if run.finished and run.model.is_dir():
-        return "run"
-    if run.recipe_file.is_file():
-        raise RunError(f"{path} is a run that is not finished; continue it: python -m training.fit --resume {path}")
-    if (path / "config.json").is_file() and (_has_weights(path) or not (path / "onnx").is_dir()):
-        return "encoder"
-    if path.is_dir():
-        raise RunError(
-            f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
-            "it may be a folder above or below the one that is meant"
-        )
-    if looks_local(source):
-        raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
-    return "encoder"
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether it has weights of torch; a bundle that has lost its contract has graphs only."""
-    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
-
-
-def model_folder(source: str) -> str:
-    """Where the weights of a run, a bundle or an encoder are. Raises RunError."""
-    return str(Run(Path(source)).model) if kind_of(source) == "run" else source

@@ -2,8 +2,11 @@
 
 Consecutive sentences become sentences, passages and short queries, in OUT/texts.jsonl: each once, in a random order.
 Where more are asked for than one pass over the sentences makes, further passes make others of the same sentences.
-Other passages are kept out of training, in OUT/inverse-cloze: a collection to search, of which each query is a sentence
-that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a few words.
+Texts that stand alone, such as questions or definitions, stay as they are.
+
+Other passages of each source are kept out of training, in OUT/retrieval/SOURCE: a collection to search, of which each
+query is a sentence that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a
+few words. `training.evaluate MODEL --data OUT --suite retrieval` scores them all.
 """
 
 import csv
@@ -12,10 +15,10 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,19 +28,21 @@ from rich.console import Console
 
 from encoding.command import program, run
 from encoding.options import Command
-from training.data.corpus import read_corpus, read_lines, read_records
+from training.data.corpus import Corpus, read_corpus, read_lines, read_records
 from training.errors import CorpusError, RunError
 
 __all__ = ["main", "query_of", "words_of"]
 
 Count = Annotated[int, Field(ge=0)]
-BLOCK: Final = 40  # consecutive sentences; texts are made inside one block, which is trained on or held out
+ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is cut into blocks
+BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
 FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
 FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
 QUERY_WORDS: Final = 9  # of a query, at most
 QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
 BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
+HELD_OUT_SHARE: Final = 0.1  # of a source's sentences, at most
 QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
 
 console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -48,7 +53,12 @@ class TextsOptions(Command):
 
     out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and inverse-cloze/ in")
     corpus: CliVariadicArg[list[str]] = Field(
-        min_length=1, description="files of consecutive sentences, such as articles, one per line"
+        min_length=1,
+        description="sources: files, or quoted patterns of files, of consecutive sentences, such as articles, one per "
+        "line, with an empty line between articles",
+    )
+    singles: CliVariadicArg[list[str]] = Field(
+        [], description="files of texts that stand alone, such as questions: one per line, none part of a passage"
     )
     columns: CliVariadicArg[list[str]] = Field(
         [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
@@ -56,8 +66,13 @@ class TextsOptions(Command):
     sentences: Count = Field(160_000, description="sentences to train on")
     passages: Count = Field(20_000, description="passages of 50 to 400 words to train on")
     queries: Count = Field(120_000, description="queries to train on, a few words of a sentence")
-    held_out: Count = Field(10_000, description="passages of the collection that is kept out of training")
-    held_out_queries: Count = Field(2_000, description="its queries")
+    single_texts: Count = Field(0, description="texts of --singles to train on")
+    held_out: Count = Field(
+        10_000,
+        description="passages of each source that are kept out of training, at most; no more than a tenth of its "
+        "sentences are",
+    )
+    held_out_queries: Count = Field(2_000, description="queries of each source's collection, at most")
     exclude: CliVariadicArg[list[Path]] = Field(
         [], description="files and folders with evaluation data, none of whose texts is to occur"
     )
@@ -74,31 +89,65 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
+    if options.single_texts and not options.singles:
+        raise CorpusError(f"--single-texts is {options.single_texts:,} and there is no file of them; give --singles")
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
-    chance = random.Random(options.seed)
-    blocks = _blocks(options, set(excluded), chance)
-    collection = list(_held_out(blocks, options.held_out, options.held_out_queries, chance))
+    chance, seen = random.Random(options.seed), set(excluded)
+    blocks: list[list[str]] = []
+    collections: dict[str, list[tuple[str, str | None]]] = {}
+    for source in options.corpus:
+        corpus = read_corpus([source], options.columns)
+        own = _blocks(corpus, seen, chance)
+        collection = list(_held_out(own, len(corpus), options, chance))
+        if collection:
+            collections[_name(source, collections)] = collection
+        blocks += own
+    chance.shuffle(blocks)
     wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
-    texts = list(_made(list(blocks), wanted, set(excluded), chance))
+    texts = list(_made(blocks, wanted, set(excluded), chance))
+    texts += [("single", text) for text in _singles(options, seen, chance)]
     chance.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
-    if collection:
-        _write_collection(options.out / "inverse-cloze", collection)
+    for name, collection in collections.items():
+        _write_collection(options.out / "retrieval" / name, collection)
     _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": words_of(text)} for kind, text in texts))
     counts = Counter(kind for kind, _ in texts)
     made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-    held_out = f"{len(collection):,} passages held out; without {len(excluded):,} excluded texts"
+    passages = sum(map(len, collections.values()))
+    held_out = f"{passages:,} passages of {len(collections)} sources held out; without {len(excluded):,} excluded texts"
     console.print(f"{options.out}: {made} to train on; {held_out}")
 
 
-def _blocks(options: TextsOptions, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
-    """Runs of consecutive sentences of a file in a random order. `seen` has digests; a sentence that it has ends a run.
+def _name(source: str, taken: Collection[str]) -> str:
+    """A folder's name for the collection of a file or a pattern, which no other source has."""
+    name = re.sub(r"\W+", "-", Path(source).name.partition(".")[0]).strip("-") or "texts"
+    names = chain([name], (f"{name}-{number}" for number in range(2, len(taken) + 2)))
+    return next(each for each in names if each not in taken)
 
-    Each sentence is added to `seen`, so that none is read twice.
+
+def _singles(options: TextsOptions, seen: set[int], chance: random.Random) -> list[str]:
+    """Texts that stand alone, none of which is in `seen`. Raises CorpusError if there are too few."""
+    if not options.single_texts:
+        return []
+    found = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
+    left = [text for digest, text in found.items() if digest not in seen]
+    if len(left) < options.single_texts:
+        raise CorpusError(f"--singles has {len(left):,} texts, not {options.single_texts:,}; lower --single-texts")
+    return chance.sample(left, options.single_texts)
+
+
+def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
+    """Articles of a source, or blocks of long ones, in a random order.
+
+    `seen` has digests. A sentence that it has ends a block; the others are added to it, so that none is read twice.
     """
-    corpus = read_corpus(options.corpus, options.columns)
     ends = [*corpus.starts, len(corpus)]
-    spans = [(start, min(start + BLOCK, end)) for begin, end in pairwise(ends) for start in range(begin, end, BLOCK)]
+    spans = [
+        (start, min(start + size, end))
+        for begin, end in pairwise(ends)
+        for size in [end - begin if end - begin <= ARTICLE else BLOCK]
+        for start in range(begin, end, size)
+    ]
     chance.shuffle(spans)
     for start, end in spans:
         block: list[str] = []
@@ -146,25 +195,25 @@ def _made(
 
 
 def _held_out(
-    blocks: Iterator[list[str]], count: int, queries: int, chance: random.Random
+    blocks: Iterator[list[str]], sentences: int, options: TextsOptions, chance: random.Random
 ) -> Iterator[tuple[str, str | None]]:
-    """Passages, of the first `queries` of which a sentence is taken out to be the query. Raises CorpusError."""
-    number = 0
-    for block in blocks if count else ():
-        while length := _length(block, chance):
+    """Passages of a source, of the first of which a sentence is taken out to be the query.
+
+    What is left of a block is not trained on.
+    """
+    number, left = 0, int(sentences * HELD_OUT_SHARE)
+    while number < options.held_out and left > 0 and (block := next(blocks, [])):
+        left -= len(block)
+        while number < options.held_out and (length := _length(block, chance)):
             passage, block = block[:length], block[length:]
             if length < FEWEST_SENTENCES:
                 continue
             query = None
-            if number < queries:
+            if number < options.held_out_queries:
                 sentence = passage.pop(chance.randrange(length))
                 query = sentence if number % 2 else query_of(sentence, chance, FEWEST_WORDS)
             yield " ".join(passage), query
             number += 1
-            if number == count:
-                return
-    if count:
-        raise CorpusError(f"the corpus has only {number:,} passages to hold out, not {count:,}; lower --held-out")
 
 
 def _passage(block: list[str], chance: random.Random) -> tuple[str, list[str]]:
@@ -271,7 +320,7 @@ def _strings(value: object) -> list[str]:
 
 def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:
     """Write the collection in BEIR's layout."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     asked = [(number, query) for number, (_, query) in enumerate(passages) if query is not None]
     _write(folder / "corpus.jsonl", ({"_id": f"d{n}", "text": passage} for n, (passage, _) in enumerate(passages)))
     _write(folder / "queries.jsonl", ({"_id": f"q{n}", "text": query} for n, query in asked))

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, se
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from training.adopt import main
-from training.export.adoption import adopted
+from training.hub.adoption import adopted
 from training.model.graph_encoder import GraphEncoder
 
 TEXTS = [

@@ -193,7 +193,7 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     simcse = help_text("simcse")
     assert "usage: python -m training.fit simcse " in simcse
     assert "--resume PATH" in simcse
-    assert "--preset bert-large --encoder google-bert/bert-large-uncased, --learning-rate 1e-05" in simcse
+    assert "--preset bert-large --encoder google-bert/bert-large-uncased --learning-rate 1e-05" in simcse
     assert "(default: google-bert/bert-base-uncased)" in simcse
     assert "(default: google-bert/bert-large-uncased)" in help_text("simcse", "--preset", "bert-large")
     ssimcse = help_text("ssimcse")
@@ -453,11 +453,12 @@ def test_a_run_prints_a_line_a_log_and_nothing_of_its_libraries(
     lines = shown.err.splitlines()
     assert shown.out == ""
     assert lines[0].startswith("corpus: 256 rows")
-    assert lines[1].startswith("step 0: dev_spearman ")
-    assert [line.split(":")[0] for line in lines[2:-1]] == [
+    assert lines[1].startswith("template and pooling: ")
+    assert lines[2].startswith("step 0: dev_spearman ")
+    assert [line.split(":")[0] for line in lines[3:-1]] == [
         f"step {step}" for step in range(1, 11) for _ in range(2 if step % 5 == 0 else 1)
     ]
-    assert lines[2].startswith("step 1: loss ")
+    assert lines[3].startswith("step 1: loss ")
     assert lines[-1].startswith("finished: ")
 
 

@@ -66,7 +66,7 @@ def test_more_than_one_pass_makes_other_texts_of_the_same_sentences(corpus: str,
     texts = made(tmp_path / "often", corpus, "--sentences", "2500", "--passages", "2000", "--queries", "3000")
     assert len(texts) == 7500
     assert len({each["text"] for each in texts}) == len(texts)
-    collection = load_collection(tmp_path / "often" / "inverse-cloze")
+    collection = load_collection(tmp_path / "often" / "retrieval" / "articles")
     held_out = {sentence for passage in collection.documents for sentence in sources(passage)}
     used = {sentence for each in texts for sentence in sources(each["text"])}
     assert held_out
@@ -84,7 +84,7 @@ def test_the_collection_is_not_trained_on_and_its_queries_are_not_in_their_passa
     corpus: str, tmp_path: Path
 ) -> None:
     texts = made(tmp_path / "out", corpus)
-    collection = load_collection(tmp_path / "out" / "inverse-cloze")
+    collection = load_collection(tmp_path / "out" / "retrieval" / "articles")
     assert (len(collection.documents), len(collection.queries)) == (20, 8)
     held_out = {sentence for document in collection.documents for sentence in sources(document)}
     assert held_out.isdisjoint(sentence for each in texts for sentence in sources(each["text"]))
@@ -108,7 +108,7 @@ def test_no_text_of_the_evaluation_data_occurs(corpus: str, tmp_path: Path) -> N
     rows = [json.dumps({"_id": "1", "text": text}) for text in records]
     (data / "sets" / "records.jsonl").write_text("\n".join([*rows, "{torn", "[1]"]), encoding="utf-8")
     texts = made(tmp_path / "out", corpus, "--exclude", str(data))
-    collection = load_collection(tmp_path / "out" / "inverse-cloze")
+    collection = load_collection(tmp_path / "out" / "retrieval" / "articles")
     used = {
         sentence for text in [*(each["text"] for each in texts), *collection.documents] for sentence in sources(text)
     }
@@ -157,7 +157,8 @@ def test_no_query_is_a_phrase_of_the_evaluation_data(corpus: str, tmp_path: Path
     ("options", "message"),
     [
         (["--sentences", "100000"], r"the corpus has too few sentences: .*[\d,]+ sentence could not be made; add text"),
-        (["--held-out", "5000"], r"the corpus has only \d+ passages to hold out, not 5,000; lower --held-out"),
+        (["--single-texts", "5"], "--single-texts is 5 and there is no file of them; give --singles"),
+        (["--single-texts", "5", "--singles", __file__], "cannot tell the format from its name"),
         (["--held-out-queries", "21"], "--held-out-queries is 21 and --held-out 20; each query needs a passage"),
         (["--exclude", "nowhere"], "--exclude nowhere does not exist; give a file or a folder"),
     ],
@@ -192,7 +193,7 @@ def test_no_passage_is_of_two_articles(tmp_path: Path) -> None:
     for number, article in enumerate(articles[150:]):
         (tmp_path / f"article-{number}.txt").write_text(article, encoding="utf-8")
     texts = made(tmp_path / "out", str(tmp_path / "*.txt"))
-    held_out = load_collection(tmp_path / "out" / "inverse-cloze").documents
+    held_out = load_collection(tmp_path / "out" / "retrieval" / "texts").documents
     passages = [each["text"] for each in texts if each["kind"] == "passage"]
     assert len(passages) == 60
     for passage in [*passages, *held_out]:
@@ -204,3 +205,30 @@ def test_a_query_may_be_any_words_of_a_sentence() -> None:
     queries = [query_of(" ".join(words), random.Random(seed)) for seed in range(4000)]
     for word in words:
         assert sum(word in query.rstrip("?").split() for query in queries) > 150
+
+
+def test_texts_that_stand_alone_are_kept_as_they_are(corpus: str, tmp_path: Path) -> None:
+    alone = [f"what is the price of ticket {number}" for number in range(40)]
+    (tmp_path / "questions.txt").write_text("\n".join([*alone, *SENTENCES]), encoding="utf-8")
+    (tmp_path / "known.txt").write_text("\n".join(alone[:10]), encoding="utf-8")
+    asked = ["--singles", str(tmp_path / "questions.txt"), "--exclude", str(tmp_path / "known.txt"), "--single-texts"]
+    texts = made(tmp_path / "out", corpus, *asked, "30")
+    assert {each["text"] for each in texts if each["kind"] == "single"} == set(alone[10:])  # nor a sentence of articles
+    assert run_command(lambda: main([str(tmp_path / "more"), "--corpus", corpus, *COUNTS, *asked, "31"])) == 2
+
+
+def test_each_source_has_a_collection_of_a_tenth_at_most(tmp_path: Path) -> None:
+    for folder, start in (("one", 0), ("two", 1500)):
+        (tmp_path / folder).mkdir()
+        text = "\n\n".join("\n".join(SENTENCES[at : at + 50]) for at in range(start, start + 1500, 50))
+        (tmp_path / folder / "text.txt").write_text(text, encoding="utf-8")
+    sources_of = [str(tmp_path / folder / "text.txt") for folder in ("one", "two")]
+    options = ["--held-out", "1000", "--held-out-queries", "1000", "--sentences", "200", "--passages", "20"]
+    main([str(tmp_path / "out"), "--corpus", *sources_of, "--queries", "50", *options])
+    assert sorted(each.name for each in (tmp_path / "out" / "retrieval").iterdir()) == ["text", "text-2"]
+    for name, own in (("text", SENTENCES[:1500]), ("text-2", SENTENCES[1500:])):
+        collection = load_collection(tmp_path / "out" / "retrieval" / name)
+        found = {sentence for document in collection.documents for sentence in sources(document)}
+        assert found <= set(own)
+        assert len({SENTENCES.index(sentence) // 50 for sentence in found}) == 3  # of 30 articles, whole ones
+        assert len(collection.queries) == len(collection.documents)

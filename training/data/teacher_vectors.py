@@ -5,7 +5,7 @@ corpus and a selection from it do not matter.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 
 from training.errors import CorpusError
 
-__all__ = ["TeacherVectors"]
+__all__ = ["HELD", "TeacherVectors"]
 
 SPACE: Final = b"embedding_space"  # key of a file's metadata
 EMBEDDING: Final = "embedding"
@@ -57,6 +57,26 @@ class TeacherVectors:
         kept = np.isin([_digest(text) for text in teachers[0].sample], digests)
         found.sample = list(compress(teachers[0].sample, kept))
         return found
+
+    @classmethod
+    def collected(cls, parts: Iterable[Sequence[str]], vectors: Iterable[NDArray[np.floating]]) -> "TeacherVectors":
+        """The vectors (n, d) of each part of the texts, from one teacher. A text may occur in several parts."""
+        found: list[NDArray[np.uint64]] = []
+        sample: dict[str, None] = {}
+        step = 1  # every such digest is in the sample, which is thinned as it grows
+        for texts in parts:
+            found.append(np.array([_digest(text) for text in texts], dtype=np.uint64))
+            sample |= dict.fromkeys(text for text, each in zip(texts, found[-1], strict=True) if each % step == 0)
+            while len(sample) > SAMPLE:
+                step *= 2
+                sample = {text: None for text in sample if _digest(text) % step == 0}
+        digests = np.unique(np.concatenate(found))
+        held: NDArray[np.float16] | None = None
+        for part, rows in zip(vectors, found, strict=True):
+            held = _on_disk(len(digests), part.shape[1]) if held is None else held
+            held[np.searchsorted(digests, rows)] = normalize(torch.from_numpy(part).float()).numpy()
+        assert held is not None, "a corpus has texts. This is a bug."
+        return cls(digests, held, list(sample))
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of texts, (n, d). Raises CorpusError."""

@@ -30,6 +30,7 @@ from evaluation.suites import load_suites
 from evaluation.tables import figures
 from evaluation.task import Subject, Task, score_tasks, search_columns
 from training.data.corpus import read_lines
+from training.encoder_source import kind_of
 from training.errors import ExportError, RunError
 from training.export.card import model_card, parent_metadata, provenance_of
 from training.export.graph import fuse, halve, trace
@@ -41,7 +42,7 @@ from training.hub.sentence_transformer import is_sentence_transformer, saved_set
 from training.hub.sentence_transformer import write as write_sentence_transformer
 from training.model.encoder import SentenceEncoder, weights_digest
 from training.model.graph_encoder import GraphEncoder, provider, session
-from training.run_folder import Run, kind_of
+from training.run_folder import Run
 
 __all__ = [
     "LARGEST_DIFFERENCE",
@@ -151,6 +152,8 @@ def export(
         return encoder
 
     write_bundle(out, load, provenance, parent, options, tasks, sentence_transformers=sentence_transformers)
+    if kind_of(str(run)) == "run" and (warning := Run(run).warning()):
+        console.print(warning)
 
 
 def _source(run: Path) -> tuple[Path, dict[str, Any]]:

@@ -80,9 +80,9 @@ class PromptedTransformer(InputModule):
         return words[0] if len(words) == 1 else [*words[0], self.tokenizer.mask_token_id, *words[1]]
 
     def _place(self, prefix: list[int], suffix: list[int], length: int) -> int:
-        """Return the index of the template's [MASK] in a sequence, or of [CLS]."""
+        """Return the index of the template's [MASK] in a sequence, or of its last token, or of [CLS]."""
         if self.config["pooling"] != "mask":
-            return 0
+            return length - 1 if self.config["pooling"] == "lasttoken" else 0
         mask = self.tokenizer.mask_token_id
         return length - len(suffix) + suffix.index(mask) if mask in suffix else prefix.index(mask)
 
@@ -101,12 +101,17 @@ class PromptedTransformer(InputModule):
     def _read(self, ids: Tensor, mask: Tensor, places: Tensor, positions: Tensor | None = None) -> Tensor:
         output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions)
         hidden: Tensor = output.last_hidden_state  # (n, L, d)
-        if self.config["pooling"] == "mean":
-            weights = mask.to(hidden.dtype).unsqueeze(-1)
-            if self.token_weights is not None:
-                weights = weights * self.token_weights[ids].to(hidden.dtype)
-            return (hidden * weights).sum(1) / weights.sum(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), places]
+        pooling, weights = self.config["pooling"], mask.to(hidden.dtype).unsqueeze(-1)
+        if pooling in ("mask", "cls", "lasttoken"):
+            return hidden[torch.arange(len(hidden), device=hidden.device), places]
+        if pooling == "max":
+            return hidden.masked_fill(weights == 0, -torch.inf).amax(1)
+        if pooling == "weightedmean":
+            weights = weights * weights.cumsum(1)
+        if self.token_weights is not None:
+            weights = weights * self.token_weights[ids].to(hidden.dtype)
+        divisor = weights.sum(1)
+        return (hidden * weights).sum(1) / (divisor.sqrt() if pooling == "mean_sqrt_len_tokens" else divisor)
 
     def _template_bias(self, lengths: Tensor) -> Tensor:
         """Give the vector of the template alone, its suffix at the positions that it has in sequences of `lengths`."""
@@ -187,10 +192,9 @@ def _head(path: str, config: Any) -> nn.Sequential:
         kind = file.metadata()["kind"]
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     linear = nn.Linear(config.hidden_size, config.hidden_size)
-    norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-    head = (
-        nn.Sequential(linear, nn.Tanh()) if kind == "tanh" else nn.Sequential(linear, ACT2FN[config.hidden_act], norm)
-    )
+    norm = nn.LayerNorm(config.hidden_size, eps=getattr(config, "layer_norm_eps", 1e-12))  # DistilBERT has no key
+    activation = ACT2FN[getattr(config, "hidden_act", "gelu")]
+    head = nn.Sequential(linear, nn.Tanh()) if kind == "tanh" else nn.Sequential(linear, activation, norm)
     head.load_state_dict(weights)
     return head
 

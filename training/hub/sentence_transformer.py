@@ -20,17 +20,16 @@ from typing import Any, Final
 import numpy as np
 
 from encoding.template import TEXT
+from training.encoder_source import CONFIG_FILE, MODULES_FILE, ST_CONFIG_FILE
 from training.errors import EncoderError, ExportError
-from training.model.encoder import CONFIG_FILE, SHORT, SentenceEncoder
+from training.model.encoder import SHORT, SentenceEncoder
 from training.model.pretrained import quiet
 from training.model.token_weights import WORD_WEIGHTS_FILE, TokenWeights
 
 __all__ = ["LARGEST_DIFFERENCE", "is_sentence_transformer", "saved_settings", "write"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from torch's
-MODULES_FILE: Final = "modules.json"
 ADOPT: Final = "make a bundle of it with `python -m training.adopt`"
-CONFIG: Final = "config_sentence_transformers.json"
 CODE: Final = Path(__file__).parent / "prompted_transformer.py"
 CUSTOM: Final = "prompted_transformer.PromptedTransformer"
 TRANSFORMER: Final = "sentence_transformers.base.modules.transformer.Transformer"
@@ -66,7 +65,7 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     }
     versions = {"sentence_transformers": version("sentence-transformers")}
     about = {"model_type": "SentenceTransformer", "prompts": prompts, "default_prompt_name": None}
-    _write_json(folder / CONFIG, {**about, "similarity_fn_name": "cosine", "__version__": versions})
+    _write_json(folder / ST_CONFIG_FILE, {**about, "similarity_fn_name": "cosine", "__version__": versions})
     if plain:
         (folder / CONFIG_FILE).unlink()
         _write_plain(encoder, folder, folder / paths[-2])
@@ -91,7 +90,7 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     """
     try:
         types = [row["type"].rpartition(".")[2] for row in _read_json(folder / MODULES_FILE)]
-        config = _read_json(folder / CONFIG)
+        config = _read_json(folder / ST_CONFIG_FILE)
         prompts = config.get("prompts", {})
         if types == ["PromptedTransformer", "Normalize"]:
             settings: dict[str, Any] = _read_json(folder / CONFIG_FILE)

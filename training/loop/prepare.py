@@ -1,5 +1,6 @@
 """From a recipe to what is trained: check it, read the text, and build the objective, before anything is written."""
 
+import math
 import shutil
 from importlib.util import find_spec
 from typing import Final
@@ -21,10 +22,11 @@ from training.methods import OBJECTIVES
 from training.methods.objective import Objective
 from training.model.encoder import SentenceEncoder
 from training.recipes.recipe import Recipe
-from training.run_folder import model_folder
 
 __all__ = ["chooser_of", "prepare"]
 
+FEWEST_STEPS: Final = 50  # fewer change little
+SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives
 HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
 HELD_OUT_PART: Final = 20  # one row in 20
 FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
@@ -45,7 +47,27 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
             "remove patience"
         )
     console.print(f"corpus: {corpus}")
+    console.print(f"template and pooling: {recipe.template!r}, {recipe.pooling}", highlight=False)
+    if warning := _too_few_steps(recipe, len(corpus)):
+        console.print(warning)
     return corpus, dev, _build(recipe)
+
+
+def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
+    """A line that says how to get more steps from the text, if it gives few."""
+    steps = recipe.steps(rows)
+    if recipe.max_steps or steps >= FEWEST_STEPS:
+        return None
+    sizes = (2**power for power in range(SMALLEST_BATCH.bit_length() - 1, recipe.batch_size.bit_length()))
+    enough = [size for size in sizes if recipe.model_copy(update={"batch_size": size}).steps(rows) >= FEWEST_STEPS]
+    size = max(enough, default=SMALLEST_BATCH)
+    epochs = recipe.epochs * max(1, math.ceil(FEWEST_STEPS / max(1, rows // size * recipe.epochs)))
+    advice = [f"--batch-size {size}"] if size < recipe.batch_size else []
+    advice += [f"--epochs {epochs:g}"] if epochs > recipe.epochs else []
+    return (
+        f"warning: {rows:,} rows in batches of {recipe.batch_size:,} are only {steps} steps of training; give "
+        f"{' and '.join(advice)} for {FEWEST_STEPS} or more, or more text"
+    )
 
 
 def chooser_of(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | None:
@@ -157,7 +179,7 @@ def _build(recipe: Recipe) -> Objective:
     """The method around its encoder, with the weights that are trained."""
     set_seed(recipe.seed)
     encoder = SentenceEncoder.load(
-        model_folder(recipe.encoder),
+        recipe.encoder,
         template=recipe.template,
         pooling=recipe.pooling,
         final_period=recipe.final_period,

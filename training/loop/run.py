@@ -8,8 +8,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from accelerate.utils import broadcast_object_list
 from transformers.integrations.integration_utils import TensorBoardCallback
@@ -18,6 +18,7 @@ from encoding.bundle import SEARCH_NAMES
 from evaluation.dev import DevData
 from training.data.corpus import Corpus
 from training.errors import RunError
+from training.hub.adoption import served
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.dry_run import dry_run
 from training.loop.prepare import chooser_of, prepare
@@ -32,6 +33,9 @@ from training.recipes.recipe import Recipe, to_toml
 from training.run_folder import Run
 
 __all__ = ["fit", "resume", "train"]
+
+PARENT: Final = "parent"  # of a log entry: the dev figures of the encoder as it is served by itself
+COSINE_DISTANCE: Final = f"{HELD_OUT}cosine_distance"
 
 
 def train(recipe: Recipe, options: FitOptions, name: str) -> int:
@@ -70,6 +74,8 @@ def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
         console.print(f"stopped; continue with: python -m training.fit --resume {run.path}")
         return 130
     console.print(f"finished: {run.model}{_chosen(run)}; next: python -m training.export {run.path} models/NAME")
+    if warning := run.warning():
+        console.print(warning)
     return 0
 
 
@@ -79,9 +85,14 @@ def _chosen(run: Run) -> str:
     if found["chosen_by"] is None:
         return ""
     score = found["held_out_loss"] if found["dev_score"] is None else found["dev_score"]
+    own = found.get("parent_score")
+    distance = found.get("held_out_cosine_distance")
     return (
         f" (step {found['best_step']} of {found['steps']}, {found['chosen_by']} {score:.4g}; before training "
-        f"{found['before_training']:.4g})"
+        f"{found['before_training']:.4g}"
+        + ("" if own is None else f"; the encoder as it is served by itself {own:.4g}")
+        + ("" if distance is None else f"; cosine to the teacher on texts held out {1 - distance:.4f}")
+        + ")"
     )
 
 
@@ -128,10 +139,12 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     check_shared(run.path)
     run.check_text(corpus)
     checkpoint = _checkpoint(run, resume)
-    objective.begin(chain(corpus.rows, corpus.held_out))
+    objective.begin(corpus, run.prepared)
     chooser = chooser_of(corpus, dev, recipe)
     arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
-    evaluation = partial(_figures, dev=dev, held_out=HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None)
+    parent = _parent_figures(recipe, dev, run, resumed=checkpoint is not None)
+    held_out = HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None
+    evaluation = partial(_figures, dev=dev, parent=parent, held_out=held_out)
     trainer = ObjectiveTrainer(objective, corpus, arguments, evaluation if chooser else None, run.best)
     interrupt = Interrupt()
     _add_callbacks(trainer, recipe, run, interrupt)
@@ -145,20 +158,46 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     _check_weights(objective)
     if recipe.lora_rank:
         merge_lora(objective.encoder.backbone)
+    best, log = trainer.state.best_metric, trainer.state.log_history
+    own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
+    at_best = (entry for entry in log if entry["step"] == trainer.state.best_global_step)
     figures = {
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
         "chosen_by": None if chooser is None else chooser.removeprefix("eval_"),
-        "dev_score": trainer.state.best_metric if dev else None,
-        "held_out_loss": None if dev else trainer.state.best_metric,
-        "before_training": next((entry[chooser] for entry in trainer.state.log_history if chooser in entry), None),
-        "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
+        "dev_score": best if dev else None,
+        "held_out_loss": None if dev else best,
+        "held_out_cosine_distance": next((e[COSINE_DISTANCE] for e in at_best if COSINE_DISTANCE in e), None),
+        "before_training": next((entry[chooser] for entry in log if chooser in entry), None),
+        "parent_score": own,
+        "parent_scores": parent,
+        "below_parent": own is not None and best is not None and best < own,
+        "loss": _mean_loss(log) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
     if group.is_main_process:
         run.finish(objective.save, recipe, corpus, figures)
     group.wait_for_everyone()  # until the run can be read
     return not interrupt.asked
+
+
+def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
+    """The dev figures of the encoder as it is served by itself, with its own template and pooling.
+
+    None without dev data, or if nothing says how the encoder is read. The first process scores it, and logs it once.
+    """
+    found: list[dict[str, float] | None] = [None]
+    if dev and processes().is_main_process:
+        logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
+        found = [next(logged, {}).get(PARENT)]
+        if found[0] is None and (encoder := served(recipe.encoder)) is not None:
+            queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
+            found = [dev.score(encoder.embed, queries, documents)]
+            run.log({"step": 0, PARENT: found[0]})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in (found[0] or {}).items())
+            console.print(f"the encoder as it is served by itself: {figures}")
+    broadcast_object_list(found)
+    return found[0]
 
 
 def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
@@ -186,9 +225,13 @@ def _checkpoint(run: Run, resume: bool) -> Path | None:
 
 
 def _figures(
-    objective: Objective, start: Mapping[str, float], dev: DevData | None, held_out: HeldOut | None
+    objective: Objective,
+    start: Mapping[str, float],
+    dev: DevData | None,
+    parent: Mapping[str, float] | None,
+    held_out: HeldOut | None,
 ) -> dict[str, float]:
-    """Figures by their names in the log, given those before the first step.
+    """Figures by their names in the log. Gains are over the parent's, or else over those before the first step.
 
     The first process scores the dev data; the loss needs all processes.
     """
@@ -196,7 +239,7 @@ def _figures(
     if dev and processes().is_main_process:
         encoder = objective.encoder
         queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
-        before = {name.removeprefix(DEV): value for name, value in start.items()}
+        before = parent or {name.removeprefix(DEV): value for name, value in start.items()}
         found = dev.score(encoder.embed, queries, documents, before)
         figures |= {f"{DEV}{name}": value for name, value in found.items()}
     if held_out:

@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from training.encoder_source import kind_of
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder
-from training.run_folder import Run, kind_of, parent_name
+from training.run_folder import Run, parent_name
 
 __all__ = ["average"]
 

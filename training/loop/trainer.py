@@ -207,11 +207,14 @@ class ObjectiveTrainer(Trainer):
         broadcast_object_list(found)  # so that all processes agree which checkpoint is best
         (metrics,) = found
         self.log(dict(metrics))
-        if self.best and self.state.global_step and self._is_best(metrics) and self.is_world_process_zero():
-            about = {"step": str(self.state.global_step), "metric": repr(metrics[str(self.args.metric_for_best_model)])}
+        score = metrics[str(self.args.metric_for_best_model)]
+        if self.best and self._is_best(score) and self.is_world_process_zero():
             with replacing(self.best) as partial:
-                save_model(self.objective, str(partial), about)
+                save_model(self.objective, str(partial), {"step": str(self.state.global_step), "metric": repr(score)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if self.state.global_step == 0:  # the Trainer records later steps alone; one of them wins a tie with this one
+            worst = -math.inf if self.args.greater_is_better else math.inf
+            self.state.best_metric, self.state.best_global_step = math.nextafter(score, worst), 0
         return metrics
 
     def load_best(self) -> None:
@@ -227,10 +230,7 @@ class ObjectiveTrainer(Trainer):
             if "step" in about:  # it is not in a run that an older version began
                 self.state.best_global_step, self.state.best_metric = int(about["step"]), float(about["metric"])
 
-    def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Whether they are better than all before; the Trainer records it after the evaluation."""
-        former, chooser = self.state.best_metric, self.args.metric_for_best_model
-        assert chooser is not None, "the arguments name the figure that chooses a checkpoint. This is a bug."
-        if former is None:
-            return True
-        return metrics[chooser] > former if self.args.greater_is_better else metrics[chooser] < former
+    def _is_best(self, score: float) -> bool:
+        """Whether it is better than all before; the Trainer records it after the evaluation."""
+        former = self.state.best_metric
+        return former is None or (score > former if self.args.greater_is_better else score < former)

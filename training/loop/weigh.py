@@ -10,11 +10,12 @@ from rich.console import Console
 from tqdm import tqdm
 
 from training.data.corpus import Corpus, read_corpus
+from training.encoder_source import encoder_folder, kind_of, saved_config
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer, saved_settings
-from training.model.encoder import SentenceEncoder, saved_config
+from training.model.encoder import SentenceEncoder
 from training.model.token_weights import TokenWeights
-from training.run_folder import Run, kind_of, model_folder, provenance_of_encoder, with_sources
+from training.run_folder import Run, provenance_of_encoder, with_sources
 
 __all__ = ["weigh"]
 
@@ -28,7 +29,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
 
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
-    made, kind, folder = Run.fresh(out), kind_of(model), model_folder(model)
+    made, kind, folder = Run.fresh(out), kind_of(model), encoder_folder(model)
     encoder = SentenceEncoder.load(folder, **(_settings(Path(folder)) if kind == "encoder" else {}))
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")

@@ -7,6 +7,7 @@ activations are thrown away (GradCache). `loss` sees the vectors of all rows, an
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -17,20 +18,18 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from encoding.bundle import Bundle
 from evaluation.measures import Embed
-from training.data.corpus import Row
+from training.data.corpus import Corpus
 from training.errors import RecipeError
+from training.hub.adoption import served
 from training.methods.gather import gather, rank_and_count
 from training.methods.losses import false_negatives, info_nce
 from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder, saved_config
-from training.model.graph_encoder import GraphEncoder
+from training.model.encoder import SentenceEncoder
 from training.model.heads import Head
 from training.model.masked_words import MaskedHead
 from training.model.pretrained import fastest_device
 from training.model.views import Pass, View, encode_trimmed
-from training.run_folder import kind_of, model_folder
 
 __all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
 
@@ -77,12 +76,8 @@ class Guide:
 
         An encoder that has no embedding configuration of its own is read by mean pooling, without a template.
         """
-        if kind_of(source) == "bundle":
-            bundle = Bundle.load(source)
-            return cls(GraphEncoder.of(bundle, bundle.precisions[0]).embed)
-        folder = model_folder(source)
-        configuration = {} if saved_config(Path(folder)) else {"template": "[X]", "pooling": "mean"}
-        return cls(SentenceEncoder.load(folder, **configuration).to(fastest_device()).embed)
+        found = served(source) or SentenceEncoder.load(source, template="[X]", pooling="mean").to(fastest_device())
+        return cls(found.embed)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Vectors (n, d)."""
@@ -175,9 +170,9 @@ class FromPairs(Contrastive):
         super().__init__(encoder, recipe)
         self.guide = Guide.load(recipe.guide) if recipe.guide else None
 
-    def begin(self, rows: Iterable[Row]) -> None:
+    def begin(self, corpus: Corpus, folder: Path) -> None:
         if self.guide is not None:
-            self.guide.read(text for row in rows for text in row)
+            self.guide.read(text for row in chain(corpus.rows, corpus.held_out) for text in row)
 
     def guided(self, views: dict[str, View], columns: list[tuple[str, ...]]) -> dict[str, View]:
         """The views with `guide`, the guide's vectors of the texts of each (n, d), if there is a guide."""

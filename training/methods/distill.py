@@ -1,75 +1,86 @@
 """Distillation: match the sentence vectors of one teacher, or of several that saw the texts beforehand.
 
+The teacher may be the encoder itself, as it is served: then the student learns to give the same vectors in another
+template or by another pooling, such as at [MASK] (the recipe `mask`).
+
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
 divergence between the teacher's and the student's distributions of similarity over the batch + `spread_weight` x the
 uniformity of the student's vectors. An ensemble teaches better than each of its members (arXiv:1805.04770).
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
+from tqdm import tqdm
 
-from encoding.bundle import Bundle, located
-from encoding.template import PoolingMode
-from evaluation.measures import units
-from training.data.corpus import Row
-from training.data.teacher_vectors import TeacherVectors
+from encoding.files import replacing
+from encoding.template import TEXT
+from evaluation.measures import Embed, units
+from training.data.corpus import Corpus, Row
+from training.data.teacher_vectors import HELD, TeacherVectors
+from training.encoder_source import own_reading
 from training.errors import RecipeError
-from training.methods.gather import gather, rank_and_count
+from training.hub.adoption import served
+from training.methods.gather import gather, rank_and_count, wait
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder, saved_config
-from training.model.pooling import Pooling
+from training.model.encoder import SentenceEncoder
+from training.model.pretrained import fastest_device
 from training.model.views import View, encode_trimmed, view
 from training.recipes.methods import DistillRecipe
-from training.run_folder import kind_of, model_folder
 
 __all__ = ["Distill"]
 
-TEXTS: Final = 8192  # looked up at once
+TEXTS: Final = 8192  # in one file of the teacher's vectors, or looked up at once
+SHOWN: Final = 256  # texts between two moves of the progress bar
 
 
 class Distill(Objective):
-    """Teachers are frozen, in evaluation mode, and not part of a checkpoint. The student has no dropout."""
+    """The student has no dropout. Each text is embedded once: by teachers beforehand, or by one teacher in `begin`."""
 
     def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
         super().__init__(encoder, recipe)
-        self._taught = _teacher_vectors(encoder, recipe) if recipe.teacher_vectors else None
-        # in a tuple, so that the teacher's modules do not belong to this one
-        self._teacher: tuple[SentenceEncoder, ...] = () if self._taught else (_teacher(encoder, recipe),)
+        self._taught: TeacherVectors | None = None
+        self._teacher: Embed | None = None  # a function, so that the teacher's modules do not belong to this one
+        if recipe.teacher_vectors:
+            self._taught = _fitting(_read(recipe), encoder, len(recipe.teacher_vectors))
+        else:
+            self._teacher = _teacher(recipe)
         if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
             encoder.backbone.set_attn_implementation("eager")
-        for teacher in self._teacher:
-            config = teacher.config
-            self.teacher_pooling = teacher.make_pooling(
-                config.template, min(recipe.max_tokens, config.max_tokens), config.denoising
-            )
 
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Raises CorpusError if a text has no vector of every teacher."""
-        texts = (text for (text,) in rows)
-        while self._taught and (some := list(islice(texts, TEXTS))):
-            self._taught.find(some)
+    def begin(self, corpus: Corpus, folder: Path) -> None:
+        """Check that each text has a vector of every teacher, or embed it with the one teacher. Raises CorpusError."""
+        if self._teacher is None:
+            assert self._taught is not None, "there are vectors or a teacher. This is a bug."
+            for texts in _parts(corpus):
+                self._taught.find(texts)
+            return
+        found = TeacherVectors.collected(_parts(corpus), _embedded(corpus, self._teacher, folder))
+        self._taught, self._teacher = _fitting(found, self.encoder), None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        """What student and teacher see; with teacher_vectors the student's view has the `target` instead."""
+        """What the student sees, and its `target`, the teacher's vectors (n, d)."""
         texts = [text for (text,) in rows]
-        student = view(self.pooling, texts)
-        if self._taught:
-            return {"student": student | {"target": torch.from_numpy(self._taught.of(texts))}}
-        return {"student": student, "teacher": view(self.teacher_pooling, texts)}
+        return {"student": view(self.pooling, texts) | {"target": torch.from_numpy(self._targets(texts))}}
 
-    def forward(self, student: View, teacher: View | None = None) -> dict[str, Tensor]:
+    def _targets(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        if self._taught is not None:
+            return self._taught.of(texts)
+        assert self._teacher is not None, "there are vectors or a teacher. This is a bug."  # before `begin`: a dry run
+        return _fitting(TeacherVectors.collected([texts], [self._teacher(texts)]), self.encoder).of(texts)
+
+    def forward(self, student: View) -> dict[str, Tensor]:
         self.encoder.eval()
-        vectors = self._encode(self.encoder, self.pooling, student)  # (n, d)
-        targets = student["target"] if teacher is None else self._targets(teacher, vectors)
-        vectors, targets = gather(vectors), gather(targets)  # the batch is that of all processes
+        vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), student)  # (n, d)
+        vectors, targets = gather(vectors), gather(student["target"])  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
             parts["cosine_distance"] = cosine_distance(vectors, targets)
@@ -85,52 +96,69 @@ class Distill(Objective):
         loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
         return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
 
-    @torch.no_grad()
-    def _targets(self, teacher: View, like: Tensor) -> Tensor:
-        """The teacher's vectors, (n, teacher's d)."""
-        return self._encode(self._teacher[0].to(like.device), self.teacher_pooling, teacher)
 
-    @staticmethod
-    def _encode(encoder: SentenceEncoder, pooling: Pooling, view: View) -> Tensor:
-        return encode_trimmed(lambda part: encoder.vectors(part, pooling), view)
-
-
-def _teacher(encoder: SentenceEncoder, recipe: DistillRecipe) -> SentenceEncoder:
-    """Raises RecipeError if the student cannot give its vectors."""
-    assert recipe.teacher is not None
-    source = model_folder(recipe.teacher)
-    template, pooling = _as_trained(source)
-    teacher = SentenceEncoder.load(
-        source, template=recipe.teacher_template or template, pooling=recipe.teacher_pooling or pooling
-    )
-    if recipe.cosine_weight and teacher.dimension != encoder.dimension:
+def _teacher(recipe: DistillRecipe) -> Embed:
+    """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
+    source = recipe.teacher or recipe.encoder
+    asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
+    given = {key: value for key, value in asked.items() if value is not None}
+    if not given and (found := served(source)) is not None:
+        return found.embed
+    if not given and recipe.teacher is None:
         raise RecipeError(
-            f"teacher {recipe.teacher!r} has {teacher.dimension} dimensions and the encoder {encoder.dimension}; "
-            "choose a teacher of the same width, or cosine_weight = 0, or give its vectors as teacher_vectors"
+            f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
+            "teacher_pooling, such as mean, or another teacher"
         )
-    return teacher.eval().requires_grad_(False)
+    reading = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | given
+    return SentenceEncoder.load(source, **reading).to(fastest_device()).embed
 
 
-def _as_trained(teacher: str) -> tuple[str | None, PoolingMode | None]:
-    """Template and pooling of a teacher; None for those that its own configuration has."""
-    if saved_config(Path(teacher)) is not None:
-        return None, None
-    if kind_of(teacher) == "bundle":
-        spec = Bundle.load(located(teacher)).spec
-        return spec.template, spec.pooling
-    return "[X]", "mean"
+def _parts(corpus: Corpus) -> Iterator[list[str]]:
+    """The texts of a corpus, TEXTS at a time; those held out are the last."""
+    texts = (text for (text,) in chain(corpus.rows, corpus.held_out))
+    while part := list(islice(texts, TEXTS)):
+        yield part
 
 
-def _teacher_vectors(encoder: SentenceEncoder, recipe: DistillRecipe) -> TeacherVectors:
-    """The vectors of all teachers, in the student's width. Raises CorpusError.
+def _embedded(corpus: Corpus, embed: Embed, folder: Path) -> Iterator[NDArray[np.float16]]:
+    """The teacher's vectors (n, d) of each part of the corpus.
+
+    Each process embeds its share of the parts and writes them to the folder, from where all read them. A resumed run
+    finds those that are there.
+    """
+    rank, count = rank_and_count()
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{number:06}.npy" for number in range(-(-(len(corpus) + len(corpus.held_out)) // TEXTS))]
+    left = [file for file in files[rank::count] if not file.is_file()]
+    with tqdm(total=len(left) * TEXTS, desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
+        for file, texts in zip(files, _parts(corpus), strict=True):
+            if file in left:
+                order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+                found: list[NDArray[np.float32]] = []
+                for rows in np.array_split(np.array(order), max(1, len(texts) // SHOWN)):
+                    found.append(embed([texts[row] for row in rows]))
+                    bar.update(len(rows))
+                with replacing(file) as partial, partial.open("wb") as out:
+                    np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
+    wait()
+    return map(np.load, files)
+
+
+def _read(recipe: DistillRecipe) -> TeacherVectors:
+    """The vectors that all teachers gave beforehand. Raises CorpusError."""
+    column = recipe.columns[0] if recipe.columns else "text"
+    weights = recipe.teacher_weights or (1.0,) * len(recipe.teacher_vectors)
+    return TeacherVectors.read(recipe.teacher_vectors, weights, column)
+
+
+def _fitting(found: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1) -> TeacherVectors:
+    """The vectors in the student's width.
 
     One teacher's vectors of this width stay as they are. Others are projected to their principal axes, so that their
     products change least, and turned to the student's own vectors of some texts (orthogonal Procrustes).
     """
-    column = recipe.columns[0] if recipe.columns else "text"
-    weights = recipe.teacher_weights or (1.0,) * len(recipe.teacher_vectors)
-    found, width = TeacherVectors.read(recipe.teacher_vectors, weights, column), encoder.dimension
-    if len(recipe.teacher_vectors) > 1 or found.vectors.shape[1] != width:
+    width = encoder.dimension
+    if teachers > 1 or found.vectors.shape[1] != width:
         axes, kept = found.principal(width)
         own = encoder.embed(found.sample)  # (n, d)
         left, _, right = np.linalg.svd((found.of(found.sample) @ axes).T @ units(own), full_matrices=False)

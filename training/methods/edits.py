@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from encoding.bundle import encoder_source
 from training.data.masking import mask_tokens, maskable_tokens
+from training.encoder_source import encoder_folder
 from training.errors import EncoderError
 from training.model.encoder import loading
 from training.model.masked_words import load_masked_lm
@@ -58,7 +58,7 @@ class Editor:
         """
         if source is None:
             return cls(None, tokenizer, share, guessing)
-        source = encoder_source(source)
+        source = encoder_folder(source)
         if tokenizer.mask_token_id is None:
             raise EncoderError("the encoder's tokenizer has no mask token, by which words are edited; choose another")
         _check_vocabulary(source, tokenizer)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "total"]
+__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "total", "wait"]
 
 
 def many() -> bool:
@@ -21,6 +21,12 @@ def many() -> bool:
 def rank_and_count() -> tuple[int, int]:
     """This process's number, from 0, and how many processes there are."""
     return (distributed.get_rank(), distributed.get_world_size()) if many() else (0, 1)
+
+
+def wait() -> None:
+    """Wait for all processes."""
+    if many():
+        distributed.barrier()
 
 
 def gather(rows: Tensor) -> Tensor:

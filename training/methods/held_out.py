@@ -33,16 +33,16 @@ class HeldOut:
     def figures(self, objective: Objective) -> dict[str, float]:
         """`loss`: the method's contrastive loss, or its loss if it has none; the mean of equal batches.
 
-        For a contrastive method also `alignment` and `uniformity` of the served vectors. Under torchrun all processes
-        have to call this, and the loss is that of their joined batches.
+        For a contrastive method also `alignment` and `uniformity` of the served vectors, for another one the parts of
+        its loss. Under torchrun all processes have to call this, and the loss is that of their joined batches.
         """
         rank, _ = rank_and_count()
         with _undisturbed(objective):
             torch.manual_seed(self.seed + (rank << 16))
-            losses = [_loss(objective, batch) for batch in self._batches(objective)]
-            figures = {"loss": float(np.mean(losses))}
+            losses = [_losses(objective, batch) for batch in self._batches(objective)]
+            figures = {name: float(np.mean([each[name] for each in losses])) for name in losses[0]}
             if objective.contrastive:
-                figures |= self._spread(objective)
+                figures = {"loss": figures.get("contrast", figures["loss"])} | self._spread(objective)
         return figures
 
     def _batches(self, objective: Objective) -> Iterator[Sequence[Row]]:
@@ -68,13 +68,13 @@ class HeldOut:
         return {"alignment": float(alignment(vectors, positives).mean()), "uniformity": uniformity(vectors)}
 
 
-def _loss(objective: Objective, rows: Sequence[Row]) -> float:
+def _losses(objective: Objective, rows: Sequence[Row]) -> dict[str, float]:
+    """The loss and its parts."""
     device = objective.encoder.device
     views = {
         name: {key: tensor.to(device) for key, tensor in view.items()} for name, view in objective.views(rows).items()
     }
-    outputs = objective(**views)
-    return float(outputs.get("contrast", outputs["loss"]))
+    return {name: float(part) for name, part in objective(**views).items()}
 
 
 @contextmanager

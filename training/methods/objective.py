@@ -5,13 +5,13 @@ served, so export forgets the rest by construction.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from training.data.corpus import Row
+from training.data.corpus import Corpus, Row
 from training.errors import RecipeError
 from training.model.encoder import SentenceEncoder
 from training.model.views import View
@@ -38,8 +38,11 @@ class Objective(nn.Module, ABC):
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """Rows of the corpus -> the token ids that `forward` takes by name."""
 
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Do once what depends on the texts alone; `fit` calls it with all rows before the first step."""
+    def begin(self, corpus: Corpus, folder: Path) -> None:
+        """Do once what depends on the texts alone; `fit` calls it before the first step.
+
+        What it writes to `folder`, which all processes share, is there when the run is resumed.
+        """
         return
 
     @abstractmethod

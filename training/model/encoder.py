@@ -20,21 +20,20 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, encoder_source, upgrade
+from encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
 from encoding.template import PoolingMode, Template
 from encoding.text import SpecialTokens, TextEncoder, token_batches
+from training.encoder_source import CONFIG_FILE, encoder_folder, looks_local, saved_config
 from training.errors import EncoderError
 from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from training.model.graph_weights import ORIGIN, graph_weights
 from training.model.heads import HEAD_FILE, AdoptedHead, Head
 from training.model.pooling import Pooling
-from training.model.pretrained import looks_local, quiet, word_embeddings
+from training.model.pretrained import quiet, word_embeddings
 from training.model.token_weights import WEIGHTS_FILE, TokenWeights
 
-__all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "saved_config", "weights_digest"]
+__all__ = ["SentenceEncoder", "check_tokenizer", "loading", "positions", "weights_digest"]
 
-CONFIG_FILE = "embedding_config.json"
-FORMER_CONFIG_FILE = "reading.json"  # written by Cloze 0.1
 SHORT: Final = 1e-3  # of the longest vector: the direction of a shorter one is noise
 LEAST_COSINES: Final = {"fp32": 0.9999, "int8": 0.98}  # between a graph's vectors and those of its weights
 _CPU_TOKENS = 2048  # the activations of a batch stay in the caches: 1.5 times as fast as 8192
@@ -61,12 +60,12 @@ class SentenceEncoder(nn.Module):
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
-        """Load a folder that `save` wrote, a bundle, `cloze-mini`, any local encoder or hub name, in evaluation mode.
+        """Load a run, a bundle, `cloze-mini`, any local encoder or hub name, in evaluation mode.
 
         `changes` are fields of EmbeddingConfig; an encoder without a saved configuration needs `template` and
         `pooling`. `max_tokens` defaults to the size of the position table. Raises ClozeError.
         """
-        source = encoder_source(source)
+        source = encoder_folder(source)
         if (Path(source) / SPEC_FILE).is_file() and not (Path(source) / SAFE_WEIGHTS_NAME).is_file():
             return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))
@@ -277,12 +276,6 @@ class SentenceEncoder(nn.Module):
         return vectors
 
 
-def saved_config(folder: Path) -> Path | None:
-    """The file of a saved model's embedding configuration; None if the folder has none."""
-    files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
-    return next((file for file in files if file.is_file()), None)
-
-
 def weights_digest(module: nn.Module) -> str:
     """Sha256 of the names and the values of all weights, in hexadecimal."""
     found = hashlib.sha256()
@@ -297,7 +290,7 @@ def loading(source: str, what: str) -> Iterator[None]:
     """`quiet`, and any exception becomes an EncoderError that says why `source` cannot be loaded as `what`."""
     advice = (
         "give a folder with config.json, model.safetensors and tokenizer.json, or a model name that is in the local "
-        "hub cache"
+        "hub cache, or cloze-mini, the model that comes with Cloze"
     )
     if looks_local(source) and not Path(source).is_dir():
         raise EncoderError(f"{source!r} cannot be loaded as {what}: it is not a folder; {advice}")

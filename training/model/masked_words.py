@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from encoding.bundle import SPEC_FILE, encoder_source
+from encoding.bundle import SPEC_FILE
+from training.encoder_source import encoder_folder, saved_config
 from training.errors import EncoderError
-from training.model.encoder import SentenceEncoder, loading, saved_config
+from training.model.encoder import SentenceEncoder, loading
 from training.model.pretrained import fastest_device, quiet, word_embeddings
 
 __all__ = ["MaskedHead", "MaskedWords", "load_masked_lm", "save_masked_lm"]
@@ -97,7 +98,7 @@ class MaskedHead(nn.Module):
 
 def load_masked_lm(source: str) -> PreTrainedModel:
     """transformers' masked language model in `source`, in fp32. Raises EncoderError if its head is missing."""
-    source = encoder_source(source)
+    source = encoder_folder(source)
     remedy = f"give it one: python -m training.pretrain --encoder {source} --corpus TEXT"
     if Path(source, SPEC_FILE).is_file():
         raise EncoderError(f"{source!r} is a bundle, which has no masked-word head; {remedy}")
@@ -157,7 +158,8 @@ class MaskedWords:
 
     @classmethod
     def load(cls, source: str, **changes: object) -> Self:
-        """Load a folder or hub name; `changes` override its embedding configuration. Raises ClozeError."""
+        """Load a run, a folder or a hub name; `changes` override its embedding configuration. Raises ClozeError."""
+        source = encoder_folder(source)
         if changes.get("template") is None and saved_config(Path(source)) is None:
             raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
         head = MaskedHead.load(source)

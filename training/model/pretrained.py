@@ -1,8 +1,7 @@
-"""What every load of a pretrained model needs: silence, a device, and the difference between a path and a hub name."""
+"""What every load of a pretrained model needs: silence and a device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,7 +10,7 @@ from huggingface_hub.utils import logging as hub_logging
 from torch import nn
 from transformers import PreTrainedModel
 
-__all__ = ["BERTS", "fastest_device", "looks_local", "quiet", "word_embeddings"]
+__all__ = ["BERTS", "fastest_device", "quiet", "word_embeddings"]
 
 BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
 
@@ -19,12 +18,6 @@ BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the fi
 def fastest_device() -> torch.device:
     """The GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def looks_local(source: str) -> bool:
-    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
-    path = Path(source)
-    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
 def word_embeddings(model: PreTrainedModel) -> nn.Embedding:

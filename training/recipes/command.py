@@ -1,18 +1,36 @@
 """The command line of fit and pretrain as a recipe: its keys are options, and their defaults the recipe's values."""
 
+import shlex
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, create_model
 from pydantic_settings import CliVariadicArg
 
 from encoding.options import Command, flag
+from training.encoder_source import READING, own_reading
 from training.errors import RecipeError
 from training.recipes.methods import RECIPES
-from training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, validate
+from training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, shipped_recipes, validate
 
 __all__ = ["FitOptions", "load_recipe", "recipe_of", "resumed"]
+
+GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
+    "data": (
+        *("corpus", "columns", "weights", "sentences", "min_words", "max_words"),
+        *("dev", "dev_choice", "held_out"),
+    ),
+    "encoder": ("encoder", "template", "pooling", "final_period", "max_tokens"),
+    "method": (),  # the keys that only this method has
+    "schedule": ("batch_size", "epochs", "max_steps", "learning_rate", "eval_steps", "patience", "seed"),
+    "expert": (
+        *("group_by_length", "end_learning_rate", "warmup_steps", "weight_decay", "adam_beta2", "max_grad_norm"),
+        *("lora_rank", "lora_alpha", "frozen_layers", "frozen_share", "precision", "compile", "mini_batch_size"),
+        *("accumulation_steps", "dimensions", "save_steps", "workers", "log_steps", "report_to"),
+    ),
+}
 
 
 class FitOptions(Command):
@@ -30,9 +48,28 @@ class FitOptions(Command):
 
 
 def load_recipe(source: str, overrides: Mapping[str, object] | None = None, preset: str | None = None) -> Recipe:
-    """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both. Raises RecipeError."""
-    keys = choose_preset(read_toml(source), preset, source) | dict(overrides or {})
-    return validate(_keys(keys, source), keys, source)
+    """A shipped recipe or a TOML file; a preset replaces its keys, and `overrides` replace both.
+
+    The template and the pooling that none of these chooses are the encoder's own, if it has some. Raises RecipeError,
+    RunError, BundleError.
+    """
+    written, given = read_toml(source), dict(overrides or {})
+    keys = choose_preset(written, preset, source) | given
+    kind = _keys(keys, source)
+    chosen = (written.get(PRESETS, {}).get(preset, {}) | given) if source in shipped_recipes() else keys
+    return validate(kind, keys | _reading(keys, chosen), source)
+
+
+def _reading(keys: Mapping[str, object], chosen: Mapping[str, object]) -> dict[str, object]:
+    """The encoder's own template, pooling and final period, where `chosen` has an encoder and none of these.
+
+    A recipe that reads the mask keeps its template for an encoder that is read otherwise. Raises RunError, BundleError.
+    """
+    encoder = chosen.get("encoder")
+    if not isinstance(encoder, str) or not chosen.keys().isdisjoint(READING):
+        return {}
+    own = own_reading(encoder) or {}
+    return {} if keys.get("pooling") == "mask" != own.get("pooling") else own
 
 
 def recipe_of(source: str, words: Sequence[str], program: str) -> tuple[Recipe, FitOptions]:
@@ -79,9 +116,24 @@ def _options(source: str, preset: str | None) -> type[FitOptions]:
         fields[name] = (variadic[kind] if several else kind, default)
     lines = [f"Train a sentence encoder by the recipe {source}."]
     for name, own in whole.get(PRESETS, {}).items():
-        values = (f"{flag(key)} {value}" for key, value in own.items())
-        lines.append(f"  --preset {name:22} {', '.join(values)}")
-    return create_model("RecipeOptions", __base__=FitOptions, __doc__="\n".join(lines), **fields)
+        lines.append(f"  --preset {name:22} {' '.join(chain.from_iterable(map(_words, own, own.values())))}")
+    known = {name for names in GROUPS.values() for name in names}
+    groups = {title: names or [name for name in fields if name not in known] for title, names in GROUPS.items()}
+    ordered = {name: fields[name] for names in groups.values() for name in names if name in fields}
+    options = create_model("RecipeOptions", __base__=FitOptions, __doc__="\n".join(lines), **ordered)
+    options.groups = groups
+    return options
+
+
+def _words(key: str, value: object) -> list[str]:
+    """A key and its value as a shell reads them."""
+    if isinstance(value, bool):
+        return [flag(key if value else f"no_{key}")]
+    return [flag(key), *(_quoted(str(each)) for each in (value if isinstance(value, list) else [value]))]
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
 
 
 def _word_after(option: str, words: Sequence[str]) -> str | None:

@@ -388,7 +388,11 @@ class DistillRecipe(Recipe):
     """The keys of `method = "distill"`."""
 
     method: Literal["distill"]
-    teacher: str | None = Field(None, description="encoder to match: a local folder or a hub name")
+    teacher: str | None = Field(
+        None,
+        description="encoder to match: a run, a bundle, a folder or a hub name; unset, without teacher_vectors: the "
+        "encoder itself, as it is served",
+    )
     teacher_vectors: tuple[str, ...] = Field(
         (),
         description="folders that python -m service.bulk wrote with the corpus's texts: the vectors of one teacher or "
@@ -397,12 +401,8 @@ class DistillRecipe(Recipe):
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"
     )
-    teacher_template: str | None = Field(
-        None, description="words around the teacher's text; unset: the teacher's own, or `[X]`"
-    )
-    teacher_pooling: PoolingMode | None = Field(
-        None, description="pooling of the teacher; unset: the teacher's own, or mean"
-    )
+    teacher_template: str | None = Field(None, description="words around the teacher's text; unset: its own, or `[X]`")
+    teacher_pooling: PoolingMode | None = Field(None, description="pooling of the teacher; unset: its own, or mean")
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
@@ -412,9 +412,11 @@ class DistillRecipe(Recipe):
 
     @model_validator(mode="after")
     def _weights(self) -> Self:
-        if bool(self.teacher) == bool(self.teacher_vectors):
-            found = f"there are both, teacher = {self.teacher!r}" if self.teacher else "there is neither"
-            raise ValueError(f"teacher or teacher_vectors says what to learn, and {found}; write one of them")
+        if self.teacher and self.teacher_vectors:
+            raise ValueError(
+                f"teacher is {self.teacher!r} and there are teacher_vectors, which are learnt in its place; write one "
+                "of them"
+            )
         if self.cosine_weight == self.divergence_weight == 0:
             raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
         if self.teacher_weights and len(self.teacher_weights) != len(self.teacher_vectors):

@@ -52,7 +52,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = Field(description="the training method")
-    encoder: str = Field(DEFAULT, description="parent encoder: a folder, a hub name, or cloze-mini")
+    encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
     corpus: tuple[str, ...] = Field(
         min_length=1,
         description="files of text, or patterns such as 'data/*.jsonl': .txt (one sentence per line), .csv, .tsv, "
@@ -67,10 +67,15 @@ class Recipe(BaseModel):
     )
     min_words: Positive = Field(1, description="leave out sentences with fewer words")
     max_words: Positive | None = Field(None, description="leave out sentences with more words")
-    template: str = Field("[X]", description='words around the text, such as: This sentence of "[X]" means [MASK].')
+    template: str = Field(
+        "[X]",
+        description='words around the text, such as: This sentence of "[X]" means [MASK].; unset: those of an encoder '
+        "that has its own, as cloze-mini has",
+    )
     pooling: PoolingMode = Field(
         "cls",
-        description="how the vector is read: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens",
+        description="how the vector is read: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens; "
+        "unset: as an encoder that has a pooling of its own",
     )
     final_period: bool = Field(False, description="give a text without closing punctuation a period")
     max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")

@@ -28,6 +28,7 @@ from evaluation.suites.space import SpaceTask
 from evaluation.suites.sts import StsTask
 from evaluation.task import Score, Subject, Task, score_tasks
 from training import evaluate
+from training.encoder_source import encoder_folder, kind_of
 from training.errors import ExportError, RunError
 from training.export import __main__ as export
 from training.export import bundle as exporting
@@ -38,7 +39,6 @@ from training.model.continuous_template import ContinuousTemplate
 from training.model.encoder import SentenceEncoder
 from training.model.graph_encoder import GraphEncoder
 from training.model.heads import Head
-from training.run_folder import kind_of, model_folder
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64
@@ -441,7 +441,7 @@ def test_int8_is_fitted_to_texts_of_a_file(run: Path, tmp_path: Path) -> None:
     assert random.spec.provenance.graphs["int8"].endswith("activations in 8 bits")
     assert fitted.spec.files["onnx/model_int8.onnx"] != random.spec.files["onnx/model_int8.onnx"]
     assert fitted.spec.weights == random.spec.weights
-    expected = SentenceEncoder.load(model_folder(str(run))).embed(SENTENCES)
+    expected = SentenceEncoder.load(encoder_folder(str(run))).embed(SENTENCES)
     found = GraphEncoder.of(fitted, "int8").embed(SENTENCES)
     lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
     assert ((found * expected).sum(1) / lengths).min() > 0.99

@@ -155,6 +155,11 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # parent, settings, with
         {"template": "query: [X]", "pooling": "mean", "weights": 0.5},
         True,
     ),
+    **{
+        f"{pooling} with a prefix": ("tiny_bert", {"template": "query: [X]", "pooling": pooling}, True)
+        for pooling in ("max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
+    },
+    "max of roberta": ("tiny_roberta", {"template": "[X]", "pooling": "max"}, True),
     "tanh": ("tiny_bert", {"template": "[X]", "pooling": "cls", "head": "tanh"}, True),
     "mask": ("tiny_bert", {**AT_MASK, "final_period": True}, True),
     "mask with a head": ("tiny_roberta", {**AT_MASK, "head": "transform"}, True),
@@ -333,7 +338,9 @@ def test_it_teaches_with_its_own_template_and_pooling(run: Path, tmp_path: Path,
     recipe = load_recipe("distill", keys | {"teacher": [str(tmp_path / "bundle")]})
     student = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
     objective = OBJECTIVES["distill"](student, recipe)
-    assert objective._teacher[0].config.pooling == "cls"
+    expected = units(opened(tmp_path / "bundle").encode(["Two dogs run."]))
+    found = objective.views([("Two dogs run.",)])["student"]["target"]
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from torch import Tensor
 
 from encoding.command import run as run_command
+from training.data.corpus import Corpus
 from training.errors import RecipeError
 from training.fit import main
 from training.loop.gradient_cache import backward_in_chunks
@@ -185,7 +186,7 @@ def test_the_gradient_cache_gives_the_same_gradient(size: int, tiny_bert: Path, 
 
 
 def test_each_text_is_embedded_once_and_the_guide_is_in_no_checkpoint(
-    tiny_bert: Path, guide: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert: Path, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     embed_texts = SentenceEncoder.embed
@@ -198,7 +199,7 @@ def test_each_text_is_embedded_once_and_the_guide_is_in_no_checkpoint(
     objective = build("simcse", tiny_bert, guide=[str(guide)], columns=["a", "b", "c"])
     assert isinstance(objective, SimCSE)
     assert not any("guide" in key for key in objective.state_dict())
-    objective.begin(TRIPLES)
+    objective.begin(Corpus(TRIPLES[:2], held_out=TRIPLES[2:]), tmp_path)
     assert sorted(asked) == sorted({text for row in TRIPLES for text in row})
     views = objective.views(TRIPLES[::-1])
     assert len(asked) == len(set(asked))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from contrastive_methods import leaves
 from recipes import load_recipe
+from torch.nn.functional import normalize
 
 from training.errors import RecipeError
 from training.methods import OBJECTIVES
@@ -146,8 +147,8 @@ def test_a_teacher_is_read_as_it_was_trained(kind: str, tiny_bert: Path, tmp_pat
         words["asked"] |= {"denoising": True}
     expected = SentenceEncoder.load(str(tiny_bert), **words[kind]).embed([text for (text,) in ROWS])
     objective = build("distill", tiny_bert, teacher=[str(teacher)], **keys)
-    found = objective._targets(objective.views(ROWS)["teacher"], torch.zeros(1))
-    torch.testing.assert_close(found, torch.from_numpy(expected))
+    found = objective.views(ROWS)["student"]["target"]
+    torch.testing.assert_close(found, normalize(torch.from_numpy(expected)), atol=1e-3, rtol=1e-3)
 
 
 def test_the_teacher_is_not_trained_and_in_no_checkpoint(tiny_bert: Path) -> None:
@@ -160,14 +161,26 @@ def test_the_teacher_is_not_trained_and_in_no_checkpoint(tiny_bert: Path) -> Non
     assert trained <= set(map(id, own.values()))
 
 
-def test_a_teacher_of_another_width_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_teacher_may_have_another_width(tiny_bert: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     config = BertConfig.from_pretrained(tiny_bert, hidden_size=16)
     BertModel(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(RecipeError, match="has 16 dimensions and the encoder 32"):
-        build("distill", tiny_bert, teacher=[str(tmp_path)])
-    wide = build("distill", tiny_bert, teacher=[str(tmp_path)], cosine_weight=["0"])
-    assert wide(**wide.views(ROWS))["loss"].isfinite()
+    objective = build("distill", tiny_bert, teacher=[str(tmp_path)])
+    vectors = SentenceEncoder.load(str(tmp_path), template="[X]", pooling="mean").embed([text for (text,) in ROWS])
+    views, teacher = objective.views(ROWS), normalize(torch.from_numpy(vectors))
+    target = views["student"]["target"]
+    assert target.shape == (len(ROWS), 32)
+    torch.testing.assert_close(target @ target.T, teacher @ teacher.T, atol=1e-2, rtol=1e-2)
+    assert objective(**views)["loss"].isfinite()
+
+
+def test_an_encoder_that_nothing_says_how_to_read_teaches_only_as_it_is_told(tiny_bert: Path) -> None:
+    with pytest.raises(RecipeError, match=r"nothing says how .* is read by itself, .*; write teacher_pooling, such as"):
+        build("mask", tiny_bert, frozen_layers=["1"], max_tokens=["40"])
+    objective = build("mask", tiny_bert, frozen_layers=["1"], max_tokens=["40"], teacher_pooling=["cls"])
+    expected = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls").embed(["Two dogs run."])
+    found = objective.views([("Two dogs run.",)])["student"]["target"]
+    torch.testing.assert_close(found, normalize(torch.from_numpy(expected)), atol=1e-3, rtol=1e-3)

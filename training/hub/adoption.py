@@ -1,6 +1,6 @@
-"""A bundle of any model of sentence-transformers.
+"""An encoder as it is served by itself, and any model of sentence-transformers as an encoder.
 
-Pooling, Dense and LayerNorm become part of the graph, and prompts named templates.
+Pooling, Dense and LayerNorm become part of the encoder, and prompts named templates.
 """
 
 import json
@@ -12,41 +12,39 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from encoding.bundle import EmbeddingConfig
+from encoding.bundle import Bundle, EmbeddingConfig
 from encoding.errors import TemplateError
 from encoding.template import POOLINGS, TEXT, Template
-from evaluation.suites import load_suites
+from training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
 from training.errors import EncoderError
-from training.export.bundle import write_bundle
-from training.export.card import provenance_of_others
-from training.export.options import BundleOptions
-from training.export.parity import probes
 from training.model.encoder import SentenceEncoder, check_tokenizer, loading, positions
+from training.model.graph_encoder import GraphEncoder
 from training.model.heads import AdoptedHead
-from training.model.pretrained import quiet
+from training.model.pretrained import fastest_device, quiet
 
-__all__ = ["LARGEST_DIFFERENCE", "adopt", "adopted"]
+__all__ = ["LARGEST_DIFFERENCE", "adopted", "served"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
 BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
 DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # which encode_document looks for, in this order
 SERVED: Final = f"Cloze serves a Transformer, a Pooling and then any of {', '.join(BEHIND)}"
 
-PROBED = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
+CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
 
 
-def adopt(source: str, out: Path, options: BundleOptions) -> None:
-    """Write the bundle `out` of a sentence-transformers model, a folder or a hub name. Raises ClozeError."""
+def served(source: str) -> "SentenceEncoder | GraphEncoder | None":
+    """An encoder as it is served by itself; None if nothing says how its vector is read.
 
-    def load(folder: Path) -> SentenceEncoder:
-        encoder = adopted(source, probes(PROBED), options.max_tokens)
-        encoder.backbone.config.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
-        return encoder
-
-    tasks = load_suites(options.data) if options.data else []
-    provenance = provenance_of_others(source, "training.adopt")
-    write_bundle(out, load, provenance, Path(source), options, tasks)
+    That is a bundle's most exact graph, a run, or a model that sentence-transformers saved. Raises ClozeError.
+    """
+    if kind_of(source) == "bundle":
+        bundle = Bundle.load(encoder_folder(source))
+        return GraphEncoder.of(bundle, bundle.precisions[0])
+    if own_reading(source) is None:
+        return None
+    saved = saved_config(Path(encoder_folder(source))) is not None
+    encoder = SentenceEncoder.load(source) if saved else adopted(source, CHECKED)
+    return encoder.to(fastest_device())
 
 
 def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) -> SentenceEncoder:
