@@ -40,7 +40,11 @@ class Settings(Options):
         "that comes with Cloze.",
     )
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
-    alias: str = Field("", description="Other names of models, as NAME=MODEL, separated by commas.")
+    alias: str = Field(
+        "",
+        description="Other names of models, as NAME=MODEL, or NAME=MODEL:TEMPLATE for one of its named templates, "
+        "separated by commas.",
+    )
     bridge: str = Field(
         "", description="File of `cloze bridge`: the model that it was made for gives the vectors of the old one."
     )
@@ -107,7 +111,7 @@ class Settings(Options):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Return the model of each other name."""
+        """Return what each other name stands for: MODEL, or MODEL:TEMPLATE."""
         return dict(map(_name_and_model, _split(self.alias)))
 
     @field_validator("alias")
@@ -118,7 +122,9 @@ class Settings(Options):
             name, model = _name_and_model(each)
             if not name or not model or "/" in name:
                 raise PydanticCustomError(
-                    "alias", "{each} is not NAME=MODEL, as text-embedding-3-small=cloze-mini", {"each": repr(each)}
+                    "alias",
+                    "{each} is not NAME=MODEL or NAME=MODEL:TEMPLATE, as text-embedding-3-small=cloze-mini",
+                    {"each": repr(each)},
                 )
             if name in names:
                 raise PydanticCustomError("alias", "{name} stands for two models; name one", {"name": name})

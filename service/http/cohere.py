@@ -88,7 +88,7 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         options = Options(
             truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
         )
-        part = Part(texts, template if template in model.bundle.named else None)
+        part = Part(texts, template if template in model.bundle.named else context.record.template)
         found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
         return await respond(lambda: _as_json(body, texts, found), context, model, found)
 

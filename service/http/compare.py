@@ -47,7 +47,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     options = body.parameters or Options()
     layout = _layout(body.inputs)
     with lease(context, body.model, options.model) as model:
-        parts = [Part(layout.texts, named_template(model, options.prompt_name))]
+        parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, options, layout.field)
         return await respond(lambda: to_json(meaning(layout.compare(np.stack(found.rows)))), context, model, found)
@@ -73,7 +73,10 @@ async def search(body: SearchRequest, context: Context) -> Response:
         raise EmptyInput("texts is an empty list; send at least one text")
     with lease(context, body.model) as model:
         query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
-        parts = [Part([body.query], named_template(model, body.prompt_name) or query), Part(body.texts, document)]
+        parts = [
+            Part([body.query], named_template(context, model, body.prompt_name) or query),
+            Part(body.texts, document),
+        ]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
         return await respond(lambda: _ranked(body, cosines(np.stack(found.rows)), meaning), context, model, found)

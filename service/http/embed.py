@@ -53,7 +53,7 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
         inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
         if body.chunk is not None:
             return await embed_chunks(body, body.chunk, inputs, context, model, in_format)
-        found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
+        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
         def write() -> bytes | Raw:
             vectors = finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
@@ -73,7 +73,7 @@ async def embed_chunks(
     """Answer with a list of chunks for each text, in JSON, or in the format with the mean of its chunks' vectors."""
     if not isinstance(inputs[0], str):
         raise ValidationFailed("token ids cannot be cut into chunks; send texts")
-    texts, template = cast(Sequence[str], inputs), named_template(model, body.prompt_name)
+    texts, template = cast(Sequence[str], inputs), named_template(context, model, body.prompt_name)
     encoder = model.text_encoders[template]
     tokens = _chunk_tokens(chunking, encoder)
     model.check_lengths(texts)

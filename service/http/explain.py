@@ -40,7 +40,7 @@ async def explain(body: ExplainRequest, context: Context) -> Response:
         rests = [
             without(body.inputs[place], word) for place, each in enumerate(words) if len(each) > 1 for word in each
         ]
-        part = Part([*body.inputs, *rests], named_template(model, body.prompt_name))
+        part = Part([*body.inputs, *rests], named_template(context, model, body.prompt_name))
         found = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
         return await respond(lambda: _answer(body.inputs, words, owners, np.stack(found.rows)), context, model, found)
 

@@ -65,6 +65,8 @@ class ModelCard(BaseModel):
     max_model_len: int = Field(description="tokens of a sequence, template included; vLLM's name for it")
     root: str = Field(description="the model's own name; `id` may be an alias")
     embedding_space: str = Field(description="digest of all that decides a vector; see the header x-embedding-space")
+    template: str = Field(description="words around a text; [X] stands for it, and the vector may be read at [MASK]")
+    templates: dict[str, str] = Field(description="named templates, of which `prompt_name` or an alias chooses one")
 
 
 class ModelList(BaseModel):
@@ -83,7 +85,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         check_dimensions(body.dimensions, model)
         inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-        found = await embed([Part(inputs, named_template(model, body.prompt_name))], context, model, body)
+        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
         def as_json() -> bytes:
             """Write the parts in OpenAI's order, the rows one by one."""
@@ -102,10 +104,10 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
 async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
     models = context.services.models
-    names = models.served | {alias: models.served[name] for alias, name in models.aliases.items()}
+    names = models.served | {alias: models.aliased(alias) for alias in models.aliases}
     with lease(context) as asked:
-        data = [_card(model, name) for name, model in names.items() if model is asked or not context.model]
-        return ModelList(data=data)
+        shown = (name for name, model in names.items() if model is asked or not context.model)
+        return ModelList(data=[_card(names[name], name, models.template(name)) for name in shown])
 
 
 @router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")
@@ -113,16 +115,19 @@ async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
     with lease(context, model) as found:
-        return _card(found, model)
+        return _card(found, model, context.record.template)
 
 
-def _card(model: Model, name: str) -> ModelCard:
+def _card(model: Model, name: str, template: str | None) -> ModelCard:
+    spec = model.bundle.spec
     return ModelCard(
         id=name,
         created=model.bundle.created,
         root=model.name,
         embedding_space=model.space,
-        max_model_len=model.bundle.spec.max_tokens,
+        max_model_len=spec.max_tokens,
+        template=spec.template if template is None else spec.templates[template],
+        templates=spec.templates,
     )
 
 

@@ -16,7 +16,10 @@ from service.inference.vectors import Vectors, finish
 from service.routes import PREDICT
 
 MAX_PREDICTIONS: Final = 2**18  # per response; a million JSON objects take 300 MB
-OWN: Final = "a head is learnt from vectors of the model's own template, so prompt_name cannot be chosen: leave it out"
+OWN: Final = (
+    "a head is learnt from vectors of the model's own template, so none can be chosen: leave out prompt_name, and name "
+    "the model itself"
+)
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 
@@ -28,6 +31,8 @@ async def predict(body: PredictRequest, context: Context) -> Response:
     if body.inputs == []:
         raise EmptyInput("inputs is an empty list; send at least one text")
     with lease(context, body.model) as model:
+        if context.record.template is not None:
+            raise ValidationFailed(OWN)
         heads = _heads(model, body.head)
         texts = [body.inputs] if isinstance(body.inputs, str) else [_only(each) for each in body.inputs]
         one = isinstance(body.inputs, str)

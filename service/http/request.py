@@ -67,8 +67,9 @@ def lease(context: RequestContext, *names: str | None) -> Iterator[Model]:
     Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
     vector space.
     """
-    with context.services.models.lease(context.model, *names) as model:
-        context.record.model = model.name
+    models = context.services.models
+    with models.lease(context.model, *names) as model:
+        context.record.model, context.record.template = model.name, models.template(context.model, *names)
         if context.spaces and model.space not in context.spaces:
             raise OtherSpace(
                 f"model {model.name} has the vector space {model.space}, the request expects "
@@ -79,9 +80,14 @@ def lease(context: RequestContext, *names: str | None) -> Iterator[Model]:
         yield model
 
 
-def named_template(model: Model, name: str | None) -> str | None:
-    """Return the name of a template that the model has. Raises ValidationFailed."""
-    if name is None or name in model.bundle.named:
+def named_template(context: RequestContext, model: Model, name: str | None) -> str | None:
+    """Return the name of the template that a request names, or that the alias does by which it names the model.
+
+    Raises ValidationFailed where the model has no such template.
+    """
+    if name is None:
+        return context.record.template
+    if name in model.bundle.named:
         return name
     there = ", ".join(model.bundle.named) or "none"
     raise ValidationFailed(f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}")

@@ -33,7 +33,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
             raise ValidationFailed(
                 f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
             )
-        encoder = model.text_encoders[named_template(model, body.prompt_name)]
+        encoder = model.text_encoders[named_template(context, model, body.prompt_name)]
 
         def explain() -> bytes:
             explained = (encoder.explain(text, direction=direction) for text in texts)

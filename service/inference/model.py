@@ -197,7 +197,13 @@ class Model:
         found.queue_tokens.set_function(lambda: batcher.waiting)
         batcher.start()
         threads = {"parallel_batches": self._parallel, "threads_per_batch": session.threads}
-        fields = {"template": spec.template, **facts, **threads, "max_batch_tokens": self.max_batch_tokens}
+        fields = {
+            "template": spec.template,
+            "pooling": spec.pooling,
+            **facts,
+            **threads,
+            "max_batch_tokens": self.max_batch_tokens,
+        }
         message = "model %s was loaded and warmed up in %.2f s"
         logger.info(message, self.name, self.load_seconds, extra={"fields": fields})
 

@@ -5,14 +5,14 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -32,6 +32,13 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
+
+
+class Target(NamedTuple):
+    """What an alias stands for: a model, and one of its named templates, or None for its own."""
+
+    model: str
+    template: str | None
 
 
 class Reloaded(BaseModel):
@@ -93,15 +100,25 @@ class Models:
 
         Raises ModelNotFound, and ValidationFailed where two models are named.
         """
-        asked = list(dict.fromkeys(self.aliases.get(name, name) for name in names if name))
+        found = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
+        asked = list(dict.fromkeys(name for name in found if name))
         if len(asked) > 1:
             raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
-        found = self.served.get(asked[0] if asked else self.default)
-        if found is None:
+        model = self.served.get(asked[0] if asked else self.default)
+        if model is None:
             there = ", ".join((*self.served, *self.aliases))
             raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
-        with found.lease():
-            yield found
+        with model.lease():
+            yield model
+
+    def aliased(self, alias: str) -> Model:
+        """Return the model that an alias stands for."""
+        return self.served[_target(self.aliases[alias], self.served).model]
+
+    def template(self, *names: str | None) -> str | None:
+        """Return the named template that an alias among the names chooses; None if none does."""
+        chosen = (_target(self.aliases[name], self.served).template for name in names if name in self.aliases)
+        return next(filter(None, chosen), None)
 
     async def stop(self) -> None:
         """Stop every model at the end of its last lease."""
@@ -195,7 +212,7 @@ class Models:
 
 def _check(settings: Settings, bundles: list[Bundle], bridge: Bridge | None) -> None:
     """Check what needs no graph: the names, and that the bridge fits. Raises OptionError, BridgeError."""
-    _check_names(settings, [bundle.name for bundle in bundles])
+    _check_names(settings, {bundle.name: bundle for bundle in bundles})
     _check_bridge(bridge, bundles)
 
 
@@ -247,16 +264,26 @@ def _check_bridge(bridge: Bridge | None, bundles: list[Bundle]) -> None:
         )
 
 
-def _check_names(settings: Settings, names: list[str]) -> None:
-    listed = ", ".join(names)
-    if settings.model and settings.model not in names:
+def _target(words: str, names: Container[str]) -> Target:
+    """Read MODEL or MODEL:TEMPLATE; a model's own name may have a colon."""
+    model, colon, template = words.rpartition(":")
+    return Target(model.strip(), template.strip()) if colon and words not in names else Target(words, None)
+
+
+def _check_names(settings: Settings, bundles: Mapping[str, Bundle]) -> None:
+    listed = ", ".join(bundles)
+    if settings.model and settings.model not in bundles:
         raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
-    for alias, name in settings.aliases.items():
-        if name not in names:
-            raise OptionError(f"alias is {alias}={name}, but {settings.bundle} has {listed}")
-        if alias in names:
+    for alias, words in settings.aliases.items():
+        name, template = _target(words, bundles)
+        if name not in bundles:
+            raise OptionError(f"alias is {alias}={words}, but {settings.bundle} has {listed}")
+        if template is not None and template not in bundles[name].named:
+            there = ", ".join(bundles[name].named) or "none"
+            raise OptionError(f"alias is {alias}={words}; the templates that model {name} names are: {there}")
+        if alias in bundles:
             raise OptionError(
-                f"alias is {alias}={name}, but {settings.bundle} has a model {alias}; choose another name"
+                f"alias is {alias}={words}, but {settings.bundle} has a model {alias}; choose another name"
             )
-    if not settings.model and len(names) > 1:
+    if not settings.model and len(bundles) > 1:
         raise OptionError(f"{settings.bundle} has several models and no default; set model to one of {listed}")

@@ -45,6 +45,7 @@ class RequestRecord:
     started: float = 0.0  # seconds of `time.perf_counter`
     client: Client = ANYONE
     model: str | None = None  # the name of the model that is used
+    template: str | None = None  # its named template that an alias chooses
     texts: int | None = None
     tokens: int | None = None
     error_type: str | None = None

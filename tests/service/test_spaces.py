@@ -12,7 +12,7 @@ import onnx
 import pytest
 from harness import MakeBundle, MakeClient
 from onnx import numpy_helper
-from tiny_bundle import OTHER
+from tiny_bundle import OTHER, write_bundle
 
 from encoding.bundle import GRAPHS, SPEC_FILE, Bundle
 from encoding.canaries import CANARY_FILE, CANARY_TEXTS
@@ -181,6 +181,40 @@ async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Pa
         assert 'model="text-embedding-3-small"' not in metrics
 
 
+async def test_an_alias_may_choose_a_named_template(client: MakeClient, tmp_path: Path) -> None:
+    """So a client that cannot send `prompt_name`, as OpenAI's, embeds queries and documents by two names."""
+    named = {"query": "query [X] means [MASK].", "document": "Of [X] means [MASK]."}
+    write_bundle(tmp_path / "tiny", templates=named)
+    async with client(bundle=tmp_path / "tiny", alias="ask=tiny:query, store = tiny:document") as http:
+
+        async def embedded(**body: str) -> list[float]:
+            found = await http.post("/v1/embeddings", json={"input": "a man", **body})
+            vector: list[float] = found.json()["data"][0]["embedding"]
+            return vector
+
+        for alias, template in (("ask", "query"), ("store", "document")):
+            expected = await embedded(model="tiny", prompt_name=template)
+            assert await embedded(model=alias) == expected != await embedded(model="tiny")
+            below = await http.post(f"/models/{alias}/embed", json={"inputs": "a man"})
+            assert below.json()[0] == expected
+            compared = {"texts": ["a man"], "input_type": "classification", "model": alias}
+            assert (await http.post("/v2/embed", json=compared)).json()["embeddings"]["float"][0] == expected
+        assert await embedded(model="ask", prompt_name="document") == await embedded(model="store")
+        cards = {card["id"]: card for card in (await http.get("/v1/models")).json()["data"]}
+        assert {name: card["template"] for name, card in cards.items()} == {
+            "tiny": 'This sentence of "[X]" means [MASK].',
+            "ask": named["query"],
+            "store": named["document"],
+        }
+        assert all(card["templates"] == named for card in cards.values())
+        assert (await http.get("/v1/models/store")).json() == cards["store"]
+        tokens = (await http.post("/tokenize", json={"inputs": "a man", "model": "ask"})).json()[0]
+        assert [token["text"] for token in tokens if token["template"]][1] == "q"
+        labels = await http.post("/predict", json={"inputs": "a man", "model": "ask"})
+        assert labels.status_code == 422
+        assert "name the model itself" in labels.text
+
+
 @pytest.mark.parametrize(
     ("alias", "message"),
     [
@@ -189,6 +223,8 @@ async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Pa
         ("a/b=tiny", "is not NAME=MODEL"),
         ("small=large", "alias is small=large, but .* has other, tiny"),
         ("other=tiny", "has a model other; choose another name"),
+        ("ask=tiny:query", "alias is ask=tiny:query; the templates that model tiny names are: none"),
+        ("ask=large:query", "alias is ask=large:query, but .* has other, tiny"),
         ("small=tiny, small = other", "small stands for two models; name one"),
     ],
 )
