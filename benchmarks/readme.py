@@ -6,11 +6,11 @@ python -m benchmarks.readme
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
-from benchmarks import graphs, serving, serving_report, training
+from benchmarks import graphs, mask, serving, serving_report, training
 from encoding.bundle import Bundle
 from evaluation.tables import digits, markdown_table
 from evaluation.task import search_columns
@@ -31,59 +31,57 @@ OTHER_CPU = (
     "throughput on mixed texts in int8 and in fp32, 1.56 and 0.81 times that of sentence-transformers' best backend, "
     "and 0.78 and 0.54 times on short texts (with another client, over up to 128 connections)."
 )
+CARD = "models/cloze-mini/README.md#how-it-was-made-and-chosen"
 BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of figures -->"
 
 
 def with_figures(page: str) -> str:
     """README.md with its figures replaced by the current ones."""
     before, rest = page.split(BEGIN)
-    text = "\n\n".join((quality(), speed(), training_speed(), soak()))
+    text = "\n\n".join((measured(), quality()))
     return f"{before}{BEGIN}\n{text}\n\n{END}{rest.split(END)[1]}"
 
 
+def measured() -> str:
+    """A row for each figure: what, how much, where and when, and the command that measures it again."""
+    served, taught = _results(serving), _results(mask)
+    ratios, servers = serving_report.ratio_rows(served), served["servers"]
+    own = servers[serving_report.INT8]
+    started, peak = (min(each[key] for name, each in servers.items() if "infinity" in name) for key in own)
+    where = f"{served['machine'].partition(', shared')[0]}; {served['date']}, Cloze {served['cloze']}"
+    learnt = taught["sts_b_dev"]
+    rows = [
+        ["texts of mixed length, 32 a request, int8: throughput / infinity's best", ratios[serving_report.INT8_MIXED]],
+        ["short texts, one a request, int8: throughput / infinity's best", ratios[serving_report.INT8_SHORT]],
+        [
+            "start to first answer; peak memory",
+            f"{own['started']:.1f} s; {own['peak_mb']:.0f} MiB (infinity {started:.0f} s; {peak:.0f} MiB)",
+        ],
+    ]
+    rows = [[*row, where, "`make bench`"] for row in rows]
+    rows.append(
+        [
+            f"`fit mask`, {taught['sentences']:,} sentences, {taught['encoder']}: cosine to its own vectors on other "
+            "text; STS-B dev of the encoder, and at [MASK] before and after; time",
+            f"{taught['cosine']:.3f}; {learnt['parent']:.1f}, {learnt['start']:.1f}, {learnt['trained']:.1f}; "
+            f"{taught['seconds']:.0f} s",
+            f"{taught['machine']}; {taught['date']}, Cloze {taught['cloze']}",
+            "`python -m benchmarks.mask`",
+        ]
+    )
+    return markdown_table(["what", "figure", "machine; date, version", "command"], rows)
+
+
 def quality() -> str:
+    bundle = Bundle.load(MODEL)
     return (
-        "**Quality.** Spearman's correlation × 100, averaged over the seven STS test sets, nDCG@10 × 100 on three "
-        "search collections (texts cut at 192 tokens by cloze-mini, at 256 by its parent), and accuracy × 100, "
-        "averaged over SentEval's seven classification tasks. The collections and STS-B dev were used to choose "
-        "cloze-mini, so its search figures are optimistic. The STS tests ruled out one earlier candidate, and chose "
-        "nothing else ([how it was chosen](models/cloze-mini/README.md#how-it-was-made-and-chosen)).\n\n"
-        f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}"
-    )
-
-
-def speed() -> str:
-    results = _results(serving)
-    return (
-        "**Serving.** Cloze, infinity 0.0.78 and libraries in process (sentence-transformers, fastembed, llama.cpp), "
-        f"all with the weights of all-MiniLM-L6-v2 and without a template. {_agreement(results)} Above 1 is better for "
-        f"throughput, below 1 for latency. {_connections(results)} {OTHER_CPU} {_spread(results)} "
-        f"Machine: {results['machine']}.\n\n{serving_report.ratios(results)}"
-    )
-
-
-def training_speed() -> str:
-    results = _results(training)
-    theirs, ours = (results["speeds"][name] for name in ("sentence-transformers", "Cloze"))
-    ratio = median(one / other for one, other in zip(ours, theirs, strict=True))
-    return (
-        f"**Training.** SimCSE in fp32 runs at {ratio:.2f} times the speed of sentence-transformers: "
-        f"{median(ours):.1f} against {median(theirs):.1f} sentences per second, median of {len(ours)} rounds of "
-        f"{results['texts'].partition(' of ')[0]} ({results['code']}). Machine: {results['machine']}."
-    )
-
-
-def soak() -> str:
-    found = json.loads((RESULTS / "soak.json").read_text(encoding="utf-8"))
-    requests, (before, after) = found["requests"], found["rss_mb"].values()
-    return (
-        f"**Endurance.** {found['code']}: {found['minutes']:.0f} minutes at saturation with {len(found['models'])} "
-        f"models and {found['clients']} clients: {requests['sent']:,} requests were sent, {requests['answered']:,} "
-        f"were answered, {requests['left']} clients disconnected first, {requests['refused']} requests were "
-        f"refused and {requests['lost']} were lost. {found['checked']:,} vectors and cosines were compared with "
-        f"those of the idle service; {len(found['wrong'])} were wrong. The server's memory was {before:.0f} MiB "
-        f"after the first minute and {after:.0f} MiB at the end ([chart](benchmarks/results/soak.svg)). "
-        f"Machine: {found['machine']}."
+        f"The shipped model reads {bundle.spec.pooling.replace('mask', '[MASK]')} in the template "
+        f"`{bundle.spec.template}` and cuts texts at {bundle.spec.max_tokens} tokens. × 100: Spearman's correlation, "
+        "averaged over seven STS test sets; nDCG@10 on three search collections, which helped to choose it; accuracy, "
+        f"averaged over SentEval's seven tasks ([how it was made]({CARD})).\n\n"
+        f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}\n\n"
+        "[figures.md](benchmarks/figures.md) has all figures, with versions, and what the contenders do not have in "
+        "common."
     )
 
 

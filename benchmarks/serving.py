@@ -26,7 +26,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -222,6 +224,8 @@ def main() -> None:
                 servers[name] = {"started": peer.started, "peak_mb": peer.peak_mb}
     results = {
         "machine": f"{processor()}, {available_cpus()} CPUs, shared with the clients",
+        "date": datetime.now(UTC).date().isoformat(),
+        "cloze": version("cloze"),
         "versions": versions(PACKAGES),
         "rounds": rounds,
         "texts": {name: len(workload.texts) for name, workload in work.items()},

@@ -7,11 +7,13 @@ from typing import Any, Final
 
 from evaluation.tables import markdown_table
 
-__all__ = ["INT8", "draw", "is_quantised", "ratios", "spread", "tables"]
+__all__ = ["INT8", "INT8_MIXED", "INT8_SHORT", "draw", "is_quantised", "ratio_rows", "ratios", "spread", "tables"]
 
 INT8, FP32 = "Cloze, int8", "Cloze, fp32"
 ALONE: Final = "{}, tokenising and session alone"
 IN_PROCESS: Final = "in process"
+INT8_MIXED: Final = "int8, mixed texts: throughput / infinity's best engine"
+INT8_SHORT: Final = "int8, short texts: throughput / infinity's best engine"
 
 Found = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]  # connections -> contender -> figures by round
 Figure = Callable[[Found, str, int], float]
@@ -23,17 +25,23 @@ def tables(results: Mapping[str, Any]) -> str:
 
 def ratios(results: Mapping[str, Any]) -> str:
     """Ratios of Cloze to the best of the other contenders, round by round, as a Markdown table."""
+    title = f"ratio, median of {results['rounds']} rounds (lowest to highest)"
+    return markdown_table(["", title], list(ratio_rows(results).items()))
+
+
+def ratio_rows(results: Mapping[str, Any]) -> dict[str, str]:
+    """What is compared -> the median ratio, and the lowest and the highest."""
     short, mixed = list(results["figures"].values())[:2]
     infinity = [name for name in short["1"] if name.startswith("infinity")]
     libraries = [name for name in mixed[IN_PROCESS] if not name.startswith("Cloze")]
     fp32 = [name for name in libraries if not is_quantised(name)]
     one_client, alone = _least("1", "p50"), _least(IN_PROCESS, "p50")
     rows: list[tuple[str, Found, Figure, str, Figure, list[str]]] = [
-        ("int8, mixed texts: throughput / infinity's best engine", mixed, highest, INT8, highest, infinity),
+        (INT8_MIXED, mixed, highest, INT8, highest, infinity),
         ("fp32, mixed texts: throughput / infinity's best engine", mixed, highest, FP32, highest, infinity),
         ("int8, mixed texts: throughput over HTTP / best library in process", mixed, highest, INT8, highest, libraries),
         ("fp32, mixed texts: throughput over HTTP / best fp32 library in process", mixed, highest, FP32, highest, fp32),
-        ("int8, short texts: throughput / infinity's best engine", short, highest, INT8, highest, infinity),
+        (INT8_SHORT, short, highest, INT8, highest, infinity),
         ("int8, short texts: throughput over HTTP / best library in process", short, highest, INT8, highest, libraries),
         ("fp32, short texts: throughput over HTTP / best fp32 library in process", short, highest, FP32, highest, fp32),
         ("int8, short texts, one client: p50 latency / infinity's best engine",
@@ -45,15 +53,15 @@ def ratios(results: Mapping[str, Any]) -> str:
         last = _least("128", "p99")
         title = "int8, short texts, 128 clients: p99 latency / infinity's best engine"
         rows.append((title, short, last, INT8, last, infinity))
-    lines = []
+    lines = {}
     for name, found, figure, one, other_figure, others in rows:
         if others:
             against = [
                 figure(found, one, number) / max(other_figure(found, other, number) for other in others)
                 for number in range(results["rounds"])
             ]
-            lines.append((name, f"{median(against):.2f} ({min(against):.2f} to {max(against):.2f})"))
-    return markdown_table(["", f"ratio, median of {results['rounds']} rounds (lowest to highest)"], lines)
+            lines[name] = f"{median(against):.2f} ({min(against):.2f} to {max(against):.2f})"
+    return lines
 
 
 def spread(results: Mapping[str, Any]) -> tuple[float, float]:

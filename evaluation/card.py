@@ -24,7 +24,8 @@ SECTIONS: Final = {
     "neighbours": "Neighbours among the sentences of STS-B test, recall ×100.",
     "transfer": "Classification of the vectors by SentEval's protocol, accuracy ×100.",
     "transfer-fast": "Classification of the vectors by logistic regression, accuracy ×100.",
-    "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test.",
+    "space": "Alignment (of pairs with a gold score above 4), uniformity and anisotropy on STS-B test; anisotropy on "
+    "sentences of Wikipedia.",
     "cost": "Sentences of STS-B test per second.",  # the machine is added
 }
 """What the card says of the suites that come after similarity and search."""

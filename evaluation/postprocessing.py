@@ -198,6 +198,19 @@ def _token_weights(gram: Tensor) -> Tensor:
     return cosines.var(-1, unbiased=False)
 
 
+def static_means(
+    encoder: SentenceEncoder, texts: Sequence[str], words: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """The mean (n, d) of the vectors of all tokens of a text, special ones included.
+
+    `words` (vocabulary, d) are the static word embeddings, unless others are given.
+    """
+    if words is None:
+        words = encoder.word_embeddings.weight.detach().float().cpu().numpy()
+    text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
+    return np.stack([words[tokens.ids].mean(0) for tokens in text_encoder.encode(texts)])
+
+
 def static_averages(
     encoder: SentenceEncoder, texts: Sequence[str], frequent: int = FREQUENT
 ) -> dict[str, NDArray[np.float32]]:

@@ -2,7 +2,8 @@
 
 The text has no template, but a period is added for a model with `final_period`. A layer's mean and maximum are over all
 tokens, special ones included; layer 0 are the embeddings (SG, arXiv:2106.07345, Figure 1). `static` is the mean of the
-word embeddings alone, and the rows after it leave biased tokens out (PromptBERT, arXiv:2201.04337, Table 3).
+word embeddings alone, `head` that of the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table 12),
+and the rows after them leave biased tokens out (Table 3).
 `first-last` is the mean of layers 1 and last, as in SimCSE since 2022, `last-two` that of the last two. `whitening` is
 fitted on the first of these means and `BERT-flow` on the second, both on the set's own distinct sentences. `WK pooling`
 is SBERT-WK's. Figures are Spearman's correlation x100 ('all') on the seven STS sets. An encoder of one layer has no WK
@@ -19,12 +20,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from encoding.errors import ClozeError
 from encoding.text import token_batches
 from evaluation.measures import cosines
-from evaluation.postprocessing import EPOCHS, FEWEST_STATES, FREQUENT, flow_vectors, static_averages, whiten, wk_pooling
+from evaluation.postprocessing import (
+    EPOCHS,
+    FEWEST_STATES,
+    FREQUENT,
+    flow_vectors,
+    static_averages,
+    static_means,
+    whiten,
+    wk_pooling,
+)
 from evaluation.sts import Pairs, load_tasks
 from evaluation.task import Score, Subject, Task, measured
 from training.model.encoder import SentenceEncoder
+from training.model.masked_words import MaskedHead
 
 __all__ = ["BaselineTask", "pooled_layers", "tasks"]
 
@@ -63,6 +75,18 @@ def _mean(states: Tensor, attention_mask: Tensor) -> Tensor:
     return (states * weights).sum(1) / weights.sum(1)
 
 
+def _untied_head(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """`head`: means (n, d) of the rows of an untied masked-word head (PromptBERT, arXiv:2201.04337, Table 12)."""
+    source = encoder.backbone.name_or_path
+    try:
+        weight = MaskedHead.load(source).weight if source else None
+    except ClozeError:  # it has no head
+        return {}
+    if weight is None:  # it is tied: its rows are the static word embeddings
+        return {}
+    return {"head": static_means(encoder, texts, weight.detach().float().cpu().numpy())}
+
+
 @dataclass(frozen=True)
 class BaselineTask(Task):
     suite: ClassVar[str] = "baselines"
@@ -99,6 +123,7 @@ class BaselineTask(Task):
         last_two = (layers[f"layer {last - 1} mean"] + layers[f"layer {last} mean"]) / 2
         return {
             **layers,
+            **_untied_head(encoder, texts),
             **static_averages(encoder, texts, self.frequent),
             "first-last": first_last,
             "last-two": last_two,

@@ -4,6 +4,9 @@ On STS-B test, as in DiffCSE (arXiv:2204.10298, section 6.3 and Figure 2). All v
 first. Alignment takes the pairs with a gold score above `THRESHOLD`; uniformity and anisotropy take every two different
 sentences of the set, never a sentence with itself. For a model in torch, also the anisotropy of its static word vectors
 (PromptBERT, arXiv:2201.04337, Table 2).
+
+Where the data has sentences of Wikipedia, also the anisotropy of their vectors, and for a model in torch that of the
+means of their static word vectors (Table 1).
 """
 
 from collections.abc import Sequence
@@ -15,22 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.measures import alignment, uniformity, units
+from evaluation.postprocessing import static_means
 from evaluation.sts import Pairs, load_tasks
 from evaluation.task import Score, Subject, Task, measured
+from training.data.corpus import read_corpus
 from training.model.encoder import SentenceEncoder
 
 __all__ = ["SpaceTask", "anisotropy", "cosines_by_gold", "tasks"]
 
 THRESHOLD: Final = 4.0
 GOLD_BINS: Final = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
+SENTENCES: Final = 2000  # of Wikipedia; the paper takes 100,000
 COSINE_EDGES: Final = 41  # of the histograms, from -1 to 1
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
-    """One task. Raises CorpusError."""
+    """STS-B, and sentences of Wikipedia if they are there. Raises CorpusError."""
     if data is None:
         return []
-    return [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
+    found: list[Task] = [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
+    wikipedia = data / "corpus" / "enwiki_sentences.txt"
+    if wikipedia.is_file():
+        corpus = read_corpus([str(wikipedia)], sample=SENTENCES)
+        found.append(AnisotropyTask("Wikipedia", [text for (text,) in corpus.rows]))
+    return found
 
 
 def anisotropy(vectors: NDArray[np.floating]) -> float:
@@ -82,3 +93,16 @@ class SpaceTask(Task):
 
     def _score(self, metric: str, value: float, vectors: int) -> Score:
         return Score(self.suite, self.name, metric, value, {"vectors": vectors})
+
+
+@dataclass(frozen=True)
+class AnisotropyTask(Task):
+    suite: ClassVar[str] = "space"
+    texts: list[str]
+
+    def run(self, subject: Subject) -> list[Score]:
+        found = {"anisotropy": subject.embed(self.texts)}
+        if isinstance(subject.model, SentenceEncoder):
+            found["anisotropy of averaged word vectors"] = static_means(subject.model, self.texts)
+        counts = {"vectors": len(self.texts)}
+        return [Score(self.suite, self.name, metric, anisotropy(vectors), counts) for metric, vectors in found.items()]

@@ -6,15 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from suite_data import numbers
+from transformers import set_seed
 
 from evaluation.sts import Pairs, spearman
 from evaluation.suites.baselines import BaselineTask, pooled_layers
 from evaluation.suites.own import ScoredPairsTask
+from evaluation.suites.space import AnisotropyTask
 from evaluation.tables import show
 from evaluation.task import Score, Subject, score_tasks
 from training.errors import RunError
 from training.model.encoder import SentenceEncoder
+from training.model.masked_words import MaskedHead, save_masked_lm
 
 TEXTS = ["two dogs run", "a man in the rain", "she wrote a letter", "the markets", "a green field"]
 POOLINGS = ("mean", "cls", "max")
@@ -80,3 +84,35 @@ def test_a_model_without_layers_is_scored_by_the_other_suites(capsys: pytest.Cap
     assert line.startswith("left out: numbers shows no layers, so it has no baselines")
     with pytest.raises(RunError, match="numbers shows no layers"):
         score_tasks(numbers(), [BaselineTask("a", PAIRS)])
+
+
+def test_the_rows_of_an_untied_head_are_averaged_and_a_tied_one_has_none(tiny_bert: Path, tmp_path: Path) -> None:
+    set_seed(1)
+    for tied in (True, False):
+        encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+        head, folder = MaskedHead(encoder.backbone.config, tied), tmp_path / str(tied)
+        encoder.save(folder)
+        save_masked_lm(encoder.backbone, head, folder)
+        vectors = BaselineTask("set", PAIRS, 2).vectors(SentenceEncoder.load(str(folder)), TEXTS)
+        assert ("head" in vectors) is not tied
+    assert head.weight is not None
+    ids = encoder.pooling.text_encoder.encode(TEXTS)[1].ids
+    np.testing.assert_allclose(vectors["head"][1], head.weight.detach().numpy()[ids].mean(0), atol=1e-6)
+
+
+def test_anisotropy_of_sentences_and_of_their_averaged_words(tiny_bert: Path) -> None:
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    subject = Subject("tiny", encoder.embed, encoder.embed, "digest", model=encoder)
+    found = {score.metric: score.value for score in AnisotropyTask("Wikipedia", TEXTS).run(subject)}
+
+    def mean_cosine(vectors: NDArray[np.float32]) -> float:
+        cosine = [
+            float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+            for place, one in enumerate(vectors)
+            for other in vectors[place + 1 :]
+        ]
+        return sum(cosine) / len(cosine)
+
+    static = pooled_layers(encoder, TEXTS)["static"]
+    assert found["anisotropy"] == pytest.approx(mean_cosine(encoder.embed(TEXTS)), abs=1e-5)
+    assert found["anisotropy of averaged word vectors"] == pytest.approx(mean_cosine(static), abs=1e-5)

@@ -3,8 +3,8 @@
 A fixed generator edits the sentence. A discriminator that sees the original's vector in place of [CLS] finds the edits,
 and its gradient reaches the encoder through that vector. Both, and the projector, are used in training only.
 
-Keys give the variants of Tables 3 and 5: without contrast, the next sentence instead of the same one, words to guess
-instead of edits to find, and a projector without BatchNorm.
+Keys give the variants of Tables 3, 5 and 15: without contrast, the next sentence instead of the same one, words to
+guess instead of edits to find, a projector without BatchNorm, and edited sentences as further positives or negatives.
 """
 
 import math
@@ -33,6 +33,7 @@ from training.recipes.methods import DiffCSERecipe
 __all__ = ["DiffCSE"]
 
 VIEWS: Final = ("first", "second")
+COMPARED: Final = "edited"  # the view of the edited sentences, where they are positives or negatives
 EDITED: Final = {"same": ("same", "same"), "next": ("next", "next"), "both": ("same", "next")}  # for the two views
 
 
@@ -163,7 +164,7 @@ class DiffCSE(Contrastive):
             edits = recipe.task != "mlm" and set(recipe.edits) != {"delete"}
             generator = (recipe.generator or recipe.encoder) if edits else None
             self.editor = Editor.load(generator, encoder.tokenizer, recipe.masked_share, recipe.guessing)
-            self.discriminator = _discriminator(encoder, recipe)
+            self.discriminator = None if recipe.compares_edited else _discriminator(encoder, recipe)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         first, *following = (view(self.pooling, texts) for texts in zip(*rows, strict=True))
@@ -172,6 +173,10 @@ class DiffCSE(Contrastive):
         return dict.fromkeys(VIEWS, first)
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
+        if self.recipe.compares_edited and self.recipe.detection_weight:
+            texts = views[VIEWS[0]]
+            edited = self._edit(texts["input_ids"], texts["attention_mask"])
+            return views | {COMPARED: {"input_ids": edited.input_ids, "attention_mask": edited.attention_mask}}
         if self.discriminator is None:
             return views
         drawn = {}
@@ -197,7 +202,8 @@ class DiffCSE(Contrastive):
         first, second = (gather(vectors[name]) for name in VIEWS)  # before BatchNorm, so that it sees all processes
         losses, parts = [], {}
         if self.recipe.contrast:
-            contrast = self.nested(self._contrast, first, second)
+            edited = [gather(vectors[COMPARED])] if COMPARED in vectors else []
+            contrast = self.nested(self._contrast, first, second, *edited)
             losses.append(contrast)
             parts["contrast"] = contrast.detach()
         if self.discriminator is not None:
@@ -213,9 +219,15 @@ class DiffCSE(Contrastive):
         first, second = self.projector(torch.cat([first, second])).chunk(2)
         return first, second
 
-    def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        first, second = self._project(first, second)
-        return info_nce(first, second, self.recipe.temperature)
+    def _contrast(self, first: Tensor, second: Tensor, edited: Tensor | None = None) -> Tensor:
+        """SimCSE's loss; edited sentences (n, d) are hard negatives, or positives with a loss of the same weight."""
+        if edited is None:
+            return info_nce(*self._project(first, second), self.recipe.temperature)
+        first, second, edited = self.projector(torch.cat([first, second, edited])).chunk(3)
+        if self.recipe.task == "negative":
+            return info_nce(first, second, self.recipe.temperature, edited)
+        losses = [info_nce(first, positive, self.recipe.temperature) for positive in (second, edited)]
+        return torch.stack(losses).mean()
 
 
 def _projector(encoder: SentenceEncoder, kind: str) -> nn.Sequential:

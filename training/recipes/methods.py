@@ -255,10 +255,11 @@ class DiffCSERecipe(ContrastiveRecipe):
         "best", description="the generator's best word at every position, or one sampled where a word is masked"
     )
     contrast: bool = Field(True, description="train with the contrastive loss too; otherwise the task alone")
-    task: Literal["detection", "mlm", "correction"] = Field(
+    task: Literal["detection", "mlm", "correction", "positive", "negative"] = Field(
         "detection",
         description="what the discriminator does: detection, find the edits; mlm, guess masked words; or correction, "
-        "restore the original words of the edited sentence. The last two begin with the encoder's masked-word head",
+        "restore the original words of the edited sentence. The last two begin with the encoder's masked-word head. "
+        "positive, negative: no discriminator, and the edited sentence is a second positive, or a hard negative",
     )
     edited: Literal["same", "next", "both"] = Field(
         "same",
@@ -279,6 +280,11 @@ class DiffCSERecipe(ContrastiveRecipe):
     def next_sentences(self) -> bool:
         return self.edited != "same"
 
+    @property
+    def compares_edited(self) -> bool:
+        """Whether the edited sentence takes part in the contrastive loss, and there is no discriminator."""
+        return self.task in ("positive", "negative")
+
     @model_validator(mode="after")
     def _variant(self) -> Self:
         if self.mini_batch_size and self.projector == "batchnorm":
@@ -286,7 +292,12 @@ class DiffCSERecipe(ContrastiveRecipe):
                 f"mini_batch_size is {self.mini_batch_size}, and method 'diffcse' has BatchNorm, which sees all rows "
                 "at once; remove mini_batch_size, or write projector = 'tanh'"
             )
-        if self.task != "detection" and self.edits != ("replace",):
+        if self.compares_edited and (not self.contrast or self.edited != "same"):
+            raise ValueError(
+                f"task is {self.task!r}, which compares the edited sentence with its own; write contrast = true and "
+                "edited = 'same'"
+            )
+        if self.task in ("mlm", "correction") and self.edits != ("replace",):
             raise ValueError(
                 f"task is {self.task!r} and edits names {', '.join(self.edits)}; only replaced words can be guessed: "
                 "write edits = ['replace']"

@@ -82,5 +82,8 @@ def test_the_summary_is_mean_sample_deviation_and_extremes() -> None:
         "sd": 1.0,  # divided by n - 1
         "min": 78.0,
         "max": 80.0,
+        "mean_of_best_3": None,
     }
+    best = summary({seed: float(score) for seed, score in enumerate((70, 80, 71, 79, 78, 60, 1))})
+    assert best["mean_of_best_3"] == 79.0
     assert summary({5: 70.0})["sd"] is None

@@ -1,4 +1,4 @@
-"""The variants of DiffCSE's Tables 3 and 5: what is edited, what the discriminator does, contrast and projector."""
+"""The variants of DiffCSE's Tables 3, 5 and 15: what is edited, what the discriminator does, contrast and projector."""
 
 import math
 from functools import partial
@@ -35,8 +35,11 @@ VARIANTS: dict[str, dict[str, object]] = {
     "corrective LM": {"task": "correction"},
     "without BatchNorm": {"projector": "tanh"},
     "SimCSE with BatchNorm": {"detection_weight": 0},
+    "additional positives": {"task": "positive", "masked_share": 0.15},
+    "additional negatives": {"task": "negative", "masked_share": 0.15},
+    "additional negatives, delete": {"task": "negative", "masked_share": 0.15, "edits": "delete"},
 }
-"""The rows of Table 3, then those of Table 5 that another recipe does not have."""
+"""The rows of Table 3, then those of Tables 5 and 15 that another recipe does not have."""
 
 
 @pytest.fixture(scope="module")
@@ -378,3 +381,40 @@ def test_views_of_next_sentences_are_encoded_in_parts_of_their_own_length(make: 
     assert view["next_ids"].shape[1] > view["input_ids"].shape[1]
     vectors = encode_trimmed(partial(objective.encode, "first"), view, 1)
     torch.testing.assert_close(vectors, objective.encoder(view["input_ids"], view["attention_mask"]))
+
+
+# Edited sentences as further positives or negatives
+
+
+@pytest.mark.parametrize("task", ["positive", "negative"])
+def test_edited_sentences_are_positives_or_negatives_of_their_own(make: Any, task: str) -> None:
+    """The loss of each row by a loop over the cosines, with the same edits."""
+    objective = make(dropout=False, task=task, projector="tanh", edits="delete", masked_share=0.4)
+    assert objective.discriminator is None
+    torch.manual_seed(3)
+    views = objective.draw(objective.views(ROWS))
+    assert not torch.equal(views["edited"]["attention_mask"].sum(1), views["first"]["attention_mask"].sum(1))
+    first, second, edited = (
+        F.normalize(objective.projector(objective.encoder.vectors(views[name], objective.pooling)), dim=-1)
+        for name in ("first", "second", "edited")
+    )
+    losses = []
+    for row in range(len(ROWS)):
+        to_second, to_edited = (
+            (first[row] @ other.T / objective.recipe.temperature).exp() for other in (second, edited)
+        )
+        if task == "negative":
+            losses.append(-torch.log(to_second[row] / (to_second.sum() + to_edited.sum())))
+        else:
+            both = [-torch.log(each[row] / each.sum()) for each in (to_second, to_edited)]
+            losses.append(sum(both) / 2)
+    torch.manual_seed(3)
+    found = objective(**objective.views(ROWS))
+    assert set(found) == {"loss", "contrast"}
+    torch.testing.assert_close(found["loss"], torch.stack(losses).mean(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("keys", [{"contrast": False}, {"edited": "next"}])
+def test_compared_edits_need_the_contrast_and_the_same_sentence(make: Any, keys: dict[str, object]) -> None:
+    with pytest.raises(ClozeError, match="task is 'positive', which compares the edited sentence with its own"):
+        make(task="positive", **keys)

@@ -1,0 +1,69 @@
+"""Measure the recipe `mask`: how near an encoder comes to its own vectors at [MASK], and in how many seconds.
+
+    python -m benchmarks.mask --encoder ENCODER --data DATA
+
+The text is 2,000 sentences of Wikipedia. The command writes benchmarks/results/mask.json.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from encoding.machine import available_cpus, processor
+from evaluation.sts import load_pairs, spearman
+from training.data.corpus import read_lines
+from training.model.encoder import SentenceEncoder
+from training.run_folder import Run
+
+RESULTS: Final = Path(__file__).parent / "results" / "mask.json"
+SENTENCES: Final = 2000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    options = parser.parse_args()
+    lines = list(read_lines(options.data / "corpus" / "enwiki_sentences.txt"))
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, out = Path(folder, "sentences.txt"), Path(folder, "run")
+        corpus.write_text("".join(random.Random(0).sample(lines, SENTENCES)), encoding="utf-8")
+        words = ["mask", "--encoder", options.encoder, "--corpus", str(corpus), "--out", str(out)]
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "training.fit", *words], check=True)
+        seconds = time.monotonic() - began
+        found = Run(out).provenance()
+        dev = load_pairs(options.data / "senteval" / "downstream" / "STS" / "STSBenchmark" / "sts-dev.csv")
+        parent = SentenceEncoder.load(options.encoder, template="[X]", pooling="mean")
+        trained = SentenceEncoder.load(str(out))
+        template = {"template": trained.config.template, "pooling": "mask"}
+        start = SentenceEncoder.load(options.encoder, **template)
+        scores = {name: spearman(each.embed, dev) for name, each in (("parent", parent), ("start", start))}
+        scores["trained"] = spearman(trained.embed, dev)
+    results = {
+        "machine": f"{processor()}, {available_cpus()} CPUs",
+        "cloze": version("cloze"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": found["versions"],
+        "encoder": Path(options.encoder).name,
+        "sentences": SENTENCES,
+        "held_out": found["held_out"],
+        "steps": found["steps"],
+        "seconds": round(seconds, 1),
+        "cosine": round(1 - found["held_out_cosine_distance"], 4),
+        "sts_b_dev": {name: round(score, 2) for name, score in scores.items()},
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
