@@ -31,7 +31,7 @@ def test_every_shipped_recipe_rehearses(
     monkeypatch.chdir(files)
     columns = "columns =" in shipped_recipes()[name]
     keys = {"encoder": "bert", "corpus": "rows.csv" if columns else "text.txt", "batch_size": 4, "max_tokens": 40}
-    own = {"distill": {"teacher": "bert"}, "sg": {"head_width": 16}}
+    own = {"distill": {"teacher": "bert"}, "sg": {"head_width": 16, "held_out": 4}}
     own |= {"mask": {"teacher_pooling": "mean", "frozen_layers": 1}}
     keys |= own.get(name.split("-")[0], {})
     if name.startswith("diffcse"):

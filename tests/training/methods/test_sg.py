@@ -239,11 +239,12 @@ def test_a_corpus_without_columns_has_no_translations(tiny_bert: Path, tmp_path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_it_trains(name: str, folder: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "pairs.tsv"
-    lines = [f"{row[0]}\t{row[-1]}\n" for row in (*ROWS, *PAIRS) for _ in range(4)]
+    lines = [f"{row[0]} {n}\t{row[-1]} {n}\n" for row in (*ROWS, *PAIRS) for n in range(4)]
     corpus.write_text("sentence\ttranslation\n" + "".join(lines), encoding="utf-8")
     options: dict[str, Any] = {"encoder": folder, "corpus": corpus, "out": tmp_path / "run"} | {
         "batch_size": 8,
-        "max_steps": 4,
+        "max_steps": 12,
+        "held_out": 8,
         "warmup_steps": 0,
         "log_steps": 2,
         "head_width": 48,

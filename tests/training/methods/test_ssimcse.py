@@ -14,6 +14,7 @@ from training.fit import main
 from training.methods import OBJECTIVES
 from training.methods.simcse import SimCSE
 from training.model.encoder import SentenceEncoder
+from training.recipes.methods import SSimCSERecipe
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 
@@ -24,7 +25,11 @@ def folder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) 
 
 
 def build(folder: Path, name: str = "ssimcse", **words: Any) -> SimCSE:
-    recipe = load_recipe(name, {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]} | words)
+    """A rate for each pass or sentence, of attention probabilities too, unless the words say otherwise."""
+    keys: dict[str, Any] = {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]}
+    if name.startswith("ssimcse"):
+        keys |= {"attention_dropout": "true", "scope": ["sentence" if "sentence" in name else "pass"]}
+    recipe = load_recipe(name, keys | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
     return OBJECTIVES[recipe.method](encoder, recipe).train()
@@ -198,3 +203,11 @@ def test_it_trains_and_leaves_a_plain_encoder(recipe: str, folder: Path, tmp_pat
     assert any(not torch.equal(weights[key], parent[key]) for key in weights)
     (checkpoint,) = run.glob("checkpoint-2/model.safetensors")
     assert load_file(checkpoint).keys() == build(folder, "simcse").state_dict().keys()
+
+
+@pytest.mark.parametrize(("name", "scope"), [("ssimcse", "op"), ("ssimcse-sentence", "sentence-op")])
+def test_the_recipes_are_the_papers_section_1(name: str, scope: str) -> None:
+    """A rate for each operation, and none drawn for attention (section 3.2)."""
+    recipe = load_recipe(name, {"corpus": ["unused.txt"]})
+    assert isinstance(recipe, SSimCSERecipe)
+    assert (recipe.scope, recipe.attention_dropout) == (scope, False)
