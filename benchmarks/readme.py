@@ -75,10 +75,10 @@ def measured() -> str:
 def quality() -> str:
     bundle = Bundle.load(MODEL)
     return (
-        f"The shipped model reads {bundle.spec.pooling.replace('mask', '[MASK]')} in the template "
-        f"`{bundle.spec.template}` and cuts texts at {bundle.spec.max_tokens} tokens. × 100: Spearman's correlation, "
-        "averaged over seven STS test sets; nDCG@10 on three search collections, which helped to choose it; accuracy, "
-        f"averaged over SentEval's seven tasks ([how it was made]({CARD})).\n\n"
+        f"The shipped model (template `{bundle.spec.template}`, pooling {bundle.spec.pooling}, at most "
+        f"{bundle.spec.max_tokens} tokens) beside its parent, × 100: Spearman's correlation, averaged over seven STS "
+        "test sets; nDCG@10 on three search collections, which helped to choose it; accuracy, averaged over SentEval's "
+        f"seven tasks ([how it was made]({CARD})).\n\n"
         f"{scores(['Avg.', *search_columns([parent()]), CLASSIFICATION])}\n\n"
         "[figures.md](benchmarks/figures.md) has all figures, with versions, and what the contenders do not have in "
         "common."
@@ -95,8 +95,9 @@ def page() -> str:
         "[methods.md](methods.md) compares the training methods.",
         "## Similarity",
         "Spearman's correlation × 100 ('all' aggregation), measured by `python -m training.evaluate`. Each model uses "
-        "its own pooling; texts are cut at 192 tokens by cloze-mini and at 256 by its parent. int8 vectors are the "
-        "same on CPUs with AVX2 and with AVX-512 ([docs/int8.md](../docs/int8.md)).",
+        f"its own template and pooling; texts are cut at {Bundle.load(MODEL).spec.max_tokens} tokens by cloze-mini and "
+        "at 256 by its parent. int8 vectors are the same on CPUs with AVX2 and with AVX-512 "
+        "([docs/int8.md](../docs/int8.md)).",
         scores(STS),
         "## Search",
         "nDCG@10 × 100 with exact cosine search, measured by the same command. The collections were used to choose "

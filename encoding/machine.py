@@ -9,21 +9,36 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "memory_limit", "peak_memory", "processor", "versions"]
+__all__ = ["available_cpus", "has_bf16", "memory_limit", "peak_memory", "processor", "versions"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESSORS = Path("/proc/cpuinfo")
+BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16", "bf16")  # the last on ARM
 VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
 
 def processor(file: Path = PROCESSORS) -> str:
     """Name the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = found.get("flags", found.get("Features", "")).split()  # the second on ARM
+    found = _facts(file)
     name = found.get("model name") or platform.processor() or platform.machine()
-    return f"{name} ({', '.join(flag for flag in VECTOR_FLAGS if flag in flags) or 'no vector extensions known'})"
+    flags = ", ".join(flag for flag in VECTOR_FLAGS if flag in _flags(found))
+    return f"{name} ({flags or 'no vector extensions known'})"
+
+
+def has_bf16(file: Path = PROCESSORS) -> bool:
+    """Whether the CPU multiplies in bf16; others emulate it, many times slower than fp32."""
+    return not set(_flags(_facts(file))).isdisjoint(BF16_FLAGS)
+
+
+def _facts(file: Path) -> dict[str, str]:
+    """What the system says of its last processor."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _flags(facts: dict[str, str]) -> list[str]:
+    return facts.get("flags", facts.get("Features", "")).split()  # the second on ARM
 
 
 def available_cpus(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

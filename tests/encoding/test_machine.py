@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from encoding.machine import available_cpus, memory_limit, processor
+from encoding.machine import available_cpus, has_bf16, memory_limit, processor
 
 X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
@@ -83,6 +83,22 @@ def test_the_groups_of_this_process_are_read() -> None:
 def test_a_processor_and_its_extensions(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(text)
     assert re.fullmatch(expected, processor(tmp_path / "cpuinfo"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model name : A\nflags : fpu avx2 avx512f avx512_bf16\n", True),
+        ("model name : A\nflags : fpu amx_bf16 amx_tile\n", True),
+        ("Features : fp asimd bf16 i8mm\n", True),
+        ("model name : A\nflags : fpu avx2 avx512f avx512_vnni\n", False),
+        ("", False),
+    ],
+)
+def test_whether_a_processor_has_bf16(text: str, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert has_bf16(tmp_path / "cpuinfo") is expected
+    assert has_bf16(tmp_path / "nowhere") is False
 
 
 def test_a_processor_where_the_system_has_no_such_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import set_seed
 from transformers.utils.import_utils import is_torch_tf32_available
 
 from encoding.errors import TemplateError
+from encoding.machine import has_bf16
 from encoding.template import Template
 from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
@@ -48,6 +49,11 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
         )
     console.print(f"corpus: {corpus}")
     console.print(f"template and pooling: {recipe.template!r}, {recipe.pooling}", highlight=False)
+    if recipe.precision == "bf16" and not torch.cuda.is_available() and not has_bf16():
+        console.print(
+            "warning: precision is bf16, which this CPU emulates: a step takes many times as long as in fp32; give "
+            "--precision fp32"
+        )
     if warning := _too_few_steps(recipe, len(corpus)):
         console.print(warning)
     return corpus, dev, _build(recipe)

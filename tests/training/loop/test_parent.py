@@ -16,6 +16,7 @@ from two_processes import in_two
 
 from evaluation.measures import units
 from training.fit import main
+from training.loop import prepare as preparing
 from training.loop import run as loop
 from training.methods import distill
 from training.model.encoder import SentenceEncoder
@@ -201,6 +202,15 @@ def test_gains_are_over_the_parents_own_figures(served: Path, tmp_path: Path) ->
     gains = [start[f"eval_dev_{name}_spearman"] - parent["parent"][f"{name}_spearman"] for name in ("dev", "other")]
     assert start["eval_dev_least_gain"] == pytest.approx(min(gains))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["parent_score"] == 0
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_bf16_on_a_cpu_that_emulates_it_is_said(
+    has: bool, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "has_bf16", lambda: has)
+    assert main(["simcse", *arguments(mask_keys(tmp_path, served, precision="bf16")), "--dry-run"]) == 0
+    assert ("which this CPU emulates" in capsys.readouterr().err) is not has
 
 
 def test_a_corpus_for_too_few_steps_is_said_with_what_to_give(
