@@ -20,6 +20,7 @@ from evaluation.sts import Pairs, load_pairs, spearman
 from evaluation.t5 import TemplateWriter, read_definitions
 from evaluation.tables import digits, print_table
 from training.data.corpus import read_lines
+from training.encoder_source import kind_of
 from training.errors import CorpusError, EncoderError
 from training.model.encoder import SentenceEncoder
 from training.model.pooling import Pooling
@@ -163,6 +164,7 @@ def search(options: TemplateOptions) -> None:
 
 
 def _load(options: TemplateOptions) -> SentenceEncoder:
+    kind_of(options.encoder)  # raises RunError for a folder that is none
     # with [CLS] pooling for now, so that Scorer can say that a tokenizer has no mask token
     encoder = SentenceEncoder.load(
         options.encoder,

@@ -74,11 +74,15 @@ def kind_of(source: str) -> Kind:
 
 
 def encoder_folder(source: str) -> str:
-    """Where the weights of a run, a bundle or an encoder are; a hub name stays. Raises RunError, BundleError."""
+    """Where the weights of a run, a bundle or an encoder are; any other name stays as it is, for who loads it.
+
+    Raises RunError for a run that is not finished, and BundleError.
+    """
     path = located(source)
-    if not path.is_dir() and not looks_local(source):
-        return source
-    return str(path / MODEL) if kind_of(source) == "run" else str(path)
+    begun = any((path / name).is_file() for name in (RECIPE_FILE, PROVENANCE_FILE))
+    if begun and kind_of(source) == "run":
+        return str(path / MODEL)
+    return source if path == Path(source) else str(path)
 
 
 def looks_local(source: str) -> bool:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from encoding.command import program, run
 from encoding.options import Command
+from training.encoder_source import kind_of
 
 __all__ = ["main"]
 
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # torch takes seconds, for which help and a wrong option need not wait
     from training.model.masked_words import MaskedWords
 
+    kind_of(options.encoder)  # raises RunError for a folder that is none
     words = MaskedWords.load(
         options.encoder,
         template=options.template,

@@ -15,6 +15,7 @@ from encoding.template import Template
 from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
 from training.data.sampler import DistinctSampler
+from training.encoder_source import kind_of
 from training.errors import CorpusError, RecipeError
 from training.loop.processes import console, processes
 from training.loop.trainable import add_lora, first_layers, freeze_embeddings
@@ -184,6 +185,7 @@ def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
 def _build(recipe: Recipe) -> Objective:
     """The method around its encoder, with the weights that are trained."""
     set_seed(recipe.seed)
+    kind_of(recipe.encoder)  # raises RunError for a folder that is none
     encoder = SentenceEncoder.load(
         recipe.encoder,
         template=recipe.template,
