@@ -23,7 +23,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 from encoding.bundle import Bundle
 from encoding.template import PoolingMode, Template
@@ -388,3 +395,17 @@ def test_a_bundle_without_a_digest_of_its_weights_is_not_converted(
     export.main([str(run), str(tmp_path / "plain"), "--precision", "fp32"])
     with pytest.raises(RunError, match="by an earlier Cloze, which stored no digest"):
         convert(tmp_path / "plain", tmp_path / "out", run)
+
+
+def test_a_kept_head_of_distilbert_whose_configuration_has_other_keys(tiny_bert: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    set_seed(0)
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64
+    )
+    DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
+    tokenizer.save_pretrained(tmp_path / "distilbert")
+    for head in ("tanh", "transform"):
+        made = encoder(tmp_path / "distilbert", head, template="[X]", pooling="cls")
+        model = written(made, tmp_path / head)
+        np.testing.assert_allclose(model.encode(TEXTS), units(made.embed(TEXTS)), atol=1e-5, rtol=0)
