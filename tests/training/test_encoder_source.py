@@ -15,6 +15,7 @@ from training.fit import main
 from training.model.encoder import SentenceEncoder
 from training.model.masked_words import MaskedHead
 from training.pretrain import main as pretrain
+from training.recipes import command
 
 MODEL = ROOT / "models" / "cloze-mini"
 AT_MASK = {"template": "It says [X], that is [MASK].", "pooling": "mask", "final_period": True}
@@ -89,7 +90,15 @@ def test_a_recipe_takes_the_encoders_own_template_and_pooling(tiny_bert: Path, t
     assert read("mask", **mean) == ("[X] means [MASK].", "mask")
     paper = ("This sentence : ' [X] ' means [MASK].", "mask")  # a preset chooses it
     assert read("promptbert-same", preset="roberta-base", **masked) == paper
+    sbert = tmp_path / "sbert"  # a preset's encoder is read as the recipe says
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "own_reading", lambda _: {"template": "so: [X]", "pooling": "mean"})
+        assert read("sg-opt", preset="sbert-base") == ("[X]", "cls")
+        assert read("sg-opt", preset="sbert-base", encoder=str(sbert)) == ("so: [X]", "mean")
     own = tmp_path / "own.toml"
+    own.write_text('method = "simcse"\n')
+    spec = Bundle.load(MODEL).spec
+    assert read(str(own)) == (spec.template, spec.pooling)  # of cloze-mini, the default
     own.write_text(f'method = "simcse"\nencoder = "{tmp_path}/mean"\n')
     assert read(str(own)) == ("so: [X]", "mean")
     own.write_text(f'method = "simcse"\nencoder = "{tmp_path}/mean"\npooling = "max"\n')

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import Field, create_model
 from pydantic_settings import CliVariadicArg
 
+from encoding.bundle import DEFAULT
 from encoding.options import Command, flag
 from training.encoder_source import READING, own_reading
 from training.errors import RecipeError
@@ -56,17 +57,20 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
     written, given = read_toml(source), dict(overrides or {})
     keys = choose_preset(written, preset, source) | given
     kind = _keys(keys, source)
-    chosen = (written.get(PRESETS, {}).get(preset, {}) | given) if source in shipped_recipes() else keys
-    return validate(kind, keys | _reading(keys, chosen), source)
+    if source in shipped_recipes():  # its own encoder, or a preset's, is read as the paper reads it
+        chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | given, given.get("encoder")
+    else:
+        chosen, encoder = keys, keys.get("encoder", DEFAULT)
+    own = _own(encoder, keys) if chosen.keys().isdisjoint(READING) else {}
+    return validate(kind, keys | own, source)
 
 
-def _reading(keys: Mapping[str, object], chosen: Mapping[str, object]) -> dict[str, object]:
-    """The encoder's own template, pooling and final period, where `chosen` has an encoder and none of these.
+def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
+    """The encoder's own template, pooling and final period.
 
     A recipe that reads the mask keeps its template for an encoder that is read otherwise. Raises RunError, BundleError.
     """
-    encoder = chosen.get("encoder")
-    if not isinstance(encoder, str) or not chosen.keys().isdisjoint(READING):
+    if not isinstance(encoder, str):
         return {}
     own = own_reading(encoder) or {}
     return {} if keys.get("pooling") == "mask" != own.get("pooling") else own
