@@ -52,7 +52,7 @@ def convert(path: Path, out: Path, run: Path | None) -> None:
     if is_sentence_transformer(bundle.path):
         raise RunError(f"sentence-transformers can load {path} as it is; there is nothing to convert")
     config = EmbeddingConfig(**{name: getattr(bundle.spec, name) for name in EmbeddingConfig.model_fields})
-    encoder = SentenceEncoder.load(str(bundle.path) if run is None else str(run), **config.model_dump())
+    encoder = SentenceEncoder.load(str(run or bundle.path), **config.model_dump())
     if run is not None:
         _check_run(run, weights_digest(encoder), bundle)
     with staging(out) as folder:

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
     if options.single_texts and not options.singles:
-        raise CorpusError(f"--single-texts is {options.single_texts:,} and there is no file of them; give --singles")
+        raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
     chance, seen = random.Random(options.seed), set(excluded)
     blocks: list[list[str]] = []

@@ -173,7 +173,7 @@ class DiffCSE(Contrastive):
         return dict.fromkeys(VIEWS, first)
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
-        if self.recipe.compares_edited and self.recipe.detection_weight:
+        if self.recipe.compares_edited:
             texts = views[VIEWS[0]]
             edited = self._edit(texts["input_ids"], texts["attention_mask"])
             return views | {COMPARED: {"input_ids": edited.input_ids, "attention_mask": edited.attention_mask}}

@@ -128,9 +128,10 @@ def _embedded(corpus: Corpus, embed: Embed, folder: Path) -> Iterator[NDArray[np
     """
     rank, count = rank_and_count()
     folder.mkdir(exist_ok=True)
-    files = [folder / f"{number:06}.npy" for number in range(-(-(len(corpus) + len(corpus.held_out)) // TEXTS))]
-    left = [file for file in files[rank::count] if not file.is_file()]
-    with tqdm(total=len(left) * TEXTS, desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
+    total = len(corpus) + len(corpus.held_out)
+    files = {folder / f"{start // TEXTS:06}.npy": min(TEXTS, total - start) for start in range(0, total, TEXTS)}
+    left = {file: files[file] for file in [*files][rank::count] if not file.is_file()}
+    with tqdm(total=sum(left.values()), desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
         for file, texts in zip(files, _parts(corpus), strict=True):
             if file in left:
                 order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
