@@ -101,15 +101,20 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
     source = recipe.teacher or recipe.encoder
     asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
-    given = {key: value for key, value in asked.items() if value is not None}
+    given, own = {key: value for key, value in asked.items() if value is not None}, own_reading(source) or {}
     if not given and (found := served(source)) is not None:
+        if recipe.teacher is None and own == recipe.model_dump(include=set(own)):
+            _say(
+                f"warning: {source} is read so already, so there is nothing to learn; give another --template, "
+                "--pooling or --encoder"
+            )
         return found.embed
     if not given and recipe.teacher is None:
         raise RecipeError(
             f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
             "teacher_pooling, such as mean, or another teacher"
         )
-    reading = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | given
+    reading = {"template": TEXT, "pooling": "mean"} | own | given
     return SentenceEncoder.load(source, **reading).to(fastest_device()).embed
 
 
@@ -164,6 +169,10 @@ def _fitting(found: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1)
         own = encoder.embed(found.sample)  # (n, d)
         left, _, right = np.linalg.svd((found.of(found.sample) @ axes).T @ units(own), full_matrices=False)
         found = found.projected((axes @ left @ right).astype(np.float32))
-        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, quiet=rank_and_count()[0] > 0)
-        console.print(f"teacher vectors: {kept:.1%} of their squares are in {axes.shape[1]} principal axes")
+        _say(f"teacher vectors: {kept:.1%} of their squares are in {axes.shape[1]} principal axes")
     return found
+
+
+def _say(line: str) -> None:
+    """Print a line, once however many processes there are."""
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False, quiet=rank_and_count()[0] > 0).print(line)

@@ -204,6 +204,16 @@ def test_gains_are_over_the_parents_own_figures(served: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "run" / "run.json").read_text())["parent_score"] == 0
 
 
+@pytest.mark.parametrize(("template", "warned"), [("[X] means [MASK].", True), ("[X] [MASK]", False)])
+def test_an_encoder_that_is_read_so_already_has_nothing_to_learn(
+    template: str, warned: bool, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask").save(tmp_path / "prompt")
+    keys = mask_keys(tmp_path, tmp_path / "prompt", template=template)
+    assert main(["mask", *arguments(keys), "--dry-run"]) == 0
+    assert ("is read so already, so there is nothing to learn; give another" in capsys.readouterr().err) is warned
+
+
 @pytest.mark.parametrize("has", [True, False])
 def test_bf16_on_a_cpu_that_emulates_it_is_said(
     has: bool, served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
