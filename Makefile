@@ -4,8 +4,8 @@
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
-# make default-model   train, export and score models/cloze-mini: about a day on two cores; a GPU makes the
-#                      training faster. Needs DATA/corpus and DATA/snli_devtest_triplets.csv, which `make data` does not fetch
+# make default-model   train, export and score models/cloze-mini: days on two cores; a GPU makes the
+#                      training faster. Needs DATA/corpus, its folder varied and DATA/snli_devtest_triplets.csv, which `make data` does not fetch
 # make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
@@ -54,7 +54,7 @@ TRIPLETS = $(SIMCSE) --encoder $(RUN)/second/model --corpus $(DATA)/snli_devtest
 RULES = $(SIMCSE) --encoder $(RUN)/student/model --corpus $(RUN)/rules.csv --epochs 1 --held-out 0 --out $(RUN)/rules
 EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
 OWN = $(BIN)/python -m service.bulk $(RUN)/$1/texts.jsonl $(RUN)/vectors/$1 --dtype float16 --bundle $(RUN)/cloze-mini-mean
-# the mean's own vectors, read at [MASK]: more texts, and fewer of other shares, whose mean is nearer to them in search
+# learns the vectors of cloze-mini-mean at [MASK]
 PROMPT = distill --encoder $(RUN)/cloze-mini-mean --corpus $(RUN)/$1/texts.jsonl --columns text --held-out 0 --save-steps 400 \
 	--teacher-vectors $(RUN)/vectors/$1 --template "[X] means [MASK]." --pooling mask --out $(RUN)/prompt-$1
 MANY = $(call PROMPT,many) --batch-size 512 --max-tokens 384 --frozen-layers 0 --learning-rate 5e-4 --warmup-steps 200 \

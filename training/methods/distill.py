@@ -101,21 +101,28 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
     source = recipe.teacher or recipe.encoder
     asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
-    given, own = {key: value for key, value in asked.items() if value is not None}, own_reading(source) or {}
+    given = {key: value for key, value in asked.items() if value is not None}
     if not given and (found := served(source)) is not None:
-        if recipe.teacher is None and own == recipe.model_dump(include=set(own)):
-            _say(
-                f"warning: {source} is read so already, so there is nothing to learn; give another --template, "
-                "--pooling or --encoder"
-            )
+        if recipe.teacher is None:
+            _warn_of_own_reading(recipe)
         return found.embed
     if not given and recipe.teacher is None:
         raise RecipeError(
             f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
             "teacher_pooling, such as mean, or another teacher"
         )
-    reading = {"template": TEXT, "pooling": "mean"} | own | given
+    reading = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | given
     return SentenceEncoder.load(source, **reading).to(fastest_device()).embed
+
+
+def _warn_of_own_reading(recipe: DistillRecipe) -> None:
+    """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
+    own = own_reading(recipe.encoder) or {}
+    if own and own == recipe.model_dump(include=set(own)):
+        _say(
+            f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
+            "another --template, --pooling or --encoder"
+        )
 
 
 def _parts(corpus: Corpus) -> Iterator[list[str]]:

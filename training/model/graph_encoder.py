@@ -63,6 +63,6 @@ def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     source = graph if isinstance(graph, bytes) else str(graph)
-    cuda = [("CUDAExecutionProvider", {"use_tf32": "0"})]  # TF32 moves a vector by 1.5e-4 of its length
-    chosen = cuda if provider() == cuda[0][0] else []
-    return onnxruntime.InferenceSession(source, options, providers=[*chosen, "CPUExecutionProvider"])
+    exact = {"use_tf32": "0"}  # TF32 moves a vector by 1.5e-4 of its length
+    cuda = [("CUDAExecutionProvider", exact)] if provider() == "CUDAExecutionProvider" else []
+    return onnxruntime.InferenceSession(source, options, providers=[*cuda, "CPUExecutionProvider"])

@@ -211,7 +211,9 @@ def test_an_encoder_that_is_read_so_already_has_nothing_to_learn(
     SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask").save(tmp_path / "prompt")
     keys = mask_keys(tmp_path, tmp_path / "prompt", template=template)
     assert main(["mask", *arguments(keys), "--dry-run"]) == 0
-    assert ("is read so already, so there is nothing to learn; give another" in capsys.readouterr().err) is warned
+    assert (
+        "already has this template and pooling, so there is nothing to learn; give another" in capsys.readouterr().err
+    ) is warned
 
 
 @pytest.mark.parametrize("has", [True, False])
