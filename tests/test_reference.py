@@ -22,8 +22,9 @@ from reference.vectors import FILE, ROOT, TEXTS, embed
 from training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
-# there, Exp and InstanceNormalization differ in the last bit, which changes a quantised number of some texts
-LEAST_ON_ARM64, SAME_ON_ARM64 = 0.998, 17
+# Without AVX2, Gelu differs in the last bit, and on arm64 Exp and InstanceNormalization: that changes a quantised value
+# of some texts, and [MASK] is one row, so no mean over the tokens evens it out. See docs/int8.md.
+LEAST_ELSEWHERE, SAME_ELSEWHERE, TOLERANCE_ELSEWHERE = 0.998, 17, 2e-3
 QEMU = shutil.which("qemu-x86_64")
 # SSE4.2 and no AVX, the third kind of x86. The machines of CI have the other two: AVX2 with and without AVX-512.
 OLD = "Nehalem"
@@ -43,7 +44,7 @@ def test_this_machine_gives_the_reference_vectors() -> None:
 @pytest.mark.long
 @pytest.mark.qemu
 @pytest.mark.skipif(QEMU is None, reason="qemu-user is not installed")
-def test_an_old_cpu_gives_the_reference_vectors(tmp_path: Path) -> None:
+def test_an_old_cpu_gives_the_reference_vectors_of_most_texts_and_nearly_those_of_the_others(tmp_path: Path) -> None:
     script = Path(__file__).parent / "reference" / "vectors.py"
     interpreter = Path(sys.executable).resolve()  # qemu runs a program, no link to one
     environment = {
@@ -55,7 +56,7 @@ def test_an_old_cpu_gives_the_reference_vectors(tmp_path: Path) -> None:
     command = [str(QEMU), "-cpu", OLD, str(interpreter), str(script), "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    hold(np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1))
+    hold_elsewhere(done.stdout)
 
 
 @on_arm64
@@ -64,9 +65,7 @@ def test_arm64_gives_the_reference_vectors_of_most_texts_and_nearly_those_of_the
     command, environment = arm64.command(script, "--json"), arm64.environment(tmp_path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    vectors = np.frombuffer(base64.b64decode(json.loads(done.stdout)), dtype=np.float32).reshape(len(TEXTS), -1)
-    cosines = hold(vectors, LEAST_ON_ARM64, tolerance=1e-3)
-    assert (cosines >= LEAST_COSINE).sum() >= SAME_ON_ARM64, dict(zip(TEXTS, cosines, strict=True))
+    hold_elsewhere(done.stdout)
 
 
 @on_arm64
@@ -86,7 +85,7 @@ def test_arm64_serves_the_readmes_similarities(tmp_path: Path) -> None:
     assert answer.status_code == 200
     reference = np.load(FILE)
     first, *rest = (reference[TEXTS.index(text)] for text in README_TEXTS)
-    np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=1e-3)
+    np.testing.assert_allclose(answer.json(), np.stack(rest) @ first, atol=TOLERANCE_ELSEWHERE)
 
 
 def hold(vectors: NDArray[np.float32], least: float = LEAST_COSINE, tolerance: float = 5e-4) -> NDArray[np.float32]:
@@ -98,6 +97,13 @@ def hold(vectors: NDArray[np.float32], least: float = LEAST_COSINE, tolerance: f
     guitar, *others = (TEXTS.index(text) for text in README_TEXTS)
     np.testing.assert_allclose(vectors[others] @ vectors[guitar], reference[others] @ reference[guitar], atol=tolerance)
     return cosines
+
+
+def hold_elsewhere(printed: str) -> None:
+    """The same for the vectors that another CPU printed: most texts have theirs, the others nearly."""
+    vectors = np.frombuffer(base64.b64decode(json.loads(printed)), dtype=np.float32).reshape(len(TEXTS), -1)
+    cosines = hold(vectors, LEAST_ELSEWHERE, TOLERANCE_ELSEWHERE)
+    assert (cosines >= LEAST_COSINE).sum() >= SAME_ELSEWHERE, dict(zip(TEXTS, cosines, strict=True))
 
 
 README_TEXTS = (
