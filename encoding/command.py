@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "serve": ("service", "serve bundles over HTTP"),
     "doctor": ("service.doctor", "show what this machine offers"),
     "bulk": ("service.bulk", "embed the texts of files"),
+    "adapt": ("training.adapt", "make an encoder better on your own documents and queries"),
     "fit": ("training.fit", "train a sentence encoder by a recipe"),
     "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
     "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
@@ -46,8 +47,8 @@ Cloze turns your own text into a sentence-embedding service. A first tour:
 
   cloze serve                                    serve the model that comes with Cloze on 127.0.0.1:8080
   cloze bulk texts.jsonl vectors                 write the vectors of a file, as parquet
-  cloze fit simcse --encoder cloze-mini --pooling mean --corpus sentences.txt --out run      train it further
-  cloze compare cloze-mini run --pairs pairs.csv                                 is it better than before?
+  cloze adapt --documents docs --pairs queries.csv --out run        train it on your text, see if it helps
+  cloze compare cloze-mini run --pairs pairs.csv                    is it better than before?
   cloze export run model --precision fp32,int8   make a bundle of it, a folder that stands alone
   cloze serve --bundle model                     serve that
 

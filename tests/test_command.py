@@ -12,7 +12,6 @@ import pytest
 from patience import PATIENCE
 from test_imports import WITHOUT, without
 
-from encoding.bundle import DEFAULT
 from encoding.command import COMMANDS, run
 from encoding.errors import ClozeError
 
@@ -41,12 +40,8 @@ def test_without_a_command_it_shows_a_first_tour_in_ten_lines() -> None:
     assert len(found.stdout.splitlines()) == 10
     assert max(map(len, found.stdout.splitlines())) <= 110
     shown = re.findall(r"^  cloze (\w+)", found.stdout, re.MULTILINE)
-    assert shown == ["serve", "bulk", "fit", "compare", "export", "serve"]
+    assert shown == ["serve", "bulk", "adapt", "compare", "export", "serve"]
     assert set(shown) <= set(COMMANDS)
-    [words] = re.findall(r"^  cloze fit (.*?)(?:   |$)", found.stdout, re.MULTILINE)
-    recipe, *options = words.split()
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    assert (recipe, given["--encoder"], given["--pooling"]) == ("simcse", DEFAULT, "mean")  # nothing is downloaded
 
 
 def test_a_command_says_what_the_user_typed() -> None:

@@ -6,6 +6,7 @@ Without arguments it lists the recipes. Under torchrun each process runs it, and
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import create_model
 
@@ -15,6 +16,8 @@ from training.recipes.command import FitOptions, recipe_of, resumed
 from training.recipes.recipe import shipped_recipes
 
 __all__ = ["main"]
+
+ADAPT: Final = "adapt"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in ("-h", "--help"):
         described = f"Train a sentence encoder by a recipe.\n\n{overview(name)}"
         create_model("FitOptions", __base__=FitOptions, __doc__=described).read(words, f"{name} RECIPE")
+    if words[0] == ADAPT:  # a road of several runs, with options of its own
+        from training.adapt import main as adapt
+
+        adapt(words[1:])
+        return 0
     if path := resumed(words):
         from training.loop.run import resume
 
@@ -46,6 +54,7 @@ def overview(name: str) -> str:
     lines = ["The recipes that come with Cloze (the path of a TOML file works as well):", ""]
     for recipe, text in shipped_recipes().items():
         lines.append(f"  {recipe:24} {text.splitlines()[0].lstrip('# ')}")
+    lines += [f"  {ADAPT:24} Your own documents and queries: several runs, and whether they helped (cloze adapt)"]
     lines += ["", "Example:", "", f"  {name} promptbert --corpus my-sentences.txt --out runs/mine"]
     lines += ["", f"Keys and presets of a recipe:  {name} promptbert --help"]
     return "\n".join(lines)

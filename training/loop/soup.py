@@ -19,7 +19,7 @@ from training.errors import RunError
 from training.model.encoder import SentenceEncoder
 from training.run_folder import Run, parent_name
 
-__all__ = ["average"]
+__all__ = ["average", "averaged", "mean_of"]
 
 console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -31,7 +31,20 @@ def average(
     parent_share: float = 0.0,
     parent: str = "",
 ) -> None:
-    """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError.
+    """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError."""
+    made = Run.fresh(out)
+    mean, provenance = averaged(runs, weights, parent_share, parent)
+    made.make()
+    mean.save(made.model)
+    made.write_provenance(provenance)
+    count = len(runs) + bool(parent_share)
+    console.print(f"{made.model}: the mean of {count} models; next: python -m training.export {out} models/NAME")
+
+
+def averaged(
+    runs: Sequence[Path], weights: Sequence[float] | None = None, parent_share: float = 0.0, parent: str = ""
+) -> tuple[SentenceEncoder, dict[str, Any]]:
+    """The mean of the runs' encoders, and its provenance. Raises RunError, EncoderError.
 
     `weights` has one share per run; they need not sum to 1, and are equal if none are given. `parent` has
     `parent_share` of the mean, which may be 0. It is the encoder that the first run's recipe names unless it is given:
@@ -47,7 +60,6 @@ def average(
     for run in runs:
         if kind_of(str(run)) != "run":
             raise RunError(f"{run} is not a run; average takes folders that training.fit wrote")
-    made = Run.fresh(out)
     provenances = [Run(run).provenance() for run in runs]
     described = _provenance(provenances, shares.tolist(), parent_share, parent)
     encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
@@ -68,12 +80,9 @@ def average(
         _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
         states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
-    made.make()
     mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
-    mean.load_state_dict({name: _mean([state[name] for state in states], parts) for name in states[0]})
-    mean.save(made.model)
-    made.write_provenance(described)
-    console.print(f"{made.model}: the mean of {len(states)} models; next: python -m training.export {out} models/NAME")
+    mean.load_state_dict({name: mean_of([state[name] for state in states], parts) for name in states[0]})
+    return mean, described
 
 
 def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
@@ -82,7 +91,7 @@ def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
     return SentenceEncoder.load(source, template=config.template, pooling=config.pooling, max_tokens=config.max_tokens)
 
 
-def _mean(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
+def mean_of(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
     """The weighted mean, summed in fp64; the first of counts and positions, which no run changes."""
     if not tensors[0].is_floating_point():
         return tensors[0]

@@ -6,6 +6,7 @@ from training.methods.mlm import MLM
 from training.methods.objective import Objective
 from training.methods.optiprompt import OptiPrompt
 from training.methods.promptbert import PromptBERT
+from training.methods.ranking import Ranking
 from training.methods.scored import Scored
 from training.methods.sg import SG
 from training.methods.simcse import SimCSE
@@ -19,6 +20,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MLM,
     "optiprompt": OptiPrompt,
     "promptbert": PromptBERT,
+    "ranking": Ranking,
     "scored": Scored,
     "sg": SG,
     "simcse": SimCSE,

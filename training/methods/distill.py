@@ -9,37 +9,32 @@ uniformity of the student's vectors. An ensemble teaches better than each of its
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from tqdm import tqdm
 
-from encoding.files import replacing
 from encoding.template import TEXT
 from evaluation.measures import Embed, units
 from training.data.corpus import Corpus, Row
-from training.data.teacher_vectors import HELD, TeacherVectors
+from training.data.teacher_vectors import TeacherVectors
 from training.encoder_source import own_reading
 from training.errors import RecipeError
 from training.hub.adoption import served
-from training.methods.gather import gather, rank_and_count, wait
+from training.methods.gather import gather, rank_and_count
 from training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from training.methods.objective import Objective
+from training.methods.teacher import embedded, parts
 from training.model.encoder import SentenceEncoder
 from training.model.pretrained import fastest_device
 from training.model.views import View, encode_trimmed, view
 from training.recipes.methods import DistillRecipe
 
 __all__ = ["Distill"]
-
-TEXTS: Final = 8192  # in one file of the teacher's vectors, or looked up at once
-SHOWN: Final = 256  # texts between two moves of the progress bar
 
 
 class Distill(Objective):
@@ -63,7 +58,8 @@ class Distill(Objective):
             for texts in _parts(corpus):
                 self._taught.find(texts)
             return
-        found = TeacherVectors.collected(_parts(corpus), _embedded(corpus, self._teacher, folder))
+        count = len(corpus) + len(corpus.held_out)
+        found = TeacherVectors.collected(_parts(corpus), embedded(_parts(corpus), count, self._teacher, folder))
         self._taught, self._teacher = _fitting(found, self.encoder), None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
@@ -125,36 +121,9 @@ def _warn_of_own_reading(recipe: DistillRecipe) -> None:
         )
 
 
-def _parts(corpus: Corpus) -> Iterator[list[str]]:
-    """The texts of a corpus, TEXTS at a time; those held out are the last."""
-    texts = (text for (text,) in chain(corpus.rows, corpus.held_out))
-    while part := list(islice(texts, TEXTS)):
-        yield part
-
-
-def _embedded(corpus: Corpus, embed: Embed, folder: Path) -> Iterator[NDArray[np.float16]]:
-    """The teacher's vectors (n, d) of each part of the corpus.
-
-    Each process embeds its share of the parts and writes them to the folder, from where all read them. A resumed run
-    finds those that are there.
-    """
-    rank, count = rank_and_count()
-    folder.mkdir(exist_ok=True)
-    total = len(corpus) + len(corpus.held_out)
-    files = {folder / f"{start // TEXTS:06}.npy": min(TEXTS, total - start) for start in range(0, total, TEXTS)}
-    left = {file: files[file] for file in [*files][rank::count] if not file.is_file()}
-    with tqdm(total=sum(left.values()), desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
-        for file, texts in zip(files, _parts(corpus), strict=True):
-            if file in left:
-                order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-                found: list[NDArray[np.float32]] = []
-                for rows in np.array_split(np.array(order), max(1, len(texts) // SHOWN)):
-                    found.append(embed([texts[row] for row in rows]))
-                    bar.update(len(rows))
-                with replacing(file) as partial, partial.open("wb") as out:
-                    np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
-    wait()
-    return map(np.load, files)
+def _parts(corpus: Corpus) -> Iterator[Sequence[str]]:
+    """The texts of a corpus; those held out are the last."""
+    return parts(text for (text,) in chain(corpus.rows, corpus.held_out))
 
 
 def _read(recipe: DistillRecipe) -> TeacherVectors:

@@ -27,6 +27,7 @@ __all__ = [
     "opt2",
     "opt3",
     "parameter_drift",
+    "ranking_divergence",
     "similarity_divergence",
     "uniformity",
 ]
@@ -185,12 +186,14 @@ def similarity_divergence(student: Tensor, teacher: Tensor, temperature: float) 
     A text's cosine with itself is left out: it is 1 for both.
     """
     others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
+    own, taught = (cosine_matrix(vectors, vectors)[others].view(len(vectors), -1) for vectors in (student, teacher))
+    return ranking_divergence(own, taught, temperature)  # both (n, n - 1)
 
-    def log_shares(vectors: Tensor) -> Tensor:
-        cosines = cosine_matrix(vectors, vectors)[others].view(len(vectors), -1)  # (n, n - 1)
-        return F.log_softmax(cosines / temperature, dim=-1)
 
-    return F.kl_div(log_shares(student), log_shares(teacher), log_target=True, reduction="batchmean")
+def ranking_divergence(similarities: Tensor, judged: Tensor, temperature: float) -> Tensor:
+    """Mean over queries of KL(judge || student) between the softmaxes over m documents of two tables (n, m)."""
+    log_shares = F.log_softmax(similarities / temperature, dim=-1)
+    return F.kl_div(log_shares, F.log_softmax(judged / temperature, dim=-1), log_target=True, reduction="batchmean")
 
 
 def uniformity(vectors: Tensor) -> Tensor:

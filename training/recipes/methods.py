@@ -26,6 +26,7 @@ __all__ = [
     "OptiPromptRecipe",
     "PairsRecipe",
     "PromptBERTRecipe",
+    "RankingRecipe",
     "SGRecipe",
     "SSimCSERecipe",
     "ScoredRecipe",
@@ -486,12 +487,38 @@ class MLMRecipe(Recipe):
         return self
 
 
+class RankingRecipe(Recipe):
+    """The keys of `method = "ranking"`."""
+
+    method: Literal["ranking"]
+    documents: tuple[str, ...] = Field(
+        (),
+        description="files of further documents to rank beside those of the corpus, in a column called as the second",
+    )
+    candidates: Annotated[int, Field(ge=0)] = Field(
+        2, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
+    )
+    depth: Positive = Field(30, description="how many of those the judge ranks first are drawn from")
+    lexical_weight: Weight = Field(
+        0.3, description="weight of BM25 in the judge's score, in standard deviations of the query's cosines"
+    )
+    judged_weight: Weight = Field(
+        0.2, description="added to the judge's score, which is about a cosine, times the grade of a judged document"
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(0.03, description="divides the scores in the loss")
+
+    @property
+    def scored(self) -> bool:
+        return len(self.columns) == 3
+
+
 RECIPES: Final[dict[str, type[Recipe]]] = {
     "diffcse": DiffCSERecipe,
     "distill": DistillRecipe,
     "mlm": MLMRecipe,
     "optiprompt": OptiPromptRecipe,
     "promptbert": PromptBERTRecipe,
+    "ranking": RankingRecipe,
     "scored": ScoredRecipe,
     "sg": SGRecipe,
     "simcse": SimCSERecipe,

@@ -1,0 +1,219 @@
+"""The command adapt, from files to a run: with queries, without, and with what is wrong."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from encoding.command import run as run_command
+from evaluation.search import search_metrics
+from training.adapt import main
+from training.adaptation import held_out as held_out_queries
+from training.adaptation import rounds
+from training.adaptation.held_out import HeldOutQueries, interval
+from training.adaptation.pairs import Judgements
+from training.adaptation.queries import QueryMaker, sentences_of
+from training.adaptation.rounds import made_queries, split
+from training.fit import main as fit
+from training.model.encoder import SentenceEncoder
+from training.run_folder import Run
+
+THINGS = ("dog", "man", "letter", "city", "rain", "guitar", "field", "house")
+PLACES = ("river", "door", "road", "table", "hill", "wall", "gate", "tree")
+DOCUMENTS = [
+    f"The {thing} is near the {place}. Nobody looks at a {thing} there." for thing in THINGS for place in PLACES
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> str:
+    folder = tmp_path_factory.mktemp("served") / "parent"
+    SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask").save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    file = tmp_path / "documents.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS), encoding="utf-8")
+    return file
+
+
+def pairs(file: Path, count: int = 12) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(("query", "document"))
+        writer.writerows((f"{text.split()[1]} {text.split()[5]}"[:-1], text) for text in DOCUMENTS[: 5 * count : 5])
+    return file
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "STEPS", 2)
+
+
+@pytest.mark.usefixtures("short")
+def test_queries_make_a_run_that_says_what_it_gained(
+    encoder: str, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    words = ["--encoder", encoder, "--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
+    assert fit(["adapt", *words, "--out", str(out)]) == 0
+    shown = capsys.readouterr().err
+    assert "documents: 64, with 64 names" in shown
+    assert "queries: 12, answered by 12 documents" in shown
+    assert "round 3 of 3: 8 queries to learn from, 4 held out" in shown
+    assert "12 queries held out: nDCG@10 " in shown
+    assert f"next: cloze export {out} models/NAME" in shown
+    provenance = Run(out).provenance()
+    assert provenance["recipe"]["method"] == "adapt"
+    assert provenance["recipe"]["pairs"] == "pairs.csv"
+    assert {source["name"] for source in provenance["data"]} == {"pairs.csv", "documents.jsonl"}
+    found = provenance["recipe"]["held_out"]
+    assert found["after"] >= found["before"]
+    assert sorted(path.name for path in out.iterdir()) == ["model", "run.json"]
+    trained = SentenceEncoder.load(str(out))
+    assert (trained.config.template, trained.config.pooling) == ("[X] means [MASK].", "mask")
+    same = np.array_equal(trained.embed(["dog"]), SentenceEncoder.load(encoder).embed(["dog"]))
+    assert same == (found["parent_share"] == 1)
+
+
+@pytest.mark.usefixtures("short")
+def test_without_queries_it_says_what_to_label(
+    encoder: str, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    main(["--encoder", encoder, "--documents", str(documents), "--out", str(out)])
+    shown = capsys.readouterr().err
+    assert "queries made of 43 documents, 21 of others held out" in shown
+    assert "text alone did not help: write a query" in shown
+    with (out / "label.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["query", "document"]
+    assert len(rows) == 50
+    assert {query for query, _ in rows} == {""}
+    assert {text for _, text in rows} <= set(DOCUMENTS)
+    parent, kept = SentenceEncoder.load(encoder), SentenceEncoder.load(str(out))
+    assert torch.equal(parent.backbone.state_dict()["embeddings.word_embeddings.weight"],
+                       kept.backbone.state_dict()["embeddings.word_embeddings.weight"])  # fmt: skip
+    rows = [(f"where is it {number}", text) for number, (_, text) in enumerate(rows)][:12]
+    with (out / "label.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows, ("", "left out")])
+    again = ["--encoder", encoder, "--documents", str(documents), "--pairs", str(out / "label.csv")]
+    main([*again, "--out", str(tmp_path / "labelled")])
+    assert "queries: 12, answered by 12 documents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "said"),
+    [
+        ([], 0, "nothing to learn from; give --documents"),
+        (["--documents", "{documents}"], 3, "pairs.csv has 3 queries with a document that answers them"),
+        (["--documents", "{few}"], 0, "10 documents are too few"),
+        (["--documents", "{none}"], 0, "none does not exist"),
+        (["--documents", "{plain}"], 0, "only 0 have two sentences or more"),
+    ],
+)
+def test_what_is_too_little_is_said_before_anything_is_computed(
+    tmp_path: Path, documents: Path, words: Sequence[str], count: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(documents.read_text(encoding="utf-8").splitlines(keepends=True)[:10]), encoding="utf-8")
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(
+        "".join(json.dumps({"text": f"Part number {number}"}) + "\n" for number in range(99)), encoding="utf-8"
+    )
+    paths = {"documents": documents, "few": few, "none": tmp_path / "none", "plain": plain}
+    given = [word.format(**paths) for word in words]
+    if count:
+        given += ["--pairs", str(pairs(tmp_path / "pairs.csv", count))]
+    assert run_command(lambda: main([*given, "--encoder", "/nowhere", "--out", str(tmp_path / "run")])) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("short")
+def test_text_that_the_encoder_does_not_know_is_said(
+    encoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "foreign.jsonl"
+    sentence = "Donaudampfschifffahrtsgesellschaft Rindfleischetikettierung Grundstücksverkehr Genehmigung {}."
+    texts = [f"{sentence.format(number)} {sentence.format(-number)}" for number in range(60)]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    main(["--encoder", encoder, "--documents", str(file), "--out", str(tmp_path / "run")])
+    assert "text of a language that it was not trained on" in capsys.readouterr().err
+
+
+def test_a_round_is_scored_as_trec_eval_scores_all_documents(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the pool has all documents, the figures are those of an exact search."""
+    monkeypatch.setattr(held_out_queries, "NEAREST", 30)
+    judged = Judgements(["red dog", "old house"], DOCUMENTS[:30], [{0: 1.0, 7: 3.0, 9: -1.0}, {12: 1.0}])
+    embed = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean").embed
+    vectors = units(embed(judged.documents))
+    held_out = HeldOutQueries.among_nearest(judged, [0, 1], vectors, units(embed(judged.queries)))
+    assert held_out.pool == list(range(30))
+    order = [np.argsort(-(vectors @ query), kind="stable") for query in units(embed(judged.queries))]
+    expected = search_metrics(order, [{0: 1, 7: 3}, {12: 1}])["nDCG@10"]
+    np.testing.assert_allclose(held_out.scores(embed), 100 * np.array(expected))
+
+
+def units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_a_pool_has_the_judged_the_nearest_and_those_of_the_same_words() -> None:
+    documents = [f"text {number}" for number in range(100)] + ["needle"]
+    judged = Judgements(["needle"], documents, [{50: 1.0, 51: -1.0}])
+    vectors = np.eye(101, 4, dtype=np.float32)[::-1] + np.float32(0.01)
+    held_out = HeldOutQueries.among_nearest(judged, [0], units(vectors), np.eye(1, 4, dtype=np.float32))
+    assert {50, 51, 100} <= set(held_out.pool)
+    assert len(held_out.pool) <= 42
+
+
+def test_a_text_of_a_class_does_not_find_itself() -> None:
+    texts = ["a", "b", "c"]
+    judged = Judgements(["a", "b"], texts, [{1: 1.0}, {0: 1.0}])
+    embed = {"a": [1.0, 0.0], "b": [0.9, 0.1], "c": [0.0, 1.0]}
+    held_out = HeldOutQueries(judged, [0, 1], [0, 1, 2])
+    np.testing.assert_allclose(held_out.scores(lambda asked: np.array([embed[text] for text in asked])), [100, 100])
+
+
+def test_an_interval_is_that_of_the_mean() -> None:
+    low, high = interval(np.array([1.0, 3.0] * 200))
+    assert low == pytest.approx(2 - 1.96 / 20, abs=0.02)
+    assert high == pytest.approx(2 + 1.96 / 20, abs=0.02)
+
+
+def test_parts_have_every_number_once() -> None:
+    parts = split(11, 3, 7)
+    assert sorted(number for part in parts for number in part) == list(range(11))
+    assert [len(part) for part in parts] == [4, 4, 3]
+    assert parts == split(11, 3, 7) != split(11, 3, 8)
+
+
+def test_a_made_query_is_taken_out_of_its_document() -> None:
+    made = made_queries([*DOCUMENTS[:5], "One sentence is here alone."], [1, 5], 3)
+    assert made.grades == [{1: 1.0}]
+    (query,) = made.queries
+    assert query in DOCUMENTS[1]
+    assert query not in made.documents[1]
+    assert made.documents[0] == DOCUMENTS[0]
+
+
+def test_made_queries_are_of_their_documents_words() -> None:
+    maker = QueryMaker(DOCUMENTS, 0)
+    starts = {"what", "is", "are", "how", "does", "to", "who", "why", "where", "when", "was"}
+    for place, document in enumerate(DOCUMENTS):
+        words = set(maker(place).lower().replace("?", "").replace(".", "").split())
+        assert words <= set(document.lower().replace(".", "").split()) | starts
+    assert [QueryMaker(DOCUMENTS, 0)(3)] == [QueryMaker(DOCUMENTS, 0)(3)]
+
+
+def test_a_document_without_sentences_is_its_own() -> None:
+    assert sentences_of("Short. One.") == ["Short. One."]
+    assert sentences_of("It has four words. No.") == ["It has four words."]

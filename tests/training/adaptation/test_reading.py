@@ -1,0 +1,172 @@
+"""Documents and judgements as people have them."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from training.adaptation.documents import PASSAGE_WORDS, Document, read_documents
+from training.adaptation.pairs import read_pairs
+from training.errors import CorpusError
+
+MARKDOWN = """\
+# Opening hours
+
+The library is open from *Monday* to Friday.
+
+- Lights go out at ten.
+- Ask at the desk.
+
+## Fees
+
+A late book costs a pound.
+
+| day | opens |
+| --- | --- |
+| Sunday | never |
+
+```sh
+lend --book
+```
+"""
+HTML = """<html><head><title>x</title><style>p { color: red }</style></head><body><nav><p>Home</p></nav>
+<h1>Loans</h1><p>Three <b>weeks</b>.</p><div><p>No more.</p></div><script>let a = "<p>no</p>"</script></body></html>"""
+
+
+def table(file: Path, names: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(names)
+        writer.writerows(rows)
+    return file
+
+
+def test_a_folder_of_files_becomes_passages_with_their_headings(tmp_path: Path) -> None:
+    (tmp_path / "guide").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "notes.txt").write_text("hidden", encoding="utf-8")
+    (tmp_path / "guide" / "hours.md").write_text(MARKDOWN, encoding="utf-8")
+    (tmp_path / "loans.html").write_text(HTML, encoding="utf-8")
+    (tmp_path / "plain.txt").write_text("One\nparagraph.\n\nAnother one.\n", encoding="utf-8")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    assert read_documents([tmp_path]) == [
+        Document(
+            "guide/hours.md",
+            "Opening hours The library is open from Monday to Friday. Lights go out at ten. Ask at the desk.",
+        ),
+        Document("guide/hours.md", "Fees A late book costs a pound. day opens Sunday never lend --book"),
+        Document("loans.html", "Loans Three weeks . No more."),
+        Document("plain.txt", "One paragraph. Another one."),
+    ]
+
+
+def test_a_huge_file_is_cut_into_passages(tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(5 * PASSAGE_WORDS + 7)]
+    (tmp_path / "all.txt").write_text(" ".join(words), encoding="utf-8")
+    found = read_documents([tmp_path / "all.txt"])
+    assert [len(each.text.split()) for each in found] == [PASSAGE_WORDS] * 5 + [7]
+    assert " ".join(each.text for each in found).split() == words
+
+
+def test_a_row_is_a_document_with_its_title(tmp_path: Path) -> None:
+    file = table(
+        tmp_path / "pages.csv", ("id", "title", "body"), [(7, "Fees", "A pound."), (8, "", " "), (9, "", "Free.")]
+    )
+    assert read_documents([file]) == [Document("7", "Fees A pound."), Document("9", "Free.")]
+    assert read_documents([file], ["body"]) == [Document("7", "A pound."), Document("9", "Free.")]
+
+
+def test_a_document_counts_once(tmp_path: Path) -> None:
+    file = tmp_path / "pages.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "one")), encoding="utf-8")
+    assert [each.text for each in read_documents([file, file])] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("pages.csv", "price,size\n1,2\n", "no column 'text'; it has price, size"),
+        ("pages.jsonl", "no JSON\n", "line 1: not JSON"),
+        ("page.txt", "\n \n", "no document has a text"),
+        ("page.docx", "", "cannot tell the format"),
+    ],
+)
+def test_what_is_no_document_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(CorpusError, match=words):
+        read_documents([tmp_path / name])
+
+
+def test_a_folder_without_text_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"has no file \.txt"):
+        read_documents([tmp_path])
+    with pytest.raises(CorpusError, match="does not exist"):
+        read_documents([tmp_path / "none"])
+
+
+def test_a_document_is_given_by_its_text_or_its_name(tmp_path: Path) -> None:
+    documents = [Document("a.md", "first"), Document("a.md", "second"), Document("b.md", "third")]
+    rows = [("open", "a.md"), ("open", "third"), ("fees", "elsewhere"), ("fees", "elsewhere"), ("", "third"), ("x", "")]
+    found = read_pairs(table(tmp_path / "log.csv", ("query", "url"), rows), documents)
+    assert found.queries == ["open", "fees"]
+    assert found.documents == ["first", "second", "third", "elsewhere"]
+    assert found.grades == [{0: 1.0, 1: 1.0, 2: 1.0}, {3: 1.0}]
+
+
+def test_grades_say_which_documents_do_not_answer(tmp_path: Path) -> None:
+    rows = [("a", "x", 2), ("a", "y", 0), ("b", "y", 0), ("c", "x", 0.5)]
+    found = read_pairs(table(tmp_path / "graded.csv", ("query", "document", "score"), rows), [])
+    assert (found.queries, found.documents) == (["a", "c"], ["x", "y"])
+    assert found.grades == [{0: 2.0, 1: -1.0}, {0: 0.5}]
+    assert found.relevant(0) == [0]
+
+
+def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
+    rows = [("a", "x", 1), ("a", "y", 0)]
+    found = read_pairs(table(tmp_path / "questions.csv", ("sentence1", "sentence2", "label"), rows), [])
+    assert found.grades == [{0: 1.0, 1: -1.0}]
+
+
+def test_texts_of_one_class_answer_each_other(tmp_path: Path) -> None:
+    rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky"), ("alone", "none")]
+    found = read_pairs(table(tmp_path / "classes.csv", ("text", "label"), rows), [])
+    assert found.queries == ["pay", "card", "rain", "snow"]
+    assert found.documents == ["pay", "card", "rain", "snow", "alone"]
+    assert found.grades == [{1: 1.0}, {0: 1.0}, {3: 1.0}, {2: 1.0}]
+
+
+def test_a_folder_in_beirs_layout_has_everything(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "title": "T", "text": "x"}\n{"_id": "2", "text": "y"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\t1\t2\nq\t2\t0\n")
+    found = read_pairs(tmp_path, [Document("z", "z"), Document("x", "T x")])
+    assert found.documents == ["T x", "y", "z"]
+    assert found.grades == [{0: 2.0, 1: -1.0}]
+
+
+def test_other_columns_are_named(tmp_path: Path) -> None:
+    file = table(tmp_path / "log.csv", ("asked", "clicked", "n"), [("a", "x", 3)])
+    assert read_pairs(file, [], ["asked", "clicked"]).grades == [{0: 1.0}]
+    assert read_pairs(file, [], ["asked", "clicked", "n"]).grades == [{0: 3.0}]
+    with pytest.raises(CorpusError, match="has the columns asked, clicked, n; give query and document"):
+        read_pairs(file, [])
+    with pytest.raises(CorpusError, match="no column 'q'; it has asked"):
+        read_pairs(file, [], ["q", "clicked"])
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "words"),
+    [
+        (("query", "document"), [], "has no rows"),
+        (("query", "document"), [("", "x")], "no query with a document that answers it"),
+        (("query", "document", "score"), [("a", "x", "high")], "score 'high' is not a number"),
+        (("text", "label"), [("a", "1"), ("b", "1")], "has 1 labels for 2 texts"),
+    ],
+)
+def test_what_is_no_judgement_is_named(
+    tmp_path: Path, names: Sequence[str], rows: Sequence[Sequence[object]], words: str
+) -> None:
+    with pytest.raises(CorpusError, match=words):
+        read_pairs(table(tmp_path / "pairs.csv", names, rows), [])

@@ -1,0 +1,151 @@
+"""The method `ranking`: its judge against a loop over the formula, what a batch has, and training on a file."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from killed_runs import whole_and_resumed
+from recipes import arguments, load_recipe
+
+from encoding.command import run as run_command
+from evaluation.measures import units
+from training.data.corpus import Corpus
+from training.data.lexical import Lexical, words_of
+from training.fit import main
+from training.loop.prepare import prepare
+from training.methods.losses import ranking_divergence
+from training.methods.ranking import Ranking
+from training.model.encoder import SentenceEncoder
+
+DOCUMENTS = [f"The {colour} {thing} stands in the {place}." for colour in ("red", "old") for thing in ("dog", "house")
+             for place in ("city", "field")]  # fmt: skip
+QUERIES = {"red dog": 0, "old house in the field": 7, "dog": 5, "city": 2}
+
+
+def keys_of(folder: Path, encoder: Path, **keys: Any) -> dict[str, Any]:
+    rows = [{"query": query, "document": DOCUMENTS[place], "grade": 1} for query, place in QUERIES.items()]
+    rows += [
+        {"query": "red", "document": DOCUMENTS[1], "grade": 0},
+        {"query": "dog", "document": DOCUMENTS[2], "grade": -1},
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / "more.jsonl").write_text(
+        "".join(json.dumps({"document": text}) + "\n" for text in DOCUMENTS), encoding="utf-8"
+    )
+    known = {"encoder": str(encoder), "corpus": str(folder / "pairs.jsonl"), "documents": str(folder / "more.jsonl")}
+    known |= {"columns": ["query", "document", "grade"], "template": "[X] means [MASK].", "pooling": "mask"}
+    return (
+        known
+        | {"batch_size": 3, "held_out": 0, "max_steps": 4, "eval_steps": 2, "log_steps": 1, "max_tokens": 24}
+        | keys
+    )
+
+
+def begun(folder: Path, encoder: Path, **keys: Any) -> tuple[Ranking, Corpus]:
+    corpus, _, objective = prepare(load_recipe("ranking", keys_of(folder, encoder, **keys)))
+    assert isinstance(objective, Ranking)
+    objective.begin(corpus, folder / "prepared")
+    return objective, corpus
+
+
+def bm25(query: str, document: str, k1: float = 1.2, b: float = 0.75) -> float:
+    """Robertson and Zaragoza's formula without the constant factor k1 + 1, as Lucene computes it since 8.0."""
+    words, length = words_of(document), sum(len(words_of(each)) for each in DOCUMENTS) / len(DOCUMENTS)
+    score = 0.0
+    for word in words_of(query):
+        having, count = sum(word in words_of(each) for each in DOCUMENTS), words.count(word)
+        idf = math.log(1 + (len(DOCUMENTS) - having + 0.5) / (having + 0.5))
+        score += idf * count / (count + k1 * (1 - b + b * len(words) / length))
+    return score
+
+
+def test_lexical_scores_are_bm25() -> None:
+    lexical = Lexical(DOCUMENTS)
+    for query in ("red dog", "the THE house", "Nothing of this", ""):
+        np.testing.assert_allclose(lexical.scores(query), [bm25(query, text) for text in DOCUMENTS], rtol=1e-5)
+
+
+def test_documents_without_words_score_nothing() -> None:
+    np.testing.assert_array_equal(Lexical(["", "?!", "a word"]).scores("word").argmax(), 2)
+    np.testing.assert_array_equal(Lexical(["", "?!"]).scores("word"), [0, 0])
+
+
+def test_the_loss_of_a_known_table() -> None:
+    """Two documents: the shares are those of a logistic function."""
+    student, judge = torch.tensor([[0.5, 0.1]]), torch.tensor([[0.2, 0.6]])
+    p, q = 1 / (1 + math.exp(0.4 / 0.1)), 1 / (1 + math.exp(-0.4 / 0.1))
+    expected = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+    assert ranking_divergence(student, judge, 0.1).item() == pytest.approx(expected, rel=1e-5)
+    assert ranking_divergence(judge, judge, 0.1).item() == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_the_judge_is_the_formula(tiny_bert: Path, tmp_path: Path, weight: float) -> None:
+    objective, corpus = begun(tmp_path, tiny_bert, lexical_weight=weight, judged_weight=0.25, candidates=8)
+    texts = [*DOCUMENTS, *dict.fromkeys(row[0] for row in corpus.rows)]
+    encoder = SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask")
+    vectors = dict(zip(texts, units(encoder.embed(texts)), strict=True))
+    grades = {(query, text): float(grade) for query, text, grade in corpus.rows}
+    rows = corpus.rows[:3]
+    views = objective.views(rows)
+    decoded = objective.encoder.tokenizer.batch_decode(views["documents"]["input_ids"], skip_special_tokens=True)
+    found = [text.removesuffix(" means.") for text in decoded]
+    lowered = {text.lower(): text for text in DOCUMENTS}
+    documents = [lowered[text] for text in found]
+    assert sorted(documents) == sorted(DOCUMENTS)
+    for row, judged in zip(rows, views["queries"]["judged"], strict=True):
+        cosines = np.array([vectors[row[0]] @ vectors[text] for text in DOCUMENTS])
+        words = np.array([bm25(row[0], text) for text in DOCUMENTS])
+        scores = cosines + weight * cosines.std() * (words - words.mean()) / words.std()
+        scores += 0.25 * np.array([grades.get((row[0], text), 0.0) for text in DOCUMENTS])
+        by_text = dict(zip(DOCUMENTS, scores, strict=True))
+        np.testing.assert_allclose(judged, [by_text[text] for text in documents], atol=2e-3)  # held in 16 bits
+
+
+def test_a_batch_has_its_own_documents_and_the_candidates_that_rank_first(tiny_bert: Path, tmp_path: Path) -> None:
+    objective, corpus = begun(tmp_path, tiny_bert, candidates=0)
+    assert len(objective.views(corpus.rows[:3])["documents"]["input_ids"]) == 3
+    objective.recipe = objective.recipe.model_copy(update={"candidates": 2, "depth": 2})
+    torch.manual_seed(0)
+    (row,) = corpus.rows[:1]
+    fit, graded = objective._judge.scores(row[0])  # type: ignore[union-attr]
+    best = [place for place in np.argsort(-fit) if not graded[place]][:2]
+    chosen = objective.views([row])["queries"]["judged"][0]
+    np.testing.assert_allclose(sorted(chosen), sorted([(fit + graded).max(), *fit[best]]), rtol=1e-5)
+
+
+def test_training_draws_judged_documents_near_to_their_queries(tiny_bert: Path, tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, tiny_bert, max_steps=100, learning_rate=0.003, eval_steps=100)
+    assert main(["ranking", *arguments(keys), "--out", str(tmp_path / "run")]) == 0
+
+    def advantage(encoder: SentenceEncoder) -> float:
+        """How far the cosines of judged pairs are above those of others."""
+        cosines = units(encoder.embed(list(QUERIES))) @ units(encoder.embed(DOCUMENTS)).T
+        judged = cosines[range(len(QUERIES)), list(QUERIES.values())]
+        return float(judged.mean() - cosines.mean())
+
+    before = SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask")
+    assert advantage(SentenceEncoder.load(str(tmp_path / "run"))) > 0.05 > 0.02 > advantage(before)
+
+
+def test_a_resumed_run_ends_as_the_whole_one(tiny_bert: Path, tmp_path: Path) -> None:
+    whole_and_resumed(load_recipe("ranking", keys_of(tmp_path, tiny_bert)), tmp_path)
+
+
+def test_a_dry_run_shows_queries_and_documents(
+    tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ranking", *arguments(keys_of(tmp_path, tiny_bert)), "--dry-run"]) == 0
+    shown = capsys.readouterr().err
+    assert "view queries" in shown
+    assert "view documents" in shown
+
+
+def test_one_column_is_refused(tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = keys_of(tmp_path, tiny_bert, columns=["query"])
+    assert run_command(lambda: main(["ranking", *arguments(keys)])) == 2
+    assert "method 'ranking' reads 2 or 3" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""How well an encoder ranks the documents of queries that it was not trained on.
+
+Ranked are the documents that answer a query, those that the encoder before training ranks first for it, and those that
+fit its words best (BM25), of all queries of a round together: embedding all documents again for every candidate would
+take longer than training.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.measures import Embed
+from evaluation.search import rankings, search_metrics
+from training.adaptation.pairs import Judgements
+from training.data.lexical import Lexical
+
+__all__ = ["HeldOutQueries", "interval"]
+
+NEAREST: Final = 20  # documents of a query by cosine, and as many by its words
+RESAMPLES: Final = 2000
+MIDDLE: Final = (2.5, 97.5)  # percentiles
+
+
+@dataclass(frozen=True)
+class HeldOutQueries:
+    """Queries of `judged` that are not trained on, and the documents among which they are ranked, by their indices."""
+
+    judged: Judgements
+    queries: list[int]
+    pool: list[int]
+
+    @classmethod
+    def among_nearest(
+        cls, judged: Judgements, queries: list[int], vectors: NDArray[np.float32], asked: NDArray[np.float32]
+    ) -> "HeldOutQueries":
+        """`vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1."""
+        lexical, pool = Lexical(judged.documents), dict[int, None]()
+        for query, vector in zip(queries, asked, strict=True):
+            pool |= dict.fromkeys(judged.grades[query])
+            for scores in (vectors @ vector, lexical.scores(judged.queries[query])):
+                pool |= dict.fromkeys(np.argsort(-scores, kind="stable")[:NEAREST].tolist())
+        return cls(judged, queries, sorted(pool))
+
+    def scores(self, embed: Embed) -> NDArray[np.float64]:
+        """nDCG@10 of each query x100, (n)."""
+        places = {document: place for place, document in enumerate(self.pool)}
+        relevance = [
+            {
+                places[document]: max(1, round(self.judged.grades[query][document]))
+                for document in self.judged.relevant(query)
+            }
+            for query in self.queries
+        ]
+        texts = [self.judged.queries[query] for query in self.queries]
+        found = rankings(embed(texts), embed([self.judged.documents[place] for place in self.pool]), self._own(places))
+        return 100 * np.array(search_metrics(found, relevance)["nDCG@10"])
+
+    def _own(self, places: dict[int, int]) -> dict[int, int]:
+        """A query that is itself a document, as a text among texts of its class: it is not to find itself."""
+        documents = {text: place for place, text in enumerate(self.judged.documents)}
+        found = ((number, documents.get(self.judged.queries[query])) for number, query in enumerate(self.queries))
+        return {number: places[place] for number, place in found if place in places}
+
+
+def interval(gains: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """The middle 95 % of the mean of `gains` (n), drawn again with replacement (paired bootstrap)."""
+    drawn = np.random.default_rng(seed).integers(len(gains), size=(RESAMPLES, len(gains)))
+    low, high = np.percentile(gains[drawn].mean(1), MIDDLE)
+    return float(low), float(high)

@@ -1,0 +1,35 @@
+"""How well documents fit the words of a query: BM25 (Robertson et al., TREC-3, 1994), by the library bm25s."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Lexical", "words_of"]
+
+WORD: Final = re.compile(r"\w+")
+NO_WORD: Final = ""  # stands in a document that has no word
+
+
+class Lexical:
+    """The words of documents, all in lower case."""
+
+    def __init__(self, documents: Sequence[str]) -> None:
+        words = [words_of(document) or [NO_WORD] for document in documents]
+        self.count, self._known = len(documents), {word for each in words for word in each}
+        self._index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+        self._index.index(words, show_progress=False)
+
+    def scores(self, query: str) -> NDArray[np.float32]:
+        """BM25 of each document, (n)."""
+        words = [word for word in words_of(query) if word in self._known]  # the library takes no others, and no none
+        found: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
+        return found
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation."""
+    return WORD.findall(text.casefold())
