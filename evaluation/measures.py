@@ -3,9 +3,9 @@
 scipy and scikit-learn take a second or two to import, for which commands that only compare vectors need not wait.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ __all__ = [
     "average_precision",
     "cosines",
     "cosines_of",
+    "nearest",
     "rank_correlation",
     "uniformity",
     "units",
@@ -24,6 +25,8 @@ __all__ = [
 
 Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts (n) -> vectors (n, d)."""
+
+COSINES: Final = 2**23  # of queries with all texts that are held at once: 64 MB
 
 Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
 
@@ -94,6 +97,32 @@ def uniformity(vectors: NDArray[np.floating]) -> float:
     from scipy.spatial.distance import pdist
 
     return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
+
+
+def nearest(
+    queries: NDArray[np.floating], texts: NDArray[np.floating], depth: int
+) -> Iterator[tuple[NDArray[np.floating], NDArray[np.intp]]]:
+    """Cosines and indices of each query's `depth` nearest texts, nearest first; both sides have unit vectors.
+
+    Texts with equal cosines stay in their order. The memory does not depend on the number of queries.
+    """
+    size = max(1, COSINES // max(1, len(texts)))
+    for start in range(0, len(queries), size):
+        for row in queries[start : start + size] @ texts.T:
+            chosen = _largest(row, depth)
+            best = chosen[np.argsort(-row[chosen], kind="stable")]
+            yield row[best], best
+
+
+def _largest(row: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """The places of the `count` largest numbers, in order; the first ones of those that equal the last."""
+    if count >= len(row):
+        return np.arange(len(row))
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    above = row > least
+    equal = np.flatnonzero(row == least)[: count - above.sum()]
+    above[equal] = True
+    return np.flatnonzero(above)
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:

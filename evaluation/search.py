@@ -19,7 +19,7 @@ import numpy as np
 import pytrec_eval
 from numpy.typing import NDArray
 
-from evaluation.measures import Embed, units
+from evaluation.measures import Embed, nearest, units
 from training.data.corpus import read_records
 from training.errors import CorpusError
 
@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 DEPTH: Final = 1000  # documents that are ranked
-QUERIES: Final = 256  # whose scores are held at once
 METRICS: Final = {  # our name -> trec_eval's
     "nDCG@10": "ndcg_cut_10",
     "MRR": "recip_rank",
@@ -102,13 +101,9 @@ def rankings(
 
     Documents with equal cosines stay in the order of the corpus.
     """
-    queries, transposed = units(queries), units(documents).T
-    found: list[NDArray[np.intp]] = []
-    for start in range(0, len(queries), QUERIES):
-        cosines = queries[start : start + QUERIES] @ transposed
-        found += list(np.argsort(-cosines, axis=1, kind="stable")[:, : DEPTH + 1])
     own = own or {}
-    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, ranking in enumerate(found)]
+    found = nearest(units(queries), units(documents), DEPTH + 1)
+    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, (_, ranking) in enumerate(found)]
 
 
 def search_metrics(found: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:

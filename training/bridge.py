@@ -20,11 +20,10 @@ from encoding.bundle import Bundle
 from encoding.command import program, run
 from encoding.files import check_new_file
 from encoding.options import Command
-from evaluation.measures import units
+from evaluation.measures import nearest, units
 from evaluation.options import ModelOptions
 from training.data.corpus import read_corpus
 from training.errors import CorpusError, RunError
-from training.mine import nearest
 
 if TYPE_CHECKING:
     from evaluation.task import Subject

@@ -21,15 +21,14 @@ from rich.console import Console
 
 from encoding.command import program, run
 from encoding.files import check_new_file, replacing
-from evaluation.measures import units
+from evaluation.measures import nearest, units
 from evaluation.options import ModelOptions
 from training.data.corpus import read_corpus
 from training.errors import RunError
 
-__all__ = ["main", "mine", "nearest"]
+__all__ = ["main", "mine"]
 
 Count = Annotated[int, Field(ge=1)]
-ROWS: Final = 1024  # of queries, whose cosines with all texts are held at once
 Search = Callable[[NDArray[np.float64], NDArray[np.float64], int], Iterator[tuple[Any, Any]]]
 """Unit vectors of queries (n, d) and texts (m, d), and a depth -> cosines and indices of each query's nearest."""
 
@@ -123,18 +122,6 @@ def mine(
         kept = [candidate for candidate in wanted if candidate not in own[text]][:count]
         negatives.append(tuple(kept) if len(kept) == count else ())
     return negatives
-
-
-def nearest(
-    queries: NDArray[np.float64], texts: NDArray[np.float64], depth: int
-) -> Iterator[tuple[NDArray[np.floating], NDArray[np.integer]]]:
-    """Cosines and indices of each query's `depth` nearest texts, nearest first; both sides have unit vectors."""
-    for start in range(0, len(queries), ROWS):
-        cosines = queries[start : start + ROWS] @ texts.T
-        for row in cosines:
-            best = np.argpartition(-row, depth - 1)[:depth]
-            best = best[np.lexsort((best, -row[best]))]
-            yield row[best], best
 
 
 def _faiss_search() -> Search:

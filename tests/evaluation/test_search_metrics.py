@@ -1,5 +1,6 @@
 """Search: equal to pytrec_eval on rankings made here; templates for queries."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +96,16 @@ def test_collections_of_data_and_own_folders(tmp_path: Path) -> None:
     write(tmp_path / "data" / "retrieval" / "a")
     own = write(tmp_path / "mine")
     assert [task.name for task in tasks(tmp_path / "data", [own])] == ["a", "mine"]
+
+
+def test_the_memory_of_a_search_depends_on_what_is_kept() -> None:
+    """All cosines would be 320 MB in fp64, and the order of all documents as much again."""
+    chance = np.random.default_rng(0)
+    queries, documents = chance.normal(size=(2000, 4)), chance.normal(size=(20_000, 4))
+    tracemalloc.start()
+    found = rankings(queries, documents)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(ranking) for ranking in found] == [1000] * 2000
+    assert kept < 1.2 * sum(ranking.nbytes for ranking in found)
+    assert peak < kept + 150e6

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from encoding.command import run as run_command
-from evaluation.measures import units
+from evaluation.measures import nearest, units
 from training import mine
 from training.data.corpus import read_corpus
 from training.model.encoder import SentenceEncoder
@@ -27,7 +27,7 @@ def vectors(count: int, seed: int) -> NDArray[np.float64]:
     return units(np.random.default_rng(seed).normal(size=(count, 8)))
 
 
-@pytest.mark.parametrize("search", [mine.nearest, mine.nearest_by_faiss])
+@pytest.mark.parametrize("search", [nearest, mine.nearest_by_faiss])
 def test_the_nearest_are_those_of_a_naive_loop(search: object) -> None:
     assert callable(search)
     queries, texts = vectors(40, 1), vectors(60, 2)
@@ -39,7 +39,7 @@ def test_the_nearest_are_those_of_a_naive_loop(search: object) -> None:
 
 def test_equal_cosines_are_in_the_order_of_the_texts() -> None:
     same = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
-    ((_, places),) = mine.nearest(np.array([[1.0, 0.0]]), same, 3)
+    ((_, places),) = nearest(np.array([[1.0, 0.0]]), same, 3)
     assert list(places) == [0, 2, 3]
 
 

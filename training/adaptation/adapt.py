@@ -5,10 +5,11 @@ share the held-out queries choose. The parent alone is a candidate, so the resul
 """
 
 import csv
+import hashlib
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from sklearn.cluster import KMeans  # type: ignore[import-untyped]
 from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
 
-from encoding.bundle import Source, sha256
+from encoding.bundle import Source
 from encoding.machine import has_bf16
 from evaluation.measures import Embed, units
 from training.adaptation.documents import Document, read_documents
@@ -35,7 +36,7 @@ from training.methods.teacher import embedded, parts
 from training.model.encoder import SentenceEncoder
 from training.run_folder import Run, provenance_of_encoder
 
-__all__ = ["METHOD", "adapt"]
+__all__ = ["METHOD", "adapt", "fast"]
 
 METHOD: Final = "adapt"
 LABEL_FILE: Final = "label.csv"
@@ -77,8 +78,11 @@ def adapt(
         found = _without_labels(place, *made) if made else _with_labels(place)
         if not pairs:
             _write_to_label(out / LABEL_FILE, judged.documents, place.vectors, seed)
-        files = [path for path in (pairs, *paths) if path is not None]
-        _write(run, encoder, found, {"pairs": pairs and pairs.name, "documents": [path.name for path in paths]}, files)
+        names = {"pairs": [str(path) for path in (pairs,) if path], "documents": [str(path) for path in paths]}
+        texts = {"pairs": judged.queries, "documents": judged.documents}
+        data = [_source(names[what], texts[what]) for what in names if names[what]]
+        asked = names | {"columns": [*columns], "document_columns": [*document_columns]}
+        _write(run, found, {"method": METHOD, "encoder": encoder, "seed": seed} | asked, data)
     finally:
         shutil.rmtree(out / "rounds", ignore_errors=True)
     _report(run, encoder, found, labelled=pairs is not None)
@@ -116,7 +120,19 @@ def _with_labels(place: "Workplace") -> Found:
         scores.append(place.scored(runs[-1], place.held_out(judged, group, place.vectors), SHARES))
     joined = {share: np.concatenate([score[share] for score in scores]) for share in scores[0]}
     before = joined.pop(1.0)
-    return Found(runs, before, joined)
+    found = Found(runs, before, joined)
+    return replace(found, growth=_growth(place, groups, scores[0], found.share)) if found.share < 1 else found
+
+
+def _growth(
+    place: "Workplace", groups: Sequence[list[int]], whole: dict[float, NDArray[np.float64]], share: float
+) -> float:
+    """What the second half of the queries added: the first round's figure less that of a round with half of them."""
+    half = sorted(query for group in groups[1:] for query in group)[::2]
+    console.print(f"a round with {len(half)} queries, for what more of them bring")
+    run = place.trained("half", place.judged, half, range(len(place.judged.documents)))
+    scores = place.scored(run, place.held_out(place.judged, groups[0], place.vectors), [share])
+    return float(whole[share].mean() - scores[share].mean())
 
 
 def _made(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
@@ -144,25 +160,30 @@ def _without_labels(place: "Workplace", made: Judgements, asked: Sequence[int]) 
     return Found([run], before, {share: each for share, each in scores.items() if interval(each - before)[0] > 0})
 
 
-def _write(run: Run, encoder: str, found: Found, names: dict[str, Any], files: Sequence[Path]) -> None:
+def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source]) -> None:
     """The run: the mean of the rounds and the parent, or the parent as it is."""
+    encoder = recipe["encoder"]
     if found.share < 1:
         mean, provenance = averaged(found.runs, parent_share=found.share)
     else:
-        mean, provenance = SentenceEncoder.load(encoder), provenance_of_encoder(encoder)
+        mean, provenance = SentenceEncoder.load(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
     low, high = interval(found.gains)
     figures = {
         "queries": len(found.before),
         "before": round(float(found.before.mean()), 2),
         "after": round(float((found.before + found.gains).mean()), 2),
         "interval": [round(low, 2), round(high, 2)],
-        "parent_share": found.share,
     }
-    own = {"method": METHOD, "encoder": encoder} | names | {"held_out": figures}
-    sources = [Source(name=file.name, sentences=0, sha256=sha256(file)) for file in files if file.is_file()]
-    data = [source.model_dump(mode="json") for source in sources]
     mean.save(run.model)
-    run.write_provenance(provenance | {"recipe": own, "data": [*provenance_of_encoder(encoder)["data"], *data]})
+    own = {"recipe": recipe | {"parent_share": found.share, "held_out": figures}, "rows": figures["queries"]}
+    sources = [source.model_dump(mode="json") for source in data]
+    run.write_provenance(provenance | own | {"data": [*provenance_of_encoder(encoder)["data"], *sources]})
+
+
+def _source(paths: Sequence[str], texts: Sequence[str]) -> Source:
+    """What was read, as a provenance names it: the last parts of the paths, the number of texts, and their digest."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return Source(name=", ".join(Path(path).name for path in paths), sentences=len(texts), sha256=digest)
 
 
 def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequence[str]) -> Judgements:
@@ -260,13 +281,13 @@ class Workplace:
 
     def scored(self, run: Path, held_out: HeldOutQueries, shares: Sequence[float]) -> dict[float, NDArray[np.float64]]:
         """nDCG@10 of each query with each share of the parent; with the share 1 it is the parent's."""
-        found = {1.0: held_out.scores(_embed(self.parent))}
+        found = {1.0: held_out.scores(fast(self.parent))}
         for share in shares:
-            found[share] = held_out.scores(_embed(averaged([run], parent_share=share)[0]))
+            found[share] = held_out.scores(fast(averaged([run], parent_share=share)[0]))
         return found
 
 
-def _embed(encoder: SentenceEncoder) -> Embed:
+def fast(encoder: SentenceEncoder) -> Embed:
     """In bf16 where the CPU has it: twice as fast, and as exact as a ranking needs."""
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -289,7 +310,10 @@ def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
             f"with {found.share:g} of the parent's weights"
         )
     if found.growth is not None:
-        console.print(f"half of the queries gave {found.growth:.1f} less; twice as many would add about as much")
+        console.print(
+            f"with half of the queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"
+            + ("; twice as many should add about as much again" if found.growth > 0 else "; more would not help much")
+        )
     if not labelled:
         helped = "text alone did not help" if found.share == 1 else "real queries help more"
         console.print(

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance, located
+from encoding.options import flag
 from encoding.template import PoolingMode
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
@@ -24,6 +25,7 @@ from training.run_folder import UNTRAINED, Run
 __all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
+ADAPTED = "adapt"  # that of a run of `cloze adapt`
 
 MEASURED_LATER = ("scores", "parity", "graphs")
 
@@ -161,6 +163,8 @@ def _training(provenance: Provenance) -> str:
     rows = ["| text | sentences | sha256 |", "| --- | ---: | --- |"]
     rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
+    if provenance.recipe.get("method") == ADAPTED:
+        return "\n".join(rows) + f"\n\nTrained with Cloze{commit}, seed {provenance.seeds[0]}. {_adapted(provenance)}"
     table, recipes = "\n".join(rows), _recipes(provenance)
     if not recipes:
         return f"{table}\n\n{provenance.parent} was not trained further.{counted}"
@@ -174,6 +178,21 @@ def _training(provenance: Provenance) -> str:
         shares += f"\n\nThe weights are {1 - kept:g} of the trained ones and {kept:g} of the parent's."
     seeds = ", ".join(map(str, provenance.seeds))
     return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}{counted}"
+
+
+def _adapted(provenance: Provenance) -> str:
+    """What `adapt` found on the queries that it held out."""
+    found, share = provenance.recipe["held_out"], provenance.recipe["parent_share"]
+    who = "queries that were held out" if provenance.recipe["pairs"] else "queries made of documents, and held out"
+    ranked = f"On {found['queries']} {who}, nDCG@10 was {found['before']:.1f} with {provenance.parent}"
+    if share == 1:
+        return f"{ranked}, and not more after training: the weights are the parent's."
+    low, high = found["interval"]
+    gain = found["after"] - found["before"]
+    return (
+        f"{ranked} and {found['after']:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}). The "
+        f"weights are {1 - share:g} of the trained ones and {share:g} of the parent's."
+    )
 
 
 def _token_weights(weights: Mapping[str, Any]) -> str:
@@ -206,6 +225,12 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     commands: list[str] = []
     if provenance.recipe.get("method") == OUTSIDE:
         before = "With the model that sentence-transformers saved in `RUN`"
+    elif provenance.recipe.get("method") == ADAPTED:
+        own = provenance.recipe
+        before = paths.removesuffix(" Then run") + " Run"
+        names = ("pairs", "columns", "documents", "document_columns")
+        given = [f" {flag(name)} {' '.join(own[name])}" for name in names if own[name]]
+        commands = [f"cloze adapt --encoder {own['encoder']}{''.join(given)} --seed {own['seed']} --out RUN"]
     elif provenance.recipe.get("method") == UNTRAINED:
         before = f"With {provenance.parent} in `RUN`"
     elif provenance.recipe.get("method") == "average":
