@@ -5,7 +5,8 @@ processes agree. No epoch of one seed has the order of an epoch of another.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import chain, islice, repeat
 
 import numpy as np
@@ -98,18 +99,23 @@ class DistinctSampler(EpochSampler):
         yield from chain.from_iterable(islice(batches, self.size // self.batch_size))
 
     def _batches(self, generator: torch.Generator) -> Iterator[list[int]]:
-        """The full batches of one order of all rows, one at least. Raises CorpusError."""
-        fresh, waiting = iter(torch.randperm(self.size, generator=generator).tolist()), list[int]()
+        """The full batches of one order of all rows, one at least. Raises CorpusError.
+
+        A row that does not fit is looked at again once the text that kept it out is in no batch, so that a text that
+        many rows have costs no more than others.
+        """
+        fresh, waiting = enumerate(torch.randperm(self.size, generator=generator).tolist()), _Waiting()
         for count in range(self.size):
-            former, again, batch, texts = iter(waiting), list[int](), list[int](), set[str]()
-            for index in chain(former, fresh):
-                if texts.isdisjoint(self.rows[index]):
-                    batch.append(index)
-                    texts.update(self.rows[index])
+            batch, texts = list[int](), set[str]()
+            while len(batch) < self.batch_size and (found := waiting.oldest(texts) or next(fresh, None)):
+                row = self.rows[found[1]]
+                kept_out = next((text for text in row if text in texts), None)
+                if kept_out is None:
+                    batch.append(found[1])
+                    texts.update(row)
                 else:
-                    again.append(index)
-                if len(batch) == self.batch_size:
-                    break
+                    waiting.add(kept_out, found)
+            waiting.end_batch()
             if len(batch) == self.batch_size:
                 yield batch
             elif count:
@@ -119,7 +125,45 @@ class DistinctSampler(EpochSampler):
                     f"no_duplicates: only {len(batch)} rows have no text in common, and batch_size is "
                     f"{self.batch_size}; lower it, or remove duplicates from the corpus"
                 )
-            waiting = [*again, *former]
+
+
+class _Waiting:
+    """Rows that wait for the next batch, by a text that kept them out; each has its place in the order, and its index.
+
+    `_first` has the place of the first row of each text; those that are no longer right are passed over.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[int, int]]] = {}  # heaps
+        self._first: list[tuple[int, str]] = []  # a heap
+        self._kept_out: set[str] = set()
+
+    def add(self, text: str, row: tuple[int, int]) -> None:
+        heappush(self._rows.setdefault(text, []), row)
+        self._kept_out.add(text)
+
+    def oldest(self, texts: Container[str]) -> tuple[int, int] | None:
+        """Take the first row that none of the batch's `texts` keeps out, as far as is known; None if none is left."""
+        while self._first:
+            place, text = heappop(self._first)
+            rows = self._rows.get(text)
+            if rows is None or rows[0][0] != place:
+                continue
+            if text in texts:
+                self._kept_out.add(text)
+                continue
+            found = heappop(rows)
+            if rows:
+                heappush(self._first, (rows[0][0], text))
+            else:
+                del self._rows[text]
+            return found
+        return None
+
+    def end_batch(self) -> None:
+        for text in self._kept_out:
+            heappush(self._first, (self._rows[text][0][0], text))
+        self._kept_out.clear()
 
 
 class WeightedSampler(EpochSampler):

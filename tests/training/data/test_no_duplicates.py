@@ -1,15 +1,19 @@
 """Training on batches in which no text occurs twice: what the method sees, a resumed run, and what is refused."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from killed_runs import assert_same_weights, fit, fit_until_killed
 from recipes import arguments, load_recipe
 
 from encoding.command import run as run_command
 from training.data.corpus import Row
+from training.data.sampler import DistinctSampler
 from training.fit import main
 from training.methods.simcse import SimCSE
 from training.model.views import View
@@ -49,6 +53,54 @@ def test_the_method_sees_no_text_twice_and_a_resumed_run_is_the_same(
     batches.clear()
     fit(recipe, killed, resume=True)
     assert_same_weights(whole.path, killed.path)
+
+
+def naive(rows: Sequence[Row], order: Sequence[int], size: int) -> list[list[int]]:
+    """Every row that waits is looked at again for each batch."""
+    waiting, batches = list(order), list[list[int]]()
+    while True:
+        batch, texts, left = list[int](), set[str](), list[int]()
+        for place, index in enumerate(waiting):
+            if len(batch) == size:
+                left += waiting[place:]
+                break
+            if texts.isdisjoint(rows[index]):
+                batch.append(index)
+                texts.update(rows[index])
+            else:
+                left.append(index)
+        if len(batch) < size:
+            return batches
+        batches.append(batch)
+        waiting = left
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_batches_are_those_of_a_naive_loop(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = [(f"a{chance.randrange(40)}", f"b{min(chance.randrange(40), chance.randrange(40))}") for _ in range(200)]
+    sampler = DistinctSampler(rows, 8, seed)
+    found = list(sampler.order(torch.Generator().manual_seed(seed)))
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(seed)).tolist()
+    whole = naive(rows, order, 8)[:25]
+    assert [found[place : place + 8] for place in range(0, 8 * len(whole), 8)] == whole
+    assert len(whole) > 10
+
+
+def test_a_text_of_many_rows_is_not_read_for_every_batch() -> None:
+    class Counted(list[Row]):
+        reads = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    rows = Counted(
+        [(f"text {number}", "the same" if number % 3 == 0 else f"other {number}") for number in range(30_000)]
+    )
+    order = list(DistinctSampler(rows, 16, 1))
+    assert len(order) == 30_000 // 16 * 16
+    assert Counted.reads < 10 * len(rows)
 
 
 @pytest.mark.parametrize(
