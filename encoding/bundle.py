@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from encoding.calibration import CALIBRATION_FILE, Calibration
 from encoding.canaries import CANARY_FILE, Canaries
 from encoding.errors import BundleError, TemplateError
-from encoding.files import write_whole
+from encoding.files import exchange, write_whole
 from encoding.heads import HEAD_FOLDER, Head
 from encoding.template import MASK, PoolingMode, Template
 from encoding.text import TOKENIZER_FILES, TextEncoder
@@ -268,6 +268,8 @@ class Bundle:
 def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a folder to build a bundle in. It replaces `out` at the end of the block, and is removed after an error.
 
+    Where the system can exchange two folders in one step, `out` is a whole bundle at any time; elsewhere there is none
+    between two renames, for microseconds, and a process that is killed there leaves the former one in a folder beside.
     `out` may be absent, empty or a bundle. Raises BundleError, before any work, where it is anything else.
     """
     target = Path(out).absolute()
@@ -284,6 +286,8 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
         folder, former = Path(workshop, "new"), Path(workshop, "old")
         folder.mkdir()
         yield folder
+        if target.exists() and exchange(folder, target):
+            return
         if target.exists():
             target.rename(former)
         try:

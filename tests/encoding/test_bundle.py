@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from encoding import bundle as bundles
 from encoding.bundle import (
     GRAPHS,
     SPEC_FILE,
@@ -351,6 +354,8 @@ def test_a_bundle_that_cannot_be_moved_leaves_the_former_one(
             raise PermissionError("busy")
         return rename(path, target)
 
+    monkeypatch.setattr(bundles, "exchange", lambda *_: False)  # a file system that cannot
+
     def replace() -> None:
         with staging(bundle) as folder:
             fill(folder, tiny_bert, b"new")
@@ -370,7 +375,35 @@ def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: p
         raise AssertionError
 
 
-def test_a_bundle_is_replaced_whole(bundle: Path, tiny_bert: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are two renames")
+def test_there_is_a_whole_bundle_at_any_time(bundle: Path, tiny_bert: Path) -> None:
+    """Another thread opens the contract all the time, while the bundle is replaced."""
+    missing, ended = list[OSError](), threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            try:
+                (bundle / SPEC_FILE).read_bytes()
+            except OSError as error:
+                missing.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(30):
+        with staging(bundle) as folder:
+            fill(folder, tiny_bert, f"graph {number}".encode())
+    ended.set()
+    reader.join()
+    assert missing == []
+    assert Bundle.load(bundle).graph("int8").read_bytes() == b"graph 29"
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_bundle_is_replaced_whole(
+    bundle: Path, tiny_bert: Path, can_exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(bundles, "exchange", lambda *_: False)
     (bundle / "stray").write_text("x")
     with staging(bundle) as folder:
         fill(folder, tiny_bert, b"new")

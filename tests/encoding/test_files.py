@@ -1,12 +1,13 @@
 """A file that is written whole or not at all."""
 
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from encoding.errors import OptionError
-from encoding.files import check_new_file, replacing, write_whole
+from encoding.files import check_new_file, exchange, replacing, write_whole
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -23,6 +24,28 @@ def test_an_error_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_whole(path, "\ud800")
     assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_writers_at_a_time_the_later_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    with replacing(path) as first, replacing(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first"  # its block ends last
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_folders_are_exchanged(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    assert exchange(tmp_path / "one", tmp_path / "other") == (sys.platform == "linux")
+    if sys.platform == "linux":
+        assert (tmp_path / "one" / "file").read_text() == "other"
+        assert (tmp_path / "other" / "file").read_text() == "one"
+        with pytest.raises(FileNotFoundError, match="none"):
+            exchange(tmp_path / "none", tmp_path / "other")
 
 
 def test_a_file_of_any_kind_is_replaced_at_the_end(tmp_path: Path) -> None:
