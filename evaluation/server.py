@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -19,6 +23,7 @@ BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
 ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 ATTEMPTS: Final = 8
+REACHING: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in model_type
     *("model_id", "model_sha", "model_dtype", "model_type", "max_input_length"),
     *("template", "embedding_space", "version"),
@@ -98,9 +103,20 @@ class ServerEncoder:
         return array
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(
-            timeout=httpx.Timeout(120, connect=CONNECT_WAIT), headers=self._headers, transport=self._transport
-        )
+        """A proxy of the environment is asked for other machines only. Raises ServerError if it cannot be used."""
+        try:
+            return httpx.Client(
+                timeout=httpx.Timeout(120, connect=CONNECT_WAIT),
+                headers=self._headers,
+                transport=self._transport,
+                trust_env=not _on_this_machine(self.url),
+                verify=self.url.startswith("https:"),
+            )
+        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+            names = " ".join(f"{name}={value}" for name, value in _environment().items())
+            raise ServerError(
+                f"{self.url} cannot be asked: {error}; the environment has {names or 'no proxy'}"
+            ) from error
 
     def _request(self, client: httpx.Client, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
         problem = ""
@@ -109,7 +125,13 @@ class ServerEncoder:
                 response = client.request(method, self.url + route, json=body)
             except httpx.TransportError as error:
                 if self.info is None and isinstance(error, ABSENT):  # it is not busy, but absent
-                    raise ServerError(f"{self.url} cannot be reached ({error}); start the server first") from error
+                    used = {} if _on_this_machine(self.url) else _environment()
+                    proxy = "".join(
+                        f", or mend {name}={value}" for name, value in used.items() if "proxy" in name.lower()
+                    )
+                    raise ServerError(
+                        f"{self.url} cannot be reached ({error}); start the server first{proxy}"
+                    ) from error
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:
                 raise ServerError(f"{self.url} is not an address ({error}); write http://HOST:PORT") from error
@@ -133,6 +155,23 @@ class ServerEncoder:
             return response.json()
         except ValueError as error:
             raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
+
+
+def _on_this_machine(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # no address at all
+        return False
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _environment() -> dict[str, str]:
+    """Variables that say how other machines are reached, without passwords."""
+    found = {name: os.environ[name] for name in sorted(os.environ) if name.lower() in REACHING and os.environ[name]}
+    return {name: re.sub(r"//[^/@]*@", "//", value) for name, value in found.items()}
 
 
 def _pause(response: httpx.Response, attempt: int) -> float:

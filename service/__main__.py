@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> None:
+    open_descriptors()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
@@ -72,6 +73,19 @@ def _check(settings: Settings) -> None:
             f"dimension {model.dimension}, {model.session.precision} on {model.session.provider}"
         )
     print("ok")
+
+
+def open_descriptors() -> None:
+    """Open the null device for each of stdin, stdout and stderr that is closed.
+
+    The next file or socket would take its number otherwise, and the event loop would abort.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
 
 def limit_free_memory() -> None:

@@ -107,6 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network="*" not in settings.origins,  # a page of the web, and a service of its user's network
         )
     metrics.ready.set_function(lambda: float(health.ready))
     metrics.requests_in_flight.set_function(lambda: traffic.in_flight)

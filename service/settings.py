@@ -1,6 +1,7 @@
 """The service's settings: environment, command line and the table in docs/operators.md, from one definition."""
 
 import difflib
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,14 @@ from encoding.options import Options, flag
 from service.monitoring.logs import LogFormat
 
 PREFIX = "CLOZE_"
+# what Kubernetes calls the address and the ports of a service, of Docker's links
+SERVICE_LINK: Final = re.compile(
+    r"(?i)CLOZE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
+)
+PORT: Final = re.compile(r"(?i)CLOZE_(\w+_)?PORT$")
 ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#]+|\*")  # as browsers send it: lower case, and no path
+
+logger = logging.getLogger(__name__)
 
 PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
 ProviderChoice = Literal["auto", "cuda", "cpu"]
@@ -173,8 +181,19 @@ def variable(name: str) -> str:
 
 
 def _values(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of settings by their names. Raises OptionError for a CLOZE_ variable that is not a setting."""
-    found = {name: name.upper().removeprefix(PREFIX).lower() for name in environ if name.upper().startswith(PREFIX)}
+    """Return the values of settings by their names. Raises OptionError for a CLOZE_ variable that is not a setting.
+
+    What Kubernetes sets in every container of a namespace that has a service called `cloze`, or `cloze-...`, is left
+    out, with a warning.
+    """
+    known = {name for name in environ if name.upper().startswith(PREFIX)}
+    links = {name for name in known if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
+    if links:
+        logger.warning(
+            "left out: %s, which Kubernetes sets for a service; enableServiceLinks: false keeps them away",
+            ", ".join(sorted(links)),
+        )
+    found = {name: name.upper().removeprefix(PREFIX).lower() for name in known - links}
     for name in sorted(name for name, setting in found.items() if setting not in Settings.model_fields):
         nearest = difflib.get_close_matches(found[name], Settings.model_fields, n=1, cutoff=0)[0]
         raise OptionError(f"the environment variable {name} is not a setting; the nearest is {variable(nearest)}")

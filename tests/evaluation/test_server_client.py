@@ -1,6 +1,7 @@
 """A server that answers, is busy, stays busy, refuses, or is something else."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 import httpx
@@ -150,3 +151,39 @@ def test_the_key_is_sent() -> None:
 
     ServerEncoder("http://host", "secret", transport=httpx.MockTransport(answer))
     assert seen == ["Bearer secret"]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5h://127.0.0.1:1"),
+        ("http_proxy", "http://127.0.0.1:1"),
+        ("SSL_CERT_FILE", "/nonexistent.pem"),
+    ],
+)
+def test_this_machine_is_asked_without_the_environments_proxy(
+    url: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ServerError, match=r"cannot be reached .*; start the server first$"):
+        ServerEncoder(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "value", "said"),
+    [
+        ("http://host.invalid:80", "ALL_PROXY", "socks5h://me:secret@127.0.0.1:1", "ALL_PROXY=socks5h://127.0.0.1:1"),
+        ("http://host.invalid:80", "http_proxy", "http://127.0.0.1:1", "or mend http_proxy=http://127.0.0.1:1"),
+        ("https://host.invalid", "SSL_CERT_FILE", "/nonexistent.pem", "SSL_CERT_FILE=/nonexistent.pem"),
+    ],
+)
+def test_a_proxy_or_a_certificate_that_cannot_be_used_is_named(
+    url: str, name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ServerError, match=re.escape(said)) as caught:
+        ServerEncoder(url)
+    assert "secret" not in str(caught.value)

@@ -62,10 +62,26 @@ def test_keys_come_from_a_file_of_a_secret(build: Build, folder: Path) -> None:
     assert f"secret generic cloze-keys --from-literal={file.name}=" in PAGE
 
 
-def test_variables_of_a_kubernetes_service_would_be_refused() -> None:
-    """Which is why no pod may receive them: the Service is called `cloze`."""
-    with pytest.raises(OptionError, match="CLOZE_SERVICE_HOST is not a setting"):
-        Settings.read(["--bundle", "b"], {"CLOZE_SERVICE_HOST": "10.0.0.1"})
+def test_variables_of_a_kubernetes_service_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """No pod of these manifests receives them; one of somebody else's may: the Service is called `cloze`."""
+    links = {
+        "CLOZE_SERVICE_HOST": "10.0.0.1",
+        "CLOZE_SERVICE_PORT": "80",
+        "CLOZE_SERVICE_PORT_HTTP": "80",
+        "CLOZE_PORT": "tcp://10.0.0.1:80",
+        "CLOZE_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "CLOZE_PORT_80_TCP_PROTO": "tcp",
+        "CLOZE_PORT_80_TCP_PORT": "80",
+        "CLOZE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "CLOZE_EMBED_SERVICE_HOST": "10.0.0.2",
+        "CLOZE_EMBED_PORT": "tcp://10.0.0.2:80",
+    }
+    found = Settings.read(["--bundle", "b"], links | {"CLOZE_THREADS": "2"})
+    assert (found.port, found.threads) == (8080, 2)
+    (record,) = caplog.records
+    assert all(name in record.getMessage() for name in links)
+    with pytest.raises(OptionError, match="CLOZE_EMBED_PORT is not a setting"):
+        Settings.read(["--bundle", "b"], {"CLOZE_EMBED_PORT": "80"})
 
 
 @every_overlay

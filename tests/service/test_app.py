@@ -378,6 +378,17 @@ async def test_cors_is_off_by_default(both: httpx.AsyncClient) -> None:
     assert not any(name.startswith("access-control") for name in (*response.headers, *answer.headers))
 
 
+@pytest.mark.parametrize(("origins", "status"), [("https://page.example", 200), ("*", 400)])
+async def test_a_page_of_an_origin_given_may_ask_in_its_users_network(
+    client: MakeClient, origins: str, status: int
+) -> None:
+    async with client(cors_allow_origin=origins) as http:
+        asked = PREFLIGHT | {"access-control-request-private-network": "true"}
+        response = await http.options("/embed", headers=asked)
+        assert response.status_code == status
+        assert (response.headers.get("access-control-allow-private-network") == "true") == (status == 200)
+
+
 async def test_cors_is_on_for_an_origin_given(client: MakeClient) -> None:
     async with client(cors_allow_origin="https://page.example, https://other.example", api_keys=KEY) as http:
         response = await http.options("/embed", headers=PREFLIGHT)

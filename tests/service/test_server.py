@@ -24,7 +24,9 @@ from harness import (
     Serve,
     default_model,
     distinct,
+    free_port,
     has_cuda,
+    healthy,
     until,
     wait_until,
 )
@@ -404,3 +406,15 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle: Path) -> None:
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: cannot listen on host '127.0.0.1'")
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes descriptors")
+@pytest.mark.parametrize("closed", [">&- 2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_descriptors_do_not_abort_it(bundle: Path, closed: str) -> None:
+    port = free_port()
+    words = shlex.join([sys.executable, "-m", "service", "--bundle", str(bundle), "--port", str(port)])
+    with subprocess.Popen(["sh", "-c", f"exec {words} {closed}"], cwd=ROOT) as process:
+        wait_until(lambda: process.poll() is not None or healthy(f"http://127.0.0.1:{port}"))
+        assert embed(f"http://127.0.0.1:{port}", ["a man"]).shape == (1, DIMENSION)
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
