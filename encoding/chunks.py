@@ -30,16 +30,16 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
     if not spans:
         yield Chunk(0, 0)
     cuts, room = _Cuts(text, [start for start, _ in spans]), max(1, tokens - encoder.final_period)
-    end = 0  # of the last chunk, in tokens
+    begin, end = -1, 0  # of the last chunk, in tokens
     while end < len(spans):
-        first = cuts.word(end - overlap, end)
+        first = cuts.word(max(end - overlap, begin + 1), end)
         last = cuts.end(first, first + room, end)
         if last is None or _tokens(encoder, text, spans[first:last]) > tokens:  # a word is cut, and there is no overlap
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
         yield Chunk(spans[first][0], spans[last - 1][1])
-        end = last
+        begin, end = first, last
 
 
 def _tokens(encoder: TextEncoder, text: str, spans: Sequence[tuple[int, int]]) -> int:

@@ -11,10 +11,12 @@ gives RoBERTa's `Ġhello`, `"[X]"` gives `hello`). A blank before `[MASK]` belon
 import copy
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
@@ -354,9 +356,13 @@ class TextEncoder:
         return range(cut, count) if direction == "left" else range(count - cut)
 
     def _spans(self, text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[Span]:
-        """Convert offsets in the prepared text to offsets in the text itself."""
+        """Convert offsets in the prepared text to offsets in the text itself.
+
+        A combining mark that is in no token, because the tokenizer strips accents, belongs to the token before it.
+        """
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
         shift = first - len(self._blank)
+        begun = sorted({start + shift for start, _ in offsets} | {last})
         for start, stop in offsets:
             if stop + shift <= first or start + shift >= last:  # only the blank before the text or the period after it
                 yield NOWHERE
@@ -364,6 +370,9 @@ class TextEncoder:
             start, stop = max(start + shift, first), min(stop + shift, last)
             while start < stop and text[start].isspace():  # some tokenizers count the blank before a word to it
                 start += 1
+            following = begun[bisect_left(begun, stop)] if stop < last else last
+            while stop < following and category(text[stop]).startswith("M"):
+                stop += 1
             yield start, stop
 
     def _token(self, token: int, span: Span = NOWHERE, *, template: bool = False, cut: bool = False) -> Token:

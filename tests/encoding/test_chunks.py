@@ -79,6 +79,8 @@ def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period:
         "é",
         "…",
         "\u200b",
+        "e\u0301",
+        "\u0301",
         '."',
     ]
     for _ in range(300):
@@ -94,6 +96,16 @@ def test_chunks_of_any_text_cover_it_and_fit(encoder: TextEncoder, final_period:
         assert all(first.start < second.start and first.stop < second.stop for first, second in pairwise(found))
         if not overlap:
             assert all(first.stop <= second.start for first, second in pairwise(found))
+
+
+@pytest.mark.parametrize("text", ["cafe\u0301 cafe\u0301", "नमस्ते दुनिया", "e\u0301\u0323 a\u0300"])
+def test_a_mark_belongs_to_the_letter_before_it(encoder: TextEncoder, text: str) -> None:
+    """The tokenizer strips accents, so they are in no token."""
+    parts = texts(text, list(chunked(encoder, text, encoder.text_tokens, 0)))
+    assert parts == [text]
+    words = text.split()
+    tokens = max(map(encoder.count, words))
+    assert texts(text, list(chunked(encoder, text, tokens, 0))) == words
 
 
 def test_a_tokenizer_may_count_the_blank_before_a_word_to_it(encoder: TextEncoder) -> None:
