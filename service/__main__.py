@@ -15,7 +15,7 @@ from pydantic import Field
 
 from encoding.command import run
 from service.inference.threads import APART
-from service.monitoring.logs import configure_logs
+from service.monitoring.logs import configure_logs, end_process
 from service.settings import Settings
 
 M_TRIM_THRESHOLD: Final = -1  # glibc's malloc.h
@@ -105,7 +105,7 @@ def limit_free_memory() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
     if any(thread.name == APART for thread in threading.enumerate()):
-        os._exit(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
+        end_process(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
     sys.exit(0)
 
 

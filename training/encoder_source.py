@@ -23,6 +23,7 @@ __all__ = [
     "Kind",
     "encoder_folder",
     "kind_of",
+    "learnt_sentences",
     "looks_local",
     "own_reading",
     "saved_config",
@@ -110,6 +111,12 @@ def own_reading(source: str) -> dict[str, Any] | None:
         fields = _json(saved)
         return {key: value for key, value in upgrade(fields).items() if key in READING}
     return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+
+
+def learnt_sentences(source: str) -> bool:
+    """Whether an encoder was trained for sentences, as far as is known: a run of `pretrain` was not."""
+    provenance = _json(located(source) / PROVENANCE_FILE)
+    return not provenance or provenance["recipe"]["method"] != "mlm"
 
 
 def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:

@@ -82,6 +82,7 @@ class Models:
             if not wait([loading], self._limit).done:
                 problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
                 logger.critical(problem, bundle.name, self._limit, HUNG)
+                logging.shutdown()  # a thread writes the log
                 os._exit(HUNG)
             self.served[bundle.name] = loading.result()
         self.default = settings.model or next(iter(self.served))

@@ -10,7 +10,6 @@ its supervisor starts a new one:
 
 import logging
 import math
-import os
 from asyncio import Task
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Final
 from service.errors import Unavailable
 from service.inference.model import Model
 from service.monitoring.background import Background
+from service.monitoring.logs import end_process
 
 HUNG: Final = 70
 LOST: Final = 71
@@ -39,7 +39,7 @@ class Health:
     busy_for: Callable[[], float]
     background: Background
     stall_seconds: float
-    end: Callable[[int], object] = os._exit
+    end: Callable[[int], object] = end_process
     clock: Callable[[], float] = monotonic
     stopping: bool = False
 

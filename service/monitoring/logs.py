@@ -8,21 +8,28 @@ json  {"time": …, "level": "info", "logger": "service.app", "message": "embedd
 
 A client cannot forge a line: control characters are escaped, and a traceback is indented in text and one string in
 JSON. Callers must not log keys or texts.
+
+A thread writes the lines, because stderr may be a pipe that nobody reads: then the service goes on, and records that
+find no room in the queue are dropped and counted.
 """
 
 import json
 import logging
 import math
+import os
 import re
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from logging.handlers import QueueHandler, QueueListener
+from queue import Full, Queue
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NoReturn
 from urllib.parse import quote
 
 from service.inference.queue import Client
@@ -33,6 +40,9 @@ REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 PLAIN: Final = re.compile(r"[^\s\"=\\]+")
 SHOWN: Final = 200  # characters of a path
+STDERR: Final = 2
+WAITING: Final = 10_000  # records
+LAST_SECONDS: Final = 2.0  # in which the last records are written when the process ends
 ANYONE: Final = Client("")
 
 
@@ -54,18 +64,82 @@ class RequestRecord:
 current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
 
 
+class Leaving(QueueHandler):
+    """Puts records into the queue of a thread that writes them; one that finds no room is dropped and counted."""
+
+    dropped = 0
+    counted: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each
+
+    def __init__(self, form: logging.Formatter) -> None:
+        super().__init__(Queue(WAITING))
+        self._writer = Writer(self, form)
+        self._writer.start()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Take what the other thread does not see, or would see changed."""
+        vars(record).update(msg=record.getMessage(), args=None, fields=_fields(record))
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except Full:
+            self.dropped += 1
+            Leaving.counted()
+
+    def close(self) -> None:
+        """Write what is left, for LAST_SECONDS at most."""
+        self._writer.finish()
+        super().close()
+
+
+class Writer(QueueListener):
+    """The thread that writes, and says how many records were dropped before the one that it has written.
+
+    It writes to the descriptor: Python's own file, or a handler, would be locked for ever where nobody reads.
+    """
+
+    def __init__(self, leaving: Leaving, form: logging.Formatter) -> None:
+        super().__init__(leaving.queue)
+        self._leaving, self._form, self._said = leaving, form, 0
+
+    def handle(self, record: logging.LogRecord) -> None:
+        self._write(record)
+        if lost := self._leaving.dropped - self._said:
+            self._said += lost
+            message = f"{lost} log records were dropped: stderr was not read"
+            self._write(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
+
+    def _write(self, record: logging.LogRecord) -> None:
+        left = f"{self._form.format(record)}\n".encode(errors="backslashreplace")
+        with suppress(OSError):  # stderr is closed, or its reader has gone
+            while left:
+                left = left[os.write(STDERR, left) :]
+
+    def finish(self) -> None:
+        if (thread := self._thread) is not None:
+            with suppress(Full):  # then nobody reads
+                self.enqueue_sentinel()
+            thread.join(LAST_SECONDS)
+
+
 def configure_logs(level: str, form: LogFormat) -> None:
     """Log to stderr from `level` up; Python warnings and uncaught exceptions become records as well.
 
     uvicorn's own information is logged at debug only. Nothing it logs contains what a client sent.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(JSON() if form == "json" else Text())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    leaving = Leaving(JSON() if form == "json" else Text())
+    logging.basicConfig(level=level.upper(), handlers=[leaving], force=True)
     logging.getLogger("uvicorn.error").setLevel("NOTSET" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def end_process(status: int) -> NoReturn:
+    """End at once, with what was logged."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def accept_id(header: str | None) -> str:

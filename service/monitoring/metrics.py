@@ -92,6 +92,7 @@ class Metrics:
     cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
     reloads: Annotated[Counter, "Reloads of the models. A failed reload changed nothing.", "outcome"]
     background_errors: Annotated[Counter, "Errors of tasks in the background, which go on after them.", "task"]
+    log_records_dropped: Annotated[Counter, "Records of the log that were dropped, because stderr was not read."]
     model_info: Annotated[Gauge, "Always 1. The labels describe the model.", "model", *FACTS]
 
     def __init__(self) -> None:

@@ -139,3 +139,55 @@ def test_a_process_logs_nothing_but_json(level: str, messages: list[str]) -> Non
     assert "RuntimeError: six" in main["exception"]
     assert main["request_id"] == "abc"
     assert "request_id" not in thread
+
+
+FLOOD = """
+import logging, sys, time
+from service.monitoring.logs import Leaving, configure_logs
+configure_logs("info", "text")
+counted = []
+Leaving.counted = lambda: counted.append(1)
+logger = logging.getLogger("service.a")
+for number in range(12_000):
+    logger.info("record %d of a flood, long enough that a pipe holds only few of them", number)
+print(len(counted), flush=True)
+if sys.stdin.readline():  # now the other side reads
+    while logging.getLogger().handlers[0].queue.qsize():
+        time.sleep(0.01)
+    logger.info("the last one")
+"""
+
+
+def flood() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", FLOOD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_log_that_nobody_reads_stops_nothing_and_is_counted() -> None:
+    with flood() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        dropped = int(process.stdout.readline())
+        assert 0 < dropped < 2_000  # the queue and the pipe hold the others
+        process.stdin.write("read\n")
+        process.stdin.close()
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert process.wait(PATIENCE) == 0
+    assert sum("of a flood" in line for line in lines) == 12_000 - dropped
+    assert sum(f"{dropped} log records were dropped: stderr was not read" in line for line in lines) == 1
+    assert "the last one" in lines[-1]
+
+
+def test_a_process_whose_log_nobody_reads_ends() -> None:
+    with flood() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0

@@ -418,3 +418,18 @@ def test_closed_descriptors_do_not_abort_it(bundle: Path, closed: str) -> None:
         assert embed(f"http://127.0.0.1:{port}", ["a man"]).shape == (1, DIMENSION)
         process.terminate()
         assert process.wait(PATIENCE) == 0
+
+
+def test_a_log_that_nobody_reads_stops_no_request(bundle: Path) -> None:
+    """A pipe holds some 350 lines of requests."""
+    port = free_port()
+    url, words = f"http://127.0.0.1:{port}", ["-m", "service", "--bundle", str(bundle), "--port", str(port)]
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: process.poll() is not None or healthy(url))
+        with httpx.Client(timeout=PATIENCE) as client:
+            for _ in range(1000):
+                assert client.post(f"{url}/embed", json={"inputs": "a man"}).status_code == 200
+            assert client.get(f"{url}/health/live").status_code == 200
+            assert "cloze_log_records_dropped_total 0.0" in client.get(f"{url}/metrics").text
+        process.terminate()
+        assert process.wait(PATIENCE) == 0

@@ -14,28 +14,105 @@ from harness import ROOT, Process
 from patience import PATIENCE
 
 from encoding.bundle import Bundle
+from encoding.command import COMMANDS
+from training.adaptation import rounds
 from training.model.graph_encoder import GraphEncoder
 
 PAGE = ROOT / "docs" / "training.md"
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "stage", "field", "text", "green", "old"]
 TEXTS = [f"The {a} and the {b} run over the {c}." for a in WORDS for b in WORDS for c in WORDS][:1400]
 
+PAGES = {
+    "hours": "The library is open from nine to six. On Sundays it is closed.",
+    "fees": "A late book costs a pound a week. A lost one is paid in full.",
+    "loans": "A reader may keep ten books for three weeks. Renew them at the desk.",
+    "rooms": "Two rooms can be booked for an hour. Food is not allowed there.",
+    "printing": "A printed page costs ten pence. Pay with a card at the machine.",
+    "cards": "Bring a letter with your address. The card is free for residents.",
+    "children": "Stories are read on Saturday mornings. Parents stay in the building.",
+    "garden": "The garden behind the house is open in summer. Dogs wait outside.",
+    "archive": "Old newspapers are kept in the cellar. Ask a day before your visit.",
+    "music": "Scores and records are on the second floor. Headphones are lent out.",
+    "network": "The wireless network needs no password. Its limit is an hour a day.",
+    "lockers": "Leave bags in the lockers at the entrance. A coin is given back.",
+    "access": "A ramp leads to the side door. The lift goes to all floors.",
+    "donations": "Books in good condition are welcome. We cannot fetch them.",
+    "courses": "Courses for computers begin in March. Beginners are welcome.",
+    "jobs": "Students can work on two evenings. Write to the office.",
+}
+ASKED = {
+    "hours": "when can I come",
+    "fees": "what if I am late",
+    "loans": "how long can I borrow",
+    "rooms": "place for a meeting",
+    "printing": "print a document",
+    "cards": "how to join",
+    "children": "events for kids",
+    "garden": "sit outdoors",
+    "archive": "historic papers",
+    "music": "listen to an album",
+    "network": "internet for my laptop",
+    "lockers": "where to put a coat",
+    "access": "wheelchair",
+    "donations": "give away novels",
+    "courses": "learn to use a PC",
+    "jobs": "earn money here",
+}
 
-def commands() -> list[list[str]]:
+
+def commands(mark: str) -> list[list[str]]:
     """The words of each line of the block that names this test."""
-    mark = f"<!-- tested by {Path(__file__).relative_to(ROOT)} -->"
-    found = re.search(re.escape(mark) + r"\n```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    begin = f"<!-- tested by {Path(__file__).relative_to(ROOT)}{mark} -->"
+    found = re.search(re.escape(begin) + r"\n```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     return [shlex.split(line) for line in found[1].replace("\\\n", "").splitlines()]
 
 
 def run(words: list[str]) -> None:
-    python, option, name, *arguments = words
-    assert (python, option) == ("python", "-m")
+    """`cloze NAME ...`, or `python -m MODULE ...`."""
+    if words[0] == "cloze":
+        name, arguments = COMMANDS[words[1]][0], words[2:]
+    else:
+        python, option, name, *arguments = words
+        assert (python, option) == ("python", "-m")
     spec = find_spec(name)
     assert spec is not None
     module = import_module(name if spec.submodule_search_locations is None else f"{name}.__main__")
     assert not module.main(arguments)
+
+
+@pytest.mark.long
+def test_documents_and_queries_become_a_served_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of Markdown, and a table that names its files, with the model that comes with Cloze."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(rounds, "STEPS", 8)
+    Path("docs").mkdir()
+    for number, (name, text) in enumerate(PAGES.items()):
+        Path("docs", f"{name}.md").write_text(f"# {name}\n\n{text}\n", encoding="utf-8")
+        for more in range(3):
+            page = f"# {name}, part {more}\n\nSee also part {number}. {TEXTS[7 * number + more]}\n"
+            Path("docs", f"{name}-{more}.md").write_text(page, encoding="utf-8")
+    rows = [f"{query},{name}.md\n" for name, query in ASKED.items()]
+    Path("queries.csv").write_text("query,document\n" + "".join(rows), encoding="utf-8")
+    adapt, export, serve = commands("")
+    assert [words[:2] for words in (adapt, export, serve)] == [["cloze", each] for each in ("adapt", "export", "serve")]
+    run(adapt)
+    shown = capsys.readouterr().err
+    assert "queries: 16, answered by 16 documents" in shown
+    assert "16 queries held out: nDCG@10" in shown
+    assert "next: cloze export runs/mine models/NAME" in shown
+    found = json.loads(Path("runs/mine/run.json").read_text(encoding="utf-8"))["recipe"]["held_out"]
+    assert found["after"] >= found["before"]
+    run(export)
+    assert f"nDCG@10 was {found['before']:.1f} with cloze-mini" in Path("models/mine/README.md").read_text(
+        encoding="utf-8"
+    )
+    assert serve[2:] == ["--bundle", "models/mine"]
+    assert Bundle.load("models/mine").spec.template == "[X] means [MASK]."
+    assert_served(tmp_path / "models" / "mine")
 
 
 @pytest.mark.long
@@ -47,7 +124,7 @@ def test_each_step_is_one_command(
     Path("texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     pairs = [f"{TEXTS[at]},{TEXTS[at + 1 if at % 2 else 13 * at]},{at % 2}\n" for at in range(2, 102)] * 2
     Path("pairs.csv").write_text("sentence1,sentence2,label\n" + "".join(pairs), encoding="utf-8")
-    *steps, serve = commands()
+    *steps, serve = commands(", with a recipe")
     assert [words[2] for words in steps] == [f"training.{name}" for name in ("fit", "evaluate", "compare", "export")]
     assert serve == ["python", "-m", "service", "--bundle", "models/mine"]
     for words in steps:

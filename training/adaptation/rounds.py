@@ -1,6 +1,6 @@
 """A round of training: by the method `ranking`, on a part of the queries, scored on the others.
 
-Half of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
+A third of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
 keep it from forgetting, and from learning the few judged documents by heart.
 """
 
@@ -20,12 +20,12 @@ from training.recipes.recipe import Recipe
 
 __all__ = ["Plan", "made_queries", "recipe_of_round", "split"]
 
-BATCH: Final = 16
-MADE_SHARE: Final = 0.5  # of a batch, if there are judged queries
+BATCH: Final = 24
+MADE_SHARE: Final = 1 / 3  # of a batch, if there are judged queries
 ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
 STEPS: Final = 60
-TOKENS: Final = 128  # of a text in training
-JUDGED_WEIGHT: Final = 0.2  # of a cosine
+TOKENS: Final = 96  # of a text in training
+JUDGED_WEIGHT: Final = 0.4  # of a cosine
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def recipe_of_round(plan: Plan, name: str, queries: Sequence[int], sources: Sequ
         "held_out": 0,
         "max_tokens": min(TOKENS, plan.max_tokens),
         "max_steps": STEPS,
+        "log_steps": STEPS,
+        "candidates": 1,
         "batch_size": BATCH,
         "precision": "bf16" if has_bf16() else "fp32",
         "seed": plan.seed,

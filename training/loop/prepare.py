@@ -15,7 +15,7 @@ from encoding.template import Template
 from evaluation.dev import DevData
 from training.data.corpus import Corpus, read_corpus
 from training.data.sampler import DistinctSampler
-from training.encoder_source import kind_of
+from training.encoder_source import kind_of, learnt_sentences, own_reading
 from training.errors import CorpusError, RecipeError
 from training.loop.processes import console, processes
 from training.loop.trainable import add_lora, first_layers, freeze_embeddings
@@ -57,6 +57,8 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
         )
     if warning := _too_few_steps(recipe, len(corpus)):
         console.print(warning)
+    if note := _little_to_gain(recipe):
+        console.print(note)
     return corpus, dev, _build(recipe)
 
 
@@ -74,6 +76,17 @@ def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
     return (
         f"warning: {rows:,} rows in batches of {recipe.batch_size:,} are only {steps} steps of training; give "
         f"{' and '.join(advice)} for {FEWEST_STEPS} or more, or more text"
+    )
+
+
+def _little_to_gain(recipe: Recipe) -> str | None:
+    """A line where a method that needs no labels is to train what has been trained for sentences already."""
+    alone = OBJECTIVES[recipe.method].contrastive and len(recipe.columns) < 2
+    if not alone or own_reading(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
+        return None
+    return (
+        f"note: {recipe.encoder} was trained for sentences, and {recipe.method} on text alone seldom makes such an "
+        "encoder better; cloze adapt learns from your documents and queries, and says whether it helps"
     )
 
 

@@ -235,3 +235,25 @@ def test_a_corpus_for_too_few_steps_is_said_with_what_to_give(
         "warning: 36 rows in batches of 32 are only 1 steps of training; give --batch-size 8 and --epochs 13 for 50 or "
         "more, or more text" in capsys.readouterr().err
     )
+
+
+def test_text_alone_seldom_helps_an_encoder_that_was_trained_for_sentences(
+    served: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{text},{text}\n" for text in TEXTS), encoding="utf-8")
+    mlm = {"encoder": str(tiny_bert), "corpus": str(tmp_path / "texts.txt"), "max_steps": 1, "batch_size": 8}
+    assert main(["mlm", *arguments(mlm), "--out", str(tmp_path / "mlm")]) == 0
+    shown = {}
+    for name, encoder, corpus in (
+        ("sentences", served, ["--corpus", "texts.txt"]),
+        ("masked words", tmp_path / "mlm", ["--corpus", "texts.txt"]),
+        ("unread", tiny_bert, ["--corpus", "texts.txt"]),
+        ("pairs", served, ["--corpus", "pairs.csv", "--columns", "a", "b"]),
+    ):
+        capsys.readouterr()
+        corpus[1] = str(tmp_path / corpus[1])
+        words = ["--encoder", str(encoder), "--batch-size", "8", "--max-steps", "1", "--held-out", "0", *corpus]
+        assert main(["simcse", *words, "--out", str(tmp_path / name)]) == 0
+        shown[name] = "simcse on text alone seldom makes such an encoder better; cloze adapt" in capsys.readouterr().err
+    assert shown == {"sentences": True, "masked words": False, "unread": False, "pairs": False}
