@@ -112,7 +112,7 @@ class Writer(QueueListener):
 
     def _write(self, record: logging.LogRecord) -> None:
         left = f"{self._form.format(record)}\n".encode(errors="backslashreplace")
-        with suppress(OSError):  # stderr is closed, or its reader has gone
+        with suppress(OSError):  # stderr is closed, or its reader disconnected
             while left:
                 left = left[os.write(STDERR, left) :]
 

@@ -51,7 +51,7 @@ MADE: Final = 150  # queries that are made and held out, at most; one of every t
 EXAMPLES: Final = 10
 TO_LABEL: Final = 50
 FOREIGN: Final = 2.5  # tokens of a word, on average: the encoder does not know the words
-SAMPLE: Final = 200  # documents by which that is told
+SAMPLE: Final = 200  # documents that decide it
 
 console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 

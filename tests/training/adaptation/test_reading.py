@@ -88,7 +88,7 @@ def test_a_document_counts_once(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("pages.csv", "price,size\n1,2\n", "no column 'text'; it has price, size"),
-        ("pages.jsonl", "no JSON\n", "line 1: not JSON"),
+        ("pages.jsonl", "not JSON\n", "line 1: not JSON"),
         ("page.txt", "\n \n", "no document has a text"),
         ("page.docx", "", "cannot tell the format"),
     ],
