@@ -154,6 +154,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.health.watch()
     yield
     services.health.stopping = True
+    services.health.unwatch()
     services.admission.close()
     await services.models.stop()
     await services.background.once("flush", partial(asyncio.to_thread, services.tracing.close))

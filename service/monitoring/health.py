@@ -4,8 +4,10 @@ The service is ready while it is not stopping, no batch has run for `stall_secon
 succeeded, and no task in the background fails. A busy service is ready. A fault that lasts ends the process, so that
 its supervisor starts a new one:
 
-    HUNG  70   a batch, or at start the loading of a model, has run for 3 × stall_seconds
+    HUNG  70   a batch, or at start the loading of a model, has run for 3 × stall_seconds; or the event loop has
     LOST  71   every batch of a model, also a test with an empty text, has failed for 2 × stall_seconds: a lost GPU
+
+A thread judges this, because an event loop that hangs cannot.
 """
 
 import logging
@@ -13,6 +15,7 @@ import math
 from asyncio import Task
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Health:
-    """`check` raises the reason why the service is not ready; `look` ends a process that cannot recover."""
+    """`check` raises the reason why the service is not ready; `judge` ends a process that cannot recover."""
 
     models: Callable[[], Iterable[Model]]
     busy_for: Callable[[], float]
@@ -47,6 +50,8 @@ class Health:
         self._looked = self.clock()
         self._awake_since = -math.inf
         self._probe: Task[None] | None = None  # tries the models whose last batch failed
+        self._beat = self.clock()  # when the event loop last ran `look`
+        self._unwatched = Event()
 
     @property
     def ready(self) -> bool:
@@ -66,18 +71,36 @@ class Health:
             await each.check()
 
     def watch(self) -> None:
-        """Look every second, in the background."""
+        """Look every second in the event loop, and judge in a thread."""
+        self._beat = self.clock()
         self.background.every(PERIOD, "watch", self.look)
+        Thread(target=self._guard, name="watch", daemon=True).start()
 
-    async def look(self) -> None:
-        """End a process that cannot recover, and try failed models again. Time while frozen does not count."""
+    def unwatch(self) -> None:
+        """Judge no more, before the event loop ends."""
+        self._unwatched.set()
+
+    def _guard(self) -> None:
+        said = ""
+        while not self._unwatched.wait(PERIOD):
+            try:
+                self.judge()
+                said = ""
+            except Exception as error:  # the thread goes on; `look` meets the same error, and readiness shows it
+                if said != repr(error):
+                    said = repr(error)
+                    logger.exception("the watch failed")
+
+    def judge(self) -> None:
+        """End a process that cannot recover. Time while it was frozen does not count."""
         now = self.clock()
         if now - self._looked > FROZEN:
             self._awake_since = now
         self._looked, awake = now, now - self._awake_since
-        if min(self.busy_for(), awake) > HUNG_AFTER * self.stall_seconds:
-            logger.critical("a batch has hung for %.0f s: the process ends with status %d", self.busy_for(), HUNG)
-            self.end(HUNG)
+        for what, seconds in (("a batch", self.busy_for()), ("the event loop", now - self._beat)):
+            if min(seconds, awake) > HUNG_AFTER * self.stall_seconds:
+                logger.critical("%s has hung for %.0f s: the process ends with status %d", what, seconds, HUNG)
+                self.end(HUNG)
         for model in self.models():
             if min(model.failing_for, awake) > LOST_AFTER * self.stall_seconds:
                 logger.critical(
@@ -87,6 +110,10 @@ class Health:
                     LOST,
                 )
                 self.end(LOST)
+
+    async def look(self) -> None:
+        """Try failed models again, and show that the event loop runs."""
+        self._beat = self.clock()
         tried = self._probe is None or self._probe.done()
         if tried and not self._stalled and any(model.failing_for for model in self.models()):
             self._probe = self.background.once("probe", self._try)

@@ -1,7 +1,7 @@
 """From a user's documents and judged queries to a run that is better on them, or a plain word that it is not.
 
-documents, pairs -> judgements -> rounds of training on a part of the queries each -> their mean with the parent, whose
-share the held-out queries choose. The parent alone is a candidate, so the result is not below it on what was held out.
+documents, pairs -> judgements -> rounds of training on a part of the queries each, scored on the others -> a last round
+on all queries, and its mean with the parent, whose share the held-out queries chose. The parent alone is a candidate.
 """
 
 import csv
@@ -44,7 +44,7 @@ LABEL_FILE: Final = "label.csv"
 FEWEST_QUERIES: Final = 10
 FEWEST_DOCUMENTS: Final = 50
 MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; a round embeds them all
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 SHARES: Final = (0.3, 0.5)  # of the parent
 CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held out
 MADE: Final = 150  # queries that are made and held out, at most; one of every three documents
@@ -109,27 +109,30 @@ class Found:
 
 
 def _with_labels(place: "Workplace") -> Found:
-    """Rounds that hold out another part of the queries each."""
-    judged, count = place.judged, len(place.judged)
+    """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps."""
+    judged, count, everything = place.judged, len(place.judged), range(len(place.judged.documents))
     groups = split(count, ROUNDS, place.seed)
-    runs, scores = list[Path](), list[dict[float, NDArray[np.float64]]]()
+    scores = list[dict[float, NDArray[np.float64]]]()
     for number, group in enumerate(groups, 1):
         console.print(f"round {number} of {ROUNDS}: {count - len(group)} queries to learn from, {len(group)} held out")
         others = sorted({*range(count)} - {*group})
-        runs.append(place.trained(f"round-{number}", judged, others, range(len(judged.documents))))
-        scores.append(place.scored(runs[-1], place.held_out(judged, group, place.vectors), SHARES))
+        run = place.trained(f"round-{number}", judged, others, everything)
+        scores.append(place.scored(run, place.held_out(judged, group, place.vectors), SHARES))
     joined = {share: np.concatenate([score[share] for score in scores]) for share in scores[0]}
-    before = joined.pop(1.0)
-    found = Found(runs, before, joined)
-    return replace(found, growth=_growth(place, groups, scores[0], found.share)) if found.share < 1 else found
+    found = Found([], joined.pop(1.0), joined)
+    if found.share == 1:
+        return found
+    growth = _growth(place, groups, scores[0], found.share)
+    console.print(f"last round: all {count} queries to learn from")
+    return replace(found, runs=[place.trained("last", judged, range(count), everything)], growth=growth)
 
 
 def _growth(
     place: "Workplace", groups: Sequence[list[int]], whole: dict[float, NDArray[np.float64]], share: float
 ) -> float:
-    """What the second half of the queries added: the first round's figure less that of a round with half of them."""
+    """What the second half of a round's queries added: the first round's figure less that of one with half of them."""
     half = sorted(query for group in groups[1:] for query in group)[::2]
-    console.print(f"a round with {len(half)} queries, for what more of them bring")
+    console.print(f"a round with {len(half)} of these queries, for what more of them bring")
     run = place.trained("half", place.judged, half, range(len(place.judged.documents)))
     scores = place.scored(run, place.held_out(place.judged, groups[0], place.vectors), [share])
     return float(whole[share].mean() - scores[share].mean())
@@ -238,7 +241,7 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
 def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> None:
     sample = documents[:: max(1, len(documents) // SAMPLE)]
     words = sum(len(text.split()) for text in sample)
-    tokens = sum(len(ids) for ids in encoder.tokenizer(sample, add_special_tokens=False)["input_ids"])
+    tokens = sum(map(encoder.pooling.text_encoder.count, sample))
     if tokens > FOREIGN * words:
         console.print(
             f"warning: a word takes {tokens / words:.1f} tokens of this encoder; text of a language that it was not "
@@ -311,7 +314,7 @@ def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
         )
     if found.growth is not None:
         console.print(
-            f"with half of the queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"
+            f"with half of its queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"
             + ("; twice as many should add about as much again" if found.growth > 0 else "; more would not help much")
         )
     if not labelled:

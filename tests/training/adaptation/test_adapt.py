@@ -68,7 +68,7 @@ def test_queries_make_a_run_that_says_what_it_gained(
     shown = capsys.readouterr().err
     assert "documents: 64, with 64 names" in shown
     assert "queries: 12, answered by 12 documents" in shown
-    assert "round 3 of 3: 8 queries to learn from, 4 held out" in shown
+    assert "round 2 of 2: 6 queries to learn from, 6 held out" in shown
     assert "12 queries held out: nDCG@10 " in shown
     assert f"next: cloze export {out} models/NAME" in shown
     provenance = Run(out).provenance()
@@ -84,6 +84,8 @@ def test_queries_make_a_run_that_says_what_it_gained(
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
     assert "On 12 queries that were held out, nDCG@10 was" in card
     assert "cloze adapt --encoder parent --pairs pairs.csv --documents documents.jsonl --seed 42 --out RUN" in card
+    gained = provenance["recipe"]["parent_share"] < 1
+    assert ("last round: all 12 queries to learn from" in shown) == gained
     same = np.array_equal(trained.embed(["dog"]), SentenceEncoder.load(encoder).embed(["dog"]))
     assert same == (provenance["recipe"]["parent_share"] == 1)
 
