@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from encoding.errors import ClozeError, OptionError
+from service.http.protocol import Protocol
 from service.services import Services
 from service.settings import Settings
 
@@ -103,7 +104,7 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        http="httptools",
+        http=Protocol,
         ws="none",
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # by default uvicorn trusts every client on this machine
         lifespan="on",

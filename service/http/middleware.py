@@ -22,8 +22,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import ClozeError
-from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
+from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed, answer
 from service.http.auth import ADMIN, Authentication
+from service.http.protocol import ABORT
 from service.http.request import JSONRoute
 from service.inference.admission import Admission
 from service.inference.queue import STRIDES, Client
@@ -99,6 +100,8 @@ class _Exchange:
                 logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
             if not self._status:
                 await self._refuse(error)
+            else:
+                await self._abort(error)
         except asyncio.CancelledError:
             if not traffic.stopping:
                 raise
@@ -223,6 +226,19 @@ class _Exchange:
     async def _refuse(self, error: Exception) -> None:
         response = await self.middleware.respond(Request(self.scope), error)
         await response(self.scope, self.receive, self.send)
+
+    async def _abort(self, error: Exception) -> None:
+        """Close the connection on which an answer has begun: its client learns of the error, and its bytes are freed.
+
+        A client that does not read would keep both for as long as it likes.
+        """
+        found = answer(error)
+        self._status, self.request.error_type = found.status, found.error_type
+        connection = self.scope.get("extensions", {}).get(ABORT)
+        if connection is not None:
+            connection["abort"]()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
 
     def _report(self) -> None:
         """Count the request, and log it: POSTs and refused keys at info, other requests at debug."""

@@ -433,3 +433,55 @@ def test_a_log_that_nobody_reads_stops_no_request(bundle: Path) -> None:
             assert "cloze_log_records_dropped_total 0.0" in client.get(f"{url}/metrics").text
         process.terminate()
         assert process.wait(PATIENCE) == 0
+
+
+OFFERS = {
+    "h2c": ["connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA"],
+    "tls": ["upgrade: TLS/1.2", "connection: Upgrade"],
+    "websocket": ["connection: keep-alive, upgrade", "upgrade: websocket"],
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+@pytest.mark.parametrize("offer", OFFERS)
+def test_an_offer_to_upgrade_is_ignored(server: Process, offer: str, pieces: int) -> None:
+    """As clients of Java and curl --http2 make it; the body is read, and the connection kept."""
+    content = request({"inputs": "a man"}, "/embed", *OFFERS[offer])
+    size = -(-len(content) // pieces)
+    with connect(server.url) as stream:
+        for _ in range(2):
+            for start in range(0, len(content), size):
+                stream.sendall(content[start : start + size])
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            status, body = answer(stream)
+            assert (status, len(json.loads(body)[0])) == (200, DIMENSION)
+        stream.sendall(request({"inputs": "a man"}))
+        assert answer(stream)[0] == 200
+
+
+def test_an_offer_beside_close_closes(server: Process) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(request({"inputs": "a man"}, "/embed", "connection: close, upgrade", "upgrade: h2c"))
+        assert answer(stream)[0] == 200
+        assert stream.recv(1) == b""
+
+
+def test_connect_is_no_offer(server: Process) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(b"CONNECT host:443 HTTP/1.1\r\nhost: host:443\r\n\r\n")
+        assert stream.recv(100).startswith(b"HTTP/1.1 4")
+
+
+def test_at_its_deadline_a_client_that_does_not_read_is_cut_off(serve: Serve, make_bundle: MakeBundle) -> None:
+    """Its answer is freed, the request counts as failed, and the end waits for nobody."""
+    process = serve("--bundle", str(make_bundle(dimension=512)), "--request-seconds", "2")
+    with ask_for_megabytes(process.url):
+        wait_until(lambda: metrics(process.url).get("cloze_failures_total{reason=Timeout}") == 1)
+        found = metrics(process.url)
+        assert found["cloze_requests_in_flight"] == 1  # the one that asks
+        assert statuses(process.url)[504] == 1
+        assert process.end(signal.SIGTERM) == 0
+    assert re.search(r"POST /embed status=504 .*error_type=Timeout", process.log)
+    assert "drained requests=0 given_up=0" in process.log
+    assert "without completing response" not in process.log
+    assert "Traceback" not in process.log
