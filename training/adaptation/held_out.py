@@ -18,7 +18,7 @@ from training.data.lexical import Lexical
 
 __all__ = ["HeldOutQueries", "interval"]
 
-NEAREST: Final = 20  # documents of a query by cosine, and as many by its words
+NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
 RESAMPLES: Final = 2000
 MIDDLE: Final = (2.5, 97.5)  # percentiles
 

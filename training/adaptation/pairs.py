@@ -73,6 +73,10 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
 
 
 def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[str, tuple[str, ...]]:
+    if len(columns) == 1:
+        raise CorpusError(
+            f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
+        )
     if columns:
         return ("pairs", tuple(columns))
     for kind, choices in KINDS.items():

@@ -49,7 +49,8 @@ class Judge:
     ) -> None:
         self.recipe = recipe
         others = read_corpus(recipe.documents, recipe.columns[1:2]).rows if recipe.documents else ()
-        self.documents = list(dict.fromkeys(chain((row[1] for row in rows), (text for (text,) in others))))
+        # those of the files first: rounds with the same files share the vectors
+        self.documents = list(dict.fromkeys(chain((text for (text,) in others), (row[1] for row in rows))))
         self.places = {text: place for place, text in enumerate(self.documents)}
         self.grades: dict[str, dict[int, float]] = {}
         for query, document, *grade in rows:

@@ -152,6 +152,8 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     assert read_pairs(file, [], ["asked", "clicked", "n"]).grades == [{0: 3.0}]
     with pytest.raises(CorpusError, match="has the columns asked, clicked, n; give query and document"):
         read_pairs(file, [])
+    with pytest.raises(CorpusError, match="one column, asked, makes no pairs"):
+        read_pairs(file, [], ["asked"])
     with pytest.raises(CorpusError, match="no column 'q'; it has asked"):
         read_pairs(file, [], ["q", "clicked"])
 

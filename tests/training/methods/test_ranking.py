@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from killed_runs import whole_and_resumed
+from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 
 from encoding.command import run as run_command
@@ -116,6 +117,26 @@ def test_a_batch_has_its_own_documents_and_the_candidates_that_rank_first(tiny_b
     best = [place for place in np.argsort(-fit) if not graded[place]][:2]
     chosen = objective.views([row])["queries"]["judged"][0]
     np.testing.assert_allclose(sorted(chosen), sorted([(fit + graded).max(), *fit[best]]), rtol=1e-5)
+
+
+def test_runs_that_rank_the_same_files_share_the_vectors(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path, tiny_bert)
+    asked: list[str] = []
+    embed = SentenceEncoder.embed
+
+    def noted(encoder: SentenceEncoder, texts: list[str], *rest: Any, **others: Any) -> NDArray[np.float32]:
+        asked.extend(texts)
+        return embed(encoder, texts, *rest, **others)
+
+    monkeypatch.setattr(SentenceEncoder, "embed", noted)
+    keys = keys_of(tmp_path, tiny_bert)
+    rows = [{"query": "a new query", "document": text, "grade": place} for place, text in enumerate(DOCUMENTS[3:7])]
+    Path(keys["corpus"]).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    corpus, _, objective = prepare(load_recipe("ranking", keys))
+    objective.begin(corpus, tmp_path / "prepared")
+    assert asked == ["a new query"]
 
 
 def test_training_draws_judged_documents_near_to_their_queries(tiny_bert: Path, tmp_path: Path) -> None:
