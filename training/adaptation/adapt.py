@@ -99,9 +99,10 @@ class Found:
 
     @property
     def share(self) -> float:
-        """The parent's share that is best; 1 if no other is better than the parent."""
-        means = {share: float(scores.mean()) for share, scores in ({1.0: self.before} | self.after).items()}
-        return max(means, key=means.__getitem__)
+        """The parent's share that is best; 1 if none gains more than one standard error over the parent."""
+        gains = {share: scores - self.before for share, scores in self.after.items()}
+        sure = {share: gain.mean() for share, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5}
+        return max(sure, key=sure.__getitem__, default=1.0)
 
     @property
     def gains(self) -> NDArray[np.float64]:
@@ -306,7 +307,7 @@ def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
     before, gain = found.before.mean(), found.gains.mean()
     held_out = f"{len(found.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
     if found.share == 1:
-        console.print(f"{held_out}, and not more after training; {run.model} is {encoder} as it was")
+        console.print(f"{held_out}, and not surely more after training; {run.model} is {encoder} as it was")
     else:
         console.print(
             f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), "

@@ -186,7 +186,7 @@ def _adapted(provenance: Provenance) -> str:
     who = "queries that were held out" if provenance.recipe["pairs"] else "queries made of documents, and held out"
     ranked = f"On {found['queries']} {who}, nDCG@10 was {found['before']:.1f} with {provenance.parent}"
     if share == 1:
-        return f"{ranked}, and not more after training: the weights are the parent's."
+        return f"{ranked}, and not surely more after training: the weights are the parent's."
     low, high = found["interval"]
     gain = found["after"] - found["before"]
     return (

@@ -15,6 +15,7 @@ from evaluation.search import search_metrics
 from training.adapt import main
 from training.adaptation import held_out as held_out_queries
 from training.adaptation import rounds
+from training.adaptation.adapt import Found
 from training.adaptation.held_out import HeldOutQueries, interval
 from training.adaptation.pairs import Judgements
 from training.adaptation.queries import QueryMaker, sentences_of
@@ -188,6 +189,22 @@ def test_a_text_of_a_class_does_not_find_itself() -> None:
     embed = {"a": [1.0, 0.0], "b": [0.9, 0.1], "c": [0.0, 1.0]}
     held_out = HeldOutQueries(judged, [0, 1], [0, 1, 2])
     np.testing.assert_allclose(held_out.scores(lambda asked: np.array([embed[text] for text in asked])), [100, 100])
+
+
+@pytest.mark.parametrize(
+    ("gains", "share"),
+    [
+        ({0.3: [1.0, 3.0, 2.0, 2.0], 0.5: [1.0, 1.0, 1.0, 1.0]}, 0.3),
+        ({0.3: [-5.0, 9.0, -5.0, 9.0], 0.5: [1.0, 1.0, 1.0, 1.0]}, 0.5),  # its mean is higher, and may be chance
+        ({0.3: [-5.0, 9.0, -5.0, 9.0], 0.5: [-1.0, -1.0, -1.0, -1.0]}, 1.0),
+        ({}, 1.0),
+    ],
+)
+def test_a_gain_that_may_be_chance_is_not_taken(gains: dict[float, list[float]], share: float) -> None:
+    before = np.array([50.0, 60.0, 70.0, 80.0])
+    found = Found([], before, {each: before + np.array(gain) for each, gain in gains.items()})
+    assert found.share == share
+    np.testing.assert_array_equal(found.gains, gains.get(share, [0.0] * 4))
 
 
 def test_an_interval_is_that_of_the_mean() -> None:
