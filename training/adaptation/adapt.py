@@ -27,7 +27,8 @@ from training.adaptation.documents import Document, read_documents
 from training.adaptation.held_out import HeldOutQueries, interval
 from training.adaptation.pairs import Judgements, read_pairs
 from training.adaptation.rounds import Plan, made_queries, recipe_of_round, split
-from training.errors import CorpusError
+from training.encoder_source import own_reading
+from training.errors import CorpusError, EncoderError
 from training.hub.adoption import served
 from training.loop import processes
 from training.loop.run import fit
@@ -170,7 +171,7 @@ def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source
     if found.share < 1:
         mean, provenance = averaged(found.runs, parent_share=found.share)
     else:
-        mean, provenance = SentenceEncoder.load(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
+        mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
     low, high = interval(found.gains)
     figures = {
         "queries": len(found.before),
@@ -255,7 +256,7 @@ class Workplace:
 
     def __init__(self, encoder: str, judged: Judgements, folder: Path, seed: int) -> None:
         self.encoder, self.judged, self.folder, self.seed = encoder, judged, folder, seed
-        self.parent = SentenceEncoder.load(encoder)
+        self.parent = loaded(encoder)
         self._embed = (served(encoder) or self.parent).embed
         self.vectors = self.embedded(judged.documents)
 
@@ -289,6 +290,16 @@ class Workplace:
         for share in shares:
             found[share] = held_out.scores(fast(averaged([run], parent_share=share)[0]))
         return found
+
+
+def loaded(encoder: str) -> SentenceEncoder:
+    """An encoder with its own template and pooling, also one that sentence-transformers saved. Raises ClozeError."""
+    reading = own_reading(encoder)
+    if reading is None:
+        raise EncoderError(
+            f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
+        )
+    return SentenceEncoder.load(encoder, **reading)
 
 
 def fast(encoder: SentenceEncoder) -> Embed:

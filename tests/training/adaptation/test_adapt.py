@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from test_adopt import model_of
 
 from encoding.command import run as run_command
 from evaluation.search import search_metrics
@@ -155,6 +156,25 @@ def test_text_that_the_encoder_does_not_know_is_said(
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     main(["--encoder", encoder, "--documents", str(file), "--out", str(tmp_path / "run")])
     assert "text of a language that it was not trained on" in capsys.readouterr().err
+
+
+def test_an_encoder_that_nobody_reads_is_named(
+    tiny_bert: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--encoder", str(tiny_bert), "--documents", str(documents), "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 2
+    assert "nothing says how" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short")
+def test_an_encoder_of_sentence_transformers_is_adapted(
+    tiny_bert: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = model_of(tmp_path / "saved", tiny_bert)
+    words = ["--documents", str(documents), "--pairs", str(pairs(tmp_path / "pairs.csv"))]
+    main(["--encoder", str(saved), *words, "--out", str(tmp_path / "run")])
+    assert "12 queries held out" in capsys.readouterr().err
+    assert SentenceEncoder.load(str(tmp_path / "run")).config.pooling == "mean"
 
 
 def test_a_round_is_scored_as_trec_eval_scores_all_documents(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from training.fit import main
 from training.recipes.recipe import shipped_recipes
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
-COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation", "sentence1", "sentence2")
+COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation", "sentence1", "sentence2", "query", "document")
 
 
 @pytest.fixture(scope="module")
