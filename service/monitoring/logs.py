@@ -42,6 +42,8 @@ PLAIN: Final = re.compile(r"[^\s\"=\\]+")
 SHOWN: Final = 200  # characters of a path
 STDERR: Final = 2
 WAITING: Final = 10_000  # records
+TOGETHER: Final = 256  # lines that are written at once, at most
+PAUSE: Final = 0.02  # seconds between two looks at an empty queue
 LAST_SECONDS: Final = 2.0  # in which the last records are written when the process ends
 ANYONE: Final = Client("")
 
@@ -71,8 +73,9 @@ class Leaving(QueueHandler):
     counted: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each
 
     def __init__(self, form: logging.Formatter) -> None:
-        super().__init__(Queue(WAITING))
-        self._writer = Writer(self, form)
+        records: Queue[Any] = Queue(WAITING)
+        super().__init__(records)
+        self._writer = Writer(self, records, form)
         self._writer.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -94,24 +97,36 @@ class Leaving(QueueHandler):
 
 
 class Writer(QueueListener):
-    """The thread that writes, and says how many records were dropped before the one that it has written.
+    """The thread that writes, and says how many records were dropped before those that it has written.
 
-    It writes to the descriptor: Python's own file, or a handler, would be locked for ever where nobody reads.
+    It writes to the descriptor: Python's own file, or a handler, would be locked for ever where nobody reads. It waits
+    for some records, because waking for each would cost a busy service more than the lines.
     """
 
-    def __init__(self, leaving: Leaving, form: logging.Formatter) -> None:
-        super().__init__(leaving.queue)
-        self._leaving, self._form, self._said = leaving, form, 0
+    def __init__(self, leaving: Leaving, records: "Queue[Any]", form: logging.Formatter) -> None:
+        super().__init__(records)
+        self._leaving, self._records, self._form = leaving, records, form
+        self._said, self._lines = 0, list[str]()
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        if self._records.empty():
+            self._write()
+            time.sleep(PAUSE)
+        return super().dequeue(block)
 
     def handle(self, record: logging.LogRecord) -> None:
-        self._write(record)
+        self._lines.append(self._form.format(record))
         if lost := self._leaving.dropped - self._said:
             self._said += lost
             message = f"{lost} log records were dropped: stderr was not read"
-            self._write(logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None))
+            said = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None)
+            self._lines.append(self._form.format(said))
+        if len(self._lines) >= TOGETHER:
+            self._write()
 
-    def _write(self, record: logging.LogRecord) -> None:
-        left = f"{self._form.format(record)}\n".encode(errors="backslashreplace")
+    def _write(self) -> None:
+        left = "".join(f"{line}\n" for line in self._lines).encode(errors="backslashreplace")
+        self._lines.clear()
         with suppress(OSError):  # stderr is closed, or its reader disconnected
             while left:
                 left = left[os.write(STDERR, left) :]
@@ -121,6 +136,8 @@ class Writer(QueueListener):
             with suppress(Full):  # then nobody reads
                 self.enqueue_sentinel()
             thread.join(LAST_SECONDS)
+            if not thread.is_alive():
+                self._write()
 
 
 def configure_logs(level: str, form: LogFormat) -> None:
