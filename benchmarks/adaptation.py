@@ -2,10 +2,10 @@
 
     python -m benchmarks.adaptation COLLECTION ... --queries 0 10 100 --data DATA --out FILE
 
-A collection is a folder in BEIR's layout. For each, the queries are split by the seed; `adapt` gets the documents and
-the first so many queries of one half (0: the documents alone), and its run is scored by exact search for the other
-half, beside its parent; then the halves change places, where the seed is odd. STS-B dev is the price elsewhere. FILE
-has every result and is added to: what is there is not computed again.
+A collection is a folder in BEIR's layout. The seed splits its queries into halves. `adapt` gets the documents and, of
+one half, the first queries, as many as `--queries` says (0: the documents alone). Its run and its parent are scored by
+exact search for the other half. With the seed 1 the halves of the seed 0 change places, and so on. STS-B dev shows what
+is lost elsewhere. FILE has a line for each result, and what is there is not computed again.
 """
 
 import argparse
@@ -21,8 +21,9 @@ import numpy as np
 from encoding.machine import peak_memory, processor, versions
 from evaluation.search import Collection, load_collection, rankings, search_metrics
 from evaluation.sts import load_pairs, spearman
-from training.adaptation.adapt import adapt, fast
+from training.adaptation.adapt import adapt
 from training.adaptation.held_out import interval
+from training.adaptation.rounds import fast
 from training.model.encoder import SentenceEncoder
 from training.run_folder import Run
 

@@ -33,11 +33,12 @@ from training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder
 from training.errors import RunError
 from training.recipes.recipe import Recipe, to_toml
 
-__all__ = ["UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
+__all__ = ["ADAPTED", "UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
 
 # what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
 TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
 
+ADAPTED: Final = "adapt"  # the method of a run of `cloze adapt`
 UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
 
 

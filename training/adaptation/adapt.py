@@ -14,37 +14,29 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.cluster import KMeans  # type: ignore[import-untyped]
 from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
 from encoding.bundle import Source
-from encoding.machine import has_bf16
-from evaluation.measures import Embed, units
 from training.adaptation.documents import Document, read_documents
 from training.adaptation.held_out import HeldOutQueries, interval
 from training.adaptation.pairs import Judgements, read_pairs
-from training.adaptation.rounds import Plan, made_queries, recipe_of_round, split
-from training.encoder_source import own_reading
-from training.errors import CorpusError, EncoderError
-from training.hub.adoption import served
-from training.loop import processes
-from training.loop.run import fit
+from training.adaptation.rounds import Rounds, fast, loaded, made_queries
+from training.errors import CorpusError
 from training.loop.soup import averaged
-from training.methods.teacher import embedded, parts
 from training.model.encoder import SentenceEncoder
-from training.run_folder import Run, provenance_of_encoder
+from training.run_folder import ADAPTED, Run, provenance_of_encoder
 
-__all__ = ["METHOD", "adapt", "fast"]
+__all__ = ["adapt"]
 
-METHOD: Final = "adapt"
 LABEL_FILE: Final = "label.csv"
 
 FEWEST_QUERIES: Final = 10
 FEWEST_DOCUMENTS: Final = 50
-MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; a round embeds them all
+MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; all are embedded once
 ROUNDS: Final = 2
 SHARES: Final = (0.3, 0.5)  # of the parent
 CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held out
@@ -74,16 +66,17 @@ def adapt(
     made = None if pairs else _made(judged.documents, seed)
     run.make()
     try:
-        place = Workplace(encoder, judged, out / "rounds", seed)
-        _warn_of_language(place.parent, judged.documents)
-        found = _without_labels(place, *made) if made else _with_labels(place)
+        parent = loaded(encoder)
+        _warn_of_language(parent, judged.documents)
+        rounds = Rounds(encoder, parent, judged, out / "rounds", seed)
+        found = _without_labels(rounds, *made) if made else _with_labels(rounds)
         if not pairs:
-            _write_to_label(out / LABEL_FILE, judged.documents, place.vectors, seed)
+            _write_to_label(out / LABEL_FILE, judged.documents, rounds.vectors, seed)
         names = {"pairs": [str(path) for path in (pairs,) if path], "documents": [str(path) for path in paths]}
         texts = {"pairs": judged.queries, "documents": judged.documents}
         data = [_source(names[what], texts[what]) for what in names if names[what]]
         asked = names | {"columns": [*columns], "document_columns": [*document_columns]}
-        _write(run, found, {"method": METHOD, "encoder": encoder, "seed": seed} | asked, data)
+        _write(run, found, {"method": ADAPTED, "encoder": encoder, "seed": seed} | asked, data)
     finally:
         shutil.rmtree(out / "rounds", ignore_errors=True)
     _report(run, encoder, found, labelled=pairs is not None)
@@ -96,7 +89,7 @@ class Found:
     runs: list[Path]
     before: NDArray[np.float64]
     after: dict[float, NDArray[np.float64]]
-    growth: float | None = None  # of the mean, from half of a round's queries to all of them
+    growth: float | None = None  # of the first round's mean, from half of its queries to all of them
 
     @property
     def share(self) -> float:
@@ -110,34 +103,34 @@ class Found:
         return self.after.get(self.share, self.before) - self.before
 
 
-def _with_labels(place: "Workplace") -> Found:
+def _with_labels(rounds: Rounds) -> Found:
     """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps."""
-    judged, count, everything = place.judged, len(place.judged), range(len(place.judged.documents))
-    groups = split(count, ROUNDS, place.seed)
-    scores = list[dict[float, NDArray[np.float64]]]()
-    for number, group in enumerate(groups, 1):
-        console.print(f"round {number} of {ROUNDS}: {count - len(group)} queries to learn from, {len(group)} held out")
-        others = sorted({*range(count)} - {*group})
-        run = place.trained(f"round-{number}", judged, others, everything)
-        scores.append(place.scored(run, place.held_out(judged, group, place.vectors), SHARES))
-    joined = {share: np.concatenate([score[share] for score in scores]) for share in scores[0]}
-    found = Found([], joined.pop(1.0), joined)
+    count, everything = len(rounds.judged), range(len(rounds.judged.documents))
+    split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(count))
+    before, scores = list[NDArray[np.float64]](), list[dict[float, NDArray[np.float64]]]()
+    parts = [(learnt.tolist(), rounds.held_out(group.tolist())) for learnt, group in split]
+    for number, (learnt, held_out) in enumerate(parts, 1):
+        console.print(
+            f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
+        )
+        before.append(held_out.scores(fast(rounds.parent)))
+        run = rounds.train(f"round-{number}", learnt, everything)
+        scores.append({share: _scores(run, held_out, share) for share in SHARES})
+    after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
+    found = Found([], np.concatenate(before), after)
     if found.share == 1:
         return found
-    growth = _growth(place, groups, scores[0], found.share)
-    console.print(f"last round: all {count} queries to learn from")
-    return replace(found, runs=[place.trained("last", judged, range(count), everything)], growth=growth)
-
-
-def _growth(
-    place: "Workplace", groups: Sequence[list[int]], whole: dict[float, NDArray[np.float64]], share: float
-) -> float:
-    """What the second half of a round's queries added: the first round's figure less that of one with half of them."""
-    half = sorted(query for group in groups[1:] for query in group)[::2]
+    (learnt, held_out), half = parts[0], parts[0][0][::2]
     console.print(f"a round with {len(half)} of these queries, for what more of them bring")
-    run = place.trained("half", place.judged, half, range(len(place.judged.documents)))
-    scores = place.scored(run, place.held_out(place.judged, groups[0], place.vectors), [share])
-    return float(whole[share].mean() - scores[share].mean())
+    of_half = _scores(rounds.train("half", half, everything), held_out, found.share)
+    console.print(f"last round: all {count} queries to learn from")
+    last = rounds.train("last", range(count), everything)
+    return replace(found, runs=[last], growth=float((scores[0][found.share] - of_half).mean()))
+
+
+def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:
+    """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
+    return held_out.scores(fast(averaged([run], parent_share=share)[0]))
 
 
 def _made(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
@@ -153,15 +146,15 @@ def _made(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
     return made, asked
 
 
-def _without_labels(place: "Workplace", made: Judgements, asked: Sequence[int]) -> Found:
+def _without_labels(rounds: Rounds, made: Judgements, asked: Sequence[int]) -> Found:
     """One round; held out are queries that were made of other documents. A gain that may be chance is none."""
     others = sorted({*range(len(made.documents))} - {*asked})
     console.print(f"one round: queries made of {len(others):,} documents, {len(made)} of others held out")
-    vectors = place.vectors.copy()
-    vectors[asked] = place.embedded([made.documents[number] for number in asked])  # without the sentences taken out
-    run = place.trained("round-1", place.judged, [], others)
-    scores = place.scored(run, place.held_out(made, list(range(len(made))), vectors), CAUTIOUS)
-    before = scores.pop(1.0)
+    vectors = rounds.vectors.copy()
+    vectors[asked] = rounds.embedded([made.documents[number] for number in asked])  # without the sentences taken out
+    held_out = rounds.held_out_of(made, list(range(len(made))), vectors)
+    before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], others)
+    scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
     return Found([run], before, {share: each for share, each in scores.items() if interval(each - before)[0] > 0})
 
 
@@ -228,7 +221,7 @@ def _smaller(judged: Judgements, seed: int) -> Judgements:
 def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None) -> None:
     """What was read, with examples, before anything is trained."""
     files = len({document.name for document in documents})
-    console.print(f"documents: {len(judged.documents):,}" + (f", with {files:,} names" if documents else ""))
+    console.print(f"documents: {len(judged.documents):,}" + (f", of {files:,} files or rows" if documents else ""))
     if pairs is None:
         for text in judged.documents[:: max(1, len(judged.documents) // EXAMPLES)][:EXAMPLES]:
             console.print(f"  {text[:100]}")
@@ -249,67 +242,6 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
             f"warning: a word takes {tokens / words:.1f} tokens of this encoder; text of a language that it was not "
             "trained on stays hard for it: give --encoder one that knows the language"
         )
-
-
-class Workplace:
-    """Where the rounds are trained, with the vectors of the encoder before training, which all of them need."""
-
-    def __init__(self, encoder: str, judged: Judgements, folder: Path, seed: int) -> None:
-        self.encoder, self.judged, self.folder, self.seed = encoder, judged, folder, seed
-        self.parent = loaded(encoder)
-        self._embed = (served(encoder) or self.parent).embed
-        self.vectors = self.embedded(judged.documents)
-
-    def embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors (n, d) of length 1 of the encoder before training; each text is embedded once."""
-        folder = self.folder / "vectors"
-        folder.mkdir(parents=True, exist_ok=True)
-        found = list(embedded(parts(texts), len(texts), self._embed, folder))
-        return units(np.concatenate(found).astype(np.float32)).astype(np.float32)
-
-    def held_out(self, judged: Judgements, queries: list[int], vectors: NDArray[np.float32]) -> HeldOutQueries:
-        asked = self.embedded([judged.queries[query] for query in queries])
-        return HeldOutQueries.among_nearest(judged, queries, vectors, asked)
-
-    def trained(self, name: str, judged: Judgements, queries: Sequence[int], sources: Sequence[int]) -> Path:
-        """The run of a round."""
-        plan = Plan(self.encoder, judged, self.folder, self.seed, self.parent.config.max_tokens)
-        recipe, run = recipe_of_round(plan, name, queries, sources), Run(self.folder / name)
-        shutil.copytree(self.folder / "vectors", run.prepared)
-        quiet, processes.console.quiet = processes.console.quiet, True
-        try:
-            if not fit(recipe, run):
-                raise KeyboardInterrupt
-        finally:
-            processes.console.quiet = quiet
-        return run.path
-
-    def scored(self, run: Path, held_out: HeldOutQueries, shares: Sequence[float]) -> dict[float, NDArray[np.float64]]:
-        """nDCG@10 of each query with each share of the parent; with the share 1 it is the parent's."""
-        found = {1.0: held_out.scores(fast(self.parent))}
-        for share in shares:
-            found[share] = held_out.scores(fast(averaged([run], parent_share=share)[0]))
-        return found
-
-
-def loaded(encoder: str) -> SentenceEncoder:
-    """An encoder with its own template and pooling, also one that sentence-transformers saved. Raises ClozeError."""
-    reading = own_reading(encoder)
-    if reading is None:
-        raise EncoderError(
-            f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
-        )
-    return SentenceEncoder.load(encoder, **reading)
-
-
-def fast(encoder: SentenceEncoder) -> Embed:
-    """In bf16 where the CPU has it: twice as fast, and as exact as a ranking needs."""
-
-    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        with torch.autocast(encoder.device.type, torch.bfloat16, enabled=has_bf16()):
-            return encoder.embed(texts)
-
-    return embed
 
 
 def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from training.data.corpus import read_lines, read_records
 from training.errors import CorpusError
 
-__all__ = ["Document", "read_documents", "text_of"]
+__all__ = ["Document", "read_documents"]
 
 PASSAGE_WORDS: Final = 200
 TEXT_FILES: Final = (".txt", ".md", ".markdown", ".html", ".htm")
@@ -54,7 +54,7 @@ def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[D
     return list(found.values())
 
 
-def text_of(record: dict[str, Any], columns: Sequence[str], where: str) -> str:
+def _text_of(record: dict[str, Any], columns: Sequence[str], where: str) -> str:
     """The text of a row. Raises CorpusError if it has none of the columns."""
     titled = [column for column in TITLES if isinstance(record.get(column), str)][:1]
     asked = columns or [*titled, *[column for column in TEXTS if column in record][:1]]
@@ -80,7 +80,7 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
         yield from _passages(path, path.name)
     else:
         for number, record in read_records(path):
-            text = text_of(record, columns, f"{path}, line {number}")
+            text = _text_of(record, columns, f"{path}, line {number}")
             name = next((str(record[key]) for key in NAMES if record.get(key) is not None), str(number))
             if text:
                 yield Document(name, text)

@@ -11,8 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.measures import Embed
+from evaluation.compare import INTERVAL, draws
+from evaluation.measures import Embed, nearest
 from evaluation.search import rankings, search_metrics
+from evaluation.task import Items
 from training.adaptation.pairs import Judgements
 from training.data.lexical import Lexical
 
@@ -20,7 +22,6 @@ __all__ = ["HeldOutQueries", "interval"]
 
 NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
 RESAMPLES: Final = 2000
-MIDDLE: Final = (2.5, 97.5)  # percentiles
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,9 @@ class HeldOutQueries:
     ) -> "HeldOutQueries":
         """`vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1."""
         lexical, pool = Lexical(judged.documents), dict[int, None]()
-        for query, vector in zip(queries, asked, strict=True):
-            pool |= dict.fromkeys(judged.grades[query])
-            for scores in (vectors @ vector, lexical.scores(judged.queries[query])):
-                pool |= dict.fromkeys(np.argsort(-scores, kind="stable")[:NEAREST].tolist())
+        for query, (_, places) in zip(queries, nearest(asked, vectors, NEAREST), strict=True):
+            by_words = np.argsort(-lexical.scores(judged.queries[query]), kind="stable")[:NEAREST]
+            pool |= dict.fromkeys([*judged.grades[query], *places.tolist(), *by_words.tolist()])
         return cls(judged, queries, sorted(pool))
 
     def scores(self, embed: Embed) -> NDArray[np.float64]:
@@ -64,8 +64,7 @@ class HeldOutQueries:
         return {number: places[place] for number, place in found if place in places}
 
 
-def interval(gains: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
-    """The middle 95 % of the mean of `gains` (n), drawn again with replacement (paired bootstrap)."""
-    drawn = np.random.default_rng(seed).integers(len(gains), size=(RESAMPLES, len(gains)))
-    low, high = np.percentile(gains[drawn].mean(1), MIDDLE)
+def interval(gains: NDArray[np.float64]) -> tuple[float, float]:
+    """The middle 95 % of the mean of `gains` (n), by a paired bootstrap."""
+    low, high = np.percentile(draws(Items("plain mean", gains.tolist()), RESAMPLES, seed=0), INTERVAL)
     return float(low), float(high)

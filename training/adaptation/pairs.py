@@ -139,6 +139,6 @@ def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
 def _joined(
     queries: list[str], texts: list[str], grades: Sequence[dict[int, float]], documents: Sequence[Document]
 ) -> Judgements:
-    """The documents of a collection and those beside it. Raises CorpusError if they are many that are the same."""
+    """The documents of a collection, and those beside it."""
     known = set(texts)
     return Judgements(queries, texts + [each.text for each in documents if each.text not in known], list(grades))

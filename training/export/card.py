@@ -20,12 +20,11 @@ from encoding.options import flag
 from encoding.template import PoolingMode
 from training.errors import RunError
 from training.hub.sentence_transformer import is_sentence_transformer
-from training.run_folder import UNTRAINED, Run
+from training.run_folder import ADAPTED, UNTRAINED, Run
 
 __all__ = ["front_matter", "model_card", "parent_metadata", "provenance_of", "provenance_of_others"]
 
 OUTSIDE = "sentence-transformers"  # the method of a model that was not trained by Cloze
-ADAPTED = "adapt"  # that of a run of `cloze adapt`
 
 MEASURED_LATER = ("scores", "parity", "graphs")
 

@@ -32,7 +32,7 @@ from training.model.encoder import SentenceEncoder
 from training.model.views import View, encode_trimmed, view
 from training.recipes.methods import RankingRecipe
 
-__all__ = ["Judge", "Ranking"]
+__all__ = ["Ranking"]
 
 FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
 

@@ -40,7 +40,7 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
     rank, processes = rank_and_count()
     folder.mkdir(exist_ok=True)
     files = list[Path]()
-    with tqdm(total=-(-count // processes), desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
+    with tqdm(total=count, desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
         for number, texts in enumerate(parts):
             digest = blake2b("\0".join(texts).encode(), digest_size=16).hexdigest()
             files.append(file := folder / f"{digest}.npy")
@@ -52,5 +52,7 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
                     bar.update(len(rows))
                 with replacing(file) as partial, partial.open("wb") as out:
                     np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
+            else:
+                bar.total -= len(texts)
     wait()
     return map(np.load, files)

@@ -496,14 +496,14 @@ class RankingRecipe(Recipe):
         description="files of further documents to rank beside those of the corpus, in a column called as the second",
     )
     candidates: Annotated[int, Field(ge=0)] = Field(
-        2, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
+        1, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
     )
     depth: Positive = Field(30, description="how many of those the judge ranks first are drawn from")
     lexical_weight: Weight = Field(
         0.3, description="weight of BM25 in the judge's score, in standard deviations of the query's cosines"
     )
     judged_weight: Weight = Field(
-        0.2, description="added to the judge's score, which is about a cosine, times the grade of a judged document"
+        0.4, description="added to the judge's score, which is about a cosine, times the grade of a judged document"
     )
     temperature: Annotated[float, Field(gt=0)] = Field(0.03, description="divides the scores in the loss")
 

@@ -20,7 +20,7 @@ from training.adaptation.adapt import Found
 from training.adaptation.held_out import HeldOutQueries, interval
 from training.adaptation.pairs import Judgements
 from training.adaptation.queries import QueryMaker, sentences_of
-from training.adaptation.rounds import made_queries, split
+from training.adaptation.rounds import made_queries
 from training.export.__main__ import main as export
 from training.fit import main as fit
 from training.model.encoder import SentenceEncoder
@@ -68,7 +68,7 @@ def test_queries_make_a_run_that_says_what_it_gained(
     words = ["--encoder", encoder, "--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
     assert fit(["adapt", *words, "--out", str(out)]) == 0
     shown = capsys.readouterr().err
-    assert "documents: 64, with 64 names" in shown
+    assert "documents: 64, of 64 files or rows" in shown
     assert "queries: 12, answered by 12 documents" in shown
     assert "round 2 of 2: 6 queries to learn from, 6 held out" in shown
     assert "12 queries held out: nDCG@10 " in shown
@@ -231,13 +231,6 @@ def test_an_interval_is_that_of_the_mean() -> None:
     low, high = interval(np.array([1.0, 3.0] * 200))
     assert low == pytest.approx(2 - 1.96 / 20, abs=0.02)
     assert high == pytest.approx(2 + 1.96 / 20, abs=0.02)
-
-
-def test_parts_have_every_number_once() -> None:
-    parts = split(11, 3, 7)
-    assert sorted(number for part in parts for number in part) == list(range(11))
-    assert [len(part) for part in parts] == [4, 4, 3]
-    assert parts == split(11, 3, 7) != split(11, 3, 8)
 
 
 def test_a_made_query_is_taken_out_of_its_document() -> None:

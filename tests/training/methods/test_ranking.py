@@ -140,7 +140,7 @@ def test_runs_that_rank_the_same_files_share_the_vectors(
 
 
 def test_training_draws_judged_documents_near_to_their_queries(tiny_bert: Path, tmp_path: Path) -> None:
-    keys = keys_of(tmp_path, tiny_bert, max_steps=100, learning_rate=0.003, eval_steps=100)
+    keys = keys_of(tmp_path, tiny_bert, max_steps=100, learning_rate=0.003, candidates=2, judged_weight=0.2)
     assert main(["ranking", *arguments(keys), "--out", str(tmp_path / "run")]) == 0
 
     def advantage(encoder: SentenceEncoder) -> float:
