@@ -27,7 +27,7 @@ from service.inference.models import Models
 from service.inference.threads import Executors, share_threads
 from service.monitoring.background import Background
 from service.monitoring.health import HUNG, Health
-from service.monitoring.logs import Leaving, current_request
+from service.monitoring.logs import LogQueue, current_request
 from service.monitoring.metrics import Metrics
 from service.monitoring.tracing import configure_tracing
 from service.routes import EITHER, PUBLIC, SCHEMA, shape_of
@@ -109,7 +109,7 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["*"],
             allow_private_network="*" not in settings.origins,  # a page of the web, and a service of its user's network
         )
-    Leaving.counted = metrics.log_records_dropped.inc
+    LogQueue.on_drop = metrics.log_records_dropped.inc
     metrics.ready.set_function(lambda: float(health.ready))
     metrics.requests_in_flight.set_function(lambda: traffic.in_flight)
     metrics.requests_in_flight_limit.set(settings.max_concurrent_requests)

@@ -19,7 +19,7 @@ from encoding.options import Options, flag
 from service.monitoring.logs import LogFormat
 
 PREFIX = "CLOZE_"
-# what Kubernetes calls the address and the ports of a service, of Docker's links
+# the address and the ports of a service, as Kubernetes names them after Docker's links
 SERVICE_LINK: Final = re.compile(
     r"(?i)CLOZE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
 )

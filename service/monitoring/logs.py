@@ -66,16 +66,16 @@ class RequestRecord:
 current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
 
 
-class Leaving(QueueHandler):
+class LogQueue(QueueHandler):
     """Puts records into the queue of a thread that writes them; one that finds no room is dropped and counted."""
 
     dropped = 0
-    counted: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each
+    on_drop: ClassVar[Callable[[], object]] = staticmethod(lambda: None)  # called for each record
 
     def __init__(self, form: logging.Formatter) -> None:
         records: Queue[Any] = Queue(WAITING)
         super().__init__(records)
-        self._writer = Writer(self, records, form)
+        self._writer = LogWriter(self, records, form)
         self._writer.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -88,7 +88,7 @@ class Leaving(QueueHandler):
             self.queue.put_nowait(record)
         except Full:
             self.dropped += 1
-            Leaving.counted()
+            LogQueue.on_drop()
 
     def close(self) -> None:
         """Write what is left, for LAST_SECONDS at most."""
@@ -96,16 +96,16 @@ class Leaving(QueueHandler):
         super().close()
 
 
-class Writer(QueueListener):
+class LogWriter(QueueListener):
     """The thread that writes, and says how many records were dropped before those that it has written.
 
     It writes to the descriptor: Python's own file, or a handler, would be locked for ever where nobody reads. It waits
     for some records, because waking for each would cost a busy service more than the lines.
     """
 
-    def __init__(self, leaving: Leaving, records: "Queue[Any]", form: logging.Formatter) -> None:
+    def __init__(self, log_queue: LogQueue, records: "Queue[Any]", form: logging.Formatter) -> None:
         super().__init__(records)
-        self._leaving, self._records, self._form = leaving, records, form
+        self._log_queue, self._records, self._form = log_queue, records, form
         self._said, self._lines = 0, list[str]()
 
     def dequeue(self, block: bool) -> logging.LogRecord:
@@ -116,7 +116,7 @@ class Writer(QueueListener):
 
     def handle(self, record: logging.LogRecord) -> None:
         self._lines.append(self._form.format(record))
-        if lost := self._leaving.dropped - self._said:
+        if lost := self._log_queue.dropped - self._said:
             self._said += lost
             message = f"{lost} log records were dropped: stderr was not read"
             said = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None)
@@ -145,8 +145,8 @@ def configure_logs(level: str, form: LogFormat) -> None:
 
     uvicorn's own information is logged at debug only. Nothing it logs contains what a client sent.
     """
-    leaving = Leaving(JSON() if form == "json" else Text())
-    logging.basicConfig(level=level.upper(), handlers=[leaving], force=True)
+    log_queue = LogQueue(JSON() if form == "json" else Text())
+    logging.basicConfig(level=level.upper(), handlers=[log_queue], force=True)
     logging.getLogger("uvicorn.error").setLevel("NOTSET" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
     sys.excepthook = _uncaught

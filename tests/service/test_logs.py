@@ -143,10 +143,10 @@ def test_a_process_logs_nothing_but_json(level: str, messages: list[str]) -> Non
 
 FLOOD = """
 import logging, sys, time
-from service.monitoring.logs import Leaving, configure_logs
+from service.monitoring.logs import LogQueue, configure_logs
 configure_logs("info", "text")
 counted = []
-Leaving.counted = lambda: counted.append(1)
+LogQueue.on_drop = lambda: counted.append(1)
 logger = logging.getLogger("service.a")
 for number in range(12_000):
     logger.info("record %d of a flood, long enough that a pipe holds only few of them", number)
