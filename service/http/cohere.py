@@ -4,21 +4,22 @@
 without such a template uses its own.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
-from service.http.embed import check_dimensions, embed, respond
+from service.http.answer import respond
+from service.http.embed import check_dimensions, embed
 from service.http.request import Context, JSONRoute, TextList, lease
 from service.http.schemas import Options
 from service.inference.model import Embeddings, Part
-from service.inference.vectors import finish, to_json
+from service.inference.vectors import finish, stacked, to_json
 from service.routes import COHERE
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -93,13 +94,16 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         return await respond(lambda: _as_json(body, texts, found), context, model, found)
 
 
-def _as_json(body: CohereRequest, texts: list[str], found: Embeddings) -> bytes:
-    vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.output_dimension)
-    kinds = dict.fromkeys(body.embedding_types)
-    rows = b",".join(b'"%b":%b' % (kind.encode(), to_json(vectors, kind)) for kind in kinds)
-    meta = orjson.dumps({"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}})
-    head = b'{"response_type":"embeddings_by_type","id":"%b"' % str(uuid4()).encode()
-    return b'%b,"embeddings":{%b},"texts":%b,"meta":%b}' % (head, rows, orjson.dumps(texts), meta)
+def _as_json(body: CohereRequest, texts: list[str], found: Embeddings) -> Iterator[bytes]:
+    vectors = finish(stacked(found.rows), normalize=True, dimensions=body.output_dimension)
+    yield b'{"response_type":"embeddings_by_type","id":"%b","embeddings":{' % str(uuid4()).encode()
+    for place, kind in enumerate(dict.fromkeys(body.embedding_types)):
+        yield (b',"%b":' if place else b'"%b":') % kind.encode()
+        yield from to_json(vectors, kind)
+    yield b'},"texts":'
+    yield orjson.dumps(texts)
+    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}}
+    yield b',"meta":%b}' % orjson.dumps(meta)
 
 
 def _texts(body: CohereRequest) -> tuple[list[str], str]:

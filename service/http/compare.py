@@ -9,7 +9,8 @@ from fastapi import APIRouter, Body, Response
 
 from encoding.bundle import SEARCH_NAMES
 from service.errors import EmptyInput, ValidationFailed, documented
-from service.http.embed import AS_BYTES, embed, embed_texts, respond
+from service.http.answer import respond
+from service.http.embed import AS_BYTES, embed, embed_texts
 from service.http.request import Context, JSONRoute, lease, named_template
 from service.http.schemas import (
     AnyRequest,
@@ -24,7 +25,7 @@ from service.http.schemas import (
     SimilarityRequest,
 )
 from service.inference.model import Model, Part
-from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
+from service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, stacked, to_json
 from service.routes import EITHER, SEARCH, SIMILARITY
 
 Cosines = list[float] | list[list[float]]
@@ -50,7 +51,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
         parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, options, layout.field)
-        return await respond(lambda: to_json(meaning(layout.compare(np.stack(found.rows)))), context, model, found)
+        return await respond(lambda: to_json(meaning(layout.compare(stacked(found.rows)))), context, model, found)
 
 
 @router.post(
@@ -79,7 +80,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
         ]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
-        return await respond(lambda: _ranked(body, cosines(np.stack(found.rows)), meaning), context, model, found)
+        return await respond(lambda: [_ranked(body, cosines(stacked(found.rows)), meaning)], context, model, found)
 
 
 def _meaning(model: Model, asked: bool) -> Callable[[Array], Array]:

@@ -1,38 +1,37 @@
-"""POST /embed, and what every route that embeds texts shares: embedding for a request, and reporting what it cost."""
+"""POST /embed, and what every route that embeds texts shares: embedding for a request."""
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from time import perf_counter, time_ns
+from time import time_ns
 from typing import Any, Final, cast
 
-import numpy as np
 from fastapi import APIRouter, Response
 
 from encoding.chunks import Chunk, chunked
 from encoding.errors import TextError
 from encoding.text import Direction, TextEncoder
 from service.errors import ValidationFailed, documented
-from service.http.request import (
-    SPACE_HEADER,
-    SWITCH,
-    Context,
-    JSONRoute,
-    RequestContext,
-    as_list,
-    lease,
-    named_template,
-)
+from service.http.answer import BYTES, JSON, respond
+from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
 from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
 from service.inference.model import Embeddings, Inputs, Model, Part, slices
-from service.inference.vectors import Array, Format, Raw, chunk_means, finish, rows, to_bytes, to_json
+from service.inference.vectors import (
+    Array,
+    Format,
+    Raw,
+    chunk_means,
+    finish,
+    rows,
+    stacked,
+    to_bytes,
+    to_json,
+    with_commas,
+)
 from service.routes import EMBED
 
-BYTES: Final = "application/octet-stream"
-JSON: Final = "application/json"
 QUALITY: Final = re.compile(r";\s*q\s*=\s*([01](?:\.\d*)?)")
-SMALL: Final = 4096  # numbers that are written in a fraction of a millisecond
 
 AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -55,8 +54,8 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
             return await embed_chunks(body, body.chunk, inputs, context, model, in_format)
         found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
-        def write() -> bytes | Raw:
-            vectors = finish(np.stack(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+        def write() -> Iterable[bytes] | Raw:
+            vectors = finish(stacked(found.rows), normalize=body.normalize, dimensions=body.dimensions)
             return in_format(vectors, body.encoding_format or "float")
 
         return await respond(write, context, model, found)
@@ -68,7 +67,7 @@ async def embed_chunks(
     inputs: Inputs,
     context: RequestContext,
     model: Model,
-    in_format: Callable[[Array, Format], bytes | Raw],
+    in_format: Callable[[Array, Format], Iterable[bytes] | Raw],
 ) -> Response:
     """Answer with a list of chunks for each text, in JSON, or in the format with the mean of its chunks' vectors."""
     if not isinstance(inputs[0], str):
@@ -82,8 +81,8 @@ async def embed_chunks(
     parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
     found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
 
-    def write() -> bytes | Raw:
-        vectors = np.stack(found.rows)
+    def write() -> Iterable[bytes] | Raw:
+        vectors = stacked(found.rows)
         kind = body.encoding_format or "float"
         if chunking.mean:
             vectors = chunk_means(vectors, owners, list(map(len, parts)))
@@ -128,12 +127,12 @@ def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
     return tokens
 
 
-def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) -> bytes:
-    texts = []
-    for each in chunks:
-        found = (b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in each)
-        texts.append(b"[%b]" % b",".join(found))
-    return b"[%b]" % b",".join(texts)
+def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) -> Iterator[bytes]:
+    for place, each in enumerate(chunks):
+        yield b",[" if place else b"[["
+        yield from with_commas(b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in each)
+        yield b"]"
+    yield b"]"
 
 
 def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensions") -> None:
@@ -172,43 +171,6 @@ async def embed(
         timing = found.timing._asdict()
         services.tracing.stages(begun, timing, model=model.name, texts=record.texts, tokens=found.tokens)
     return found
-
-
-async def respond(
-    task: Callable[[], bytes | Raw], context: RequestContext, model: Model, found: Embeddings
-) -> Response:
-    """Answer with JSON or with raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
-    if sum(row.size for row in found.rows) <= SMALL:
-        content = task()
-    else:
-        content = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, task)
-    headers = report(found, context, model)
-    if not isinstance(content, Raw):
-        return Response(content, media_type=JSON, headers=headers)
-    headers |= {"x-embedding-type": content.dtype, "x-embedding-shape": "{},{}".format(*content.shape)}
-    return Response(content.content, media_type=BYTES, headers=headers)
-
-
-def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
-    """Return the vector space, text-embeddings-inference's headers, in whole milliseconds, and Server-Timing.
-
-    Queue and inference are means over the request's texts; compute is tokenising and the graph, total all until now.
-    """
-    total = perf_counter() - context.record.started
-    ms = {name: 1000 * seconds for name, seconds in (found.timing._asdict() | {"total": total}).items()}
-    return {
-        SPACE_HEADER: model.space,
-        "x-compute-type": model.session.provider,
-        "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
-        "x-compute-characters": str(found.characters),
-        "x-compute-tokens": str(found.tokens),
-        "x-truncated-texts": str(found.truncated),
-        "x-total-time": f"{ms['total']:.0f}",
-        "x-tokenization-time": f"{ms['tokenize']:.0f}",
-        "x-queue-time": f"{ms['queue']:.0f}",
-        "x-inference-time": f"{ms['inference']:.0f}",
-        "server-timing": ", ".join(f"{name};dur={value:.2f}" for name, value in ms.items()),
-    }
 
 
 def _prefers_bytes(accept: str) -> bool:

@@ -3,16 +3,16 @@
 import re
 from typing import Final, NamedTuple
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Response
 
 from service.errors import ValidationFailed, documented
-from service.http.embed import embed, respond
+from service.http.answer import respond
+from service.http.embed import embed
 from service.http.request import Context, JSONRoute, lease, named_template
 from service.http.schemas import ExplainRequest, Explanation
 from service.inference.model import Part
-from service.inference.vectors import Vectors, pair_cosines
+from service.inference.vectors import Vectors, pair_cosines, stacked
 from service.routes import EXPLAIN
 from service.settings import Settings
 
@@ -42,7 +42,7 @@ async def explain(body: ExplainRequest, context: Context) -> Response:
         ]
         part = Part([*body.inputs, *rests], named_template(context, model, body.prompt_name))
         found = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
-        return await respond(lambda: _answer(body.inputs, words, owners, np.stack(found.rows)), context, model, found)
+        return await respond(lambda: [_answer(body.inputs, words, owners, stacked(found.rows))], context, model, found)
 
 
 def most_words(settings: Settings) -> int:

@@ -3,19 +3,20 @@
 Unknown fields, such as `user`, are ignored.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import documented
-from service.http.embed import check_dimensions, embed, respond
+from service.http.answer import respond
+from service.http.embed import check_dimensions, embed
 from service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
 from service.http.schemas import Options
 from service.inference.model import Model, Part
-from service.inference.vectors import Format, finish, rows
+from service.inference.vectors import Format, finish, rows, stacked, with_commas
 from service.routes import MODEL, MODELS, OPENAI
 
 
@@ -87,15 +88,16 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
         inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
         found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
-        def as_json() -> bytes:
+        def as_json() -> Iterator[bytes]:
             """Write the parts in OpenAI's order, the rows one by one."""
-            vectors = finish(np.stack(found.rows), normalize=True, dimensions=body.dimensions)
-            data = b",".join(
+            vectors = finish(stacked(found.rows), normalize=True, dimensions=body.dimensions)
+            yield b'{"object":"list","data":['
+            yield from with_commas(
                 b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
                 for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
             )
             usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
-            return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model.name), usage)
+            yield b'],"model":%b,"usage":%b}' % (orjson.dumps(model.name), usage)
 
         return await respond(as_json, context, model, found)
 

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Response
 
 from encoding.heads import Head
 from service.errors import EmptyInput, ValidationFailed, documented
-from service.http.embed import embed, respond
+from service.http.answer import respond
+from service.http.embed import embed
 from service.http.request import Context, JSONRoute, lease
 from service.http.schemas import Predictions, PredictRequest
 from service.inference.model import Model, Part
-from service.inference.vectors import Vectors, finish
+from service.inference.vectors import Vectors, finish, stacked
 from service.routes import PREDICT
 
 MAX_PREDICTIONS: Final = 2**18  # per response; a million JSON objects take 300 MB
@@ -43,7 +44,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
                 "allowed: send fewer texts, or name fewer heads"
             )
         found = await embed([Part(texts)], context, model, body, lambda at: "inputs" if one else f"inputs[{at}]")
-        return await respond(lambda: _answer(body, heads, np.stack(found.rows)), context, model, found)
+        return await respond(lambda: [_answer(body, heads, stacked(found.rows))], context, model, found)
 
 
 def _heads(model: Model, asked: str | list[str] | None) -> dict[str, Head]:

@@ -19,6 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 STOPPED: Final = "the batcher has stopped; send the request again"
+SLICE: Final = 256  # items that enter or leave the queue at once; other requests get their turn between two slices
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ class Batcher(Generic[Item, Result]):
 
     Up to `parallel` batches run at once; when several may start, they share what waits.
 
-    Items with the same `key` run once, within a request and across requests. Queued duplicates run at the earliest turn
-    of any of them; a duplicate of a running item waits for its result.
+    Items with the same `key` that wait or run at the same time run once, within a request and across requests. Queued
+    duplicates run at the earliest turn of any of them; a duplicate of a running item waits for its result.
     """
 
     run: Callable[[list[Item]], Awaitable[Sequence[Result]]]
@@ -128,8 +129,15 @@ class Batcher(Generic[Item, Result]):
             raise Unavailable(STOPPED)
         if not items:
             return []
-        request = self._enqueue(items, client)
+        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))
+        self._requests[request] = None
         try:
+            for first in range(0, len(items), SLICE):
+                if first:
+                    await asyncio.sleep(0)
+                if request.future.done():  # it failed
+                    break
+                self._enqueue(request, items[first : first + SLICE], first, client)
             return await request.future
         finally:
             self._withdraw(request)
@@ -145,18 +153,17 @@ class Batcher(Generic[Item, Result]):
             self._expiry.cancel()
         self._abandon(Unavailable(STOPPED))
 
-    def _enqueue(self, items: Sequence[Item], client: Client) -> _Request[Result]:
-        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))
+    def _enqueue(self, request: _Request[Result], items: Sequence[Item], first: int, client: Client) -> None:
+        """Let some items of a request wait, which stand in it from the index `first` on."""
         entries: dict[Hashable, _Entry[Item, Result]] = {}
-        for place, item in enumerate(items):
+        for place, item in enumerate(items, first):
             key = self.key(item)
             if key in entries:
                 entries[key].places.append(place)
             else:
                 entries[key] = _Entry(self.cost(item), client, request, key, item, [place])
-        request.entries = list(entries.values())
-        self._requests[request] = None
-        for entry in request.entries:
+        request.entries += entries.values()
+        for entry in entries.values():
             self._same.setdefault(entry.key, {})[entry] = None
             if entry.key not in self._running:
                 self._queue.add(entry)
@@ -164,18 +171,22 @@ class Batcher(Generic[Item, Result]):
         if self._expiry is None:
             self._watch()
         self._wake.set()
-        return request
 
     def _withdraw(self, request: _Request[Result]) -> None:
-        """Forget the entries of a request that have no result yet."""
-        for entry in request.entries:
-            self._queue.remove(entry)
+        """Forget the entries of a request that have no result yet: a slice of them now, and the others soon."""
+        if len(request.results) == request.size:
+            request.entries.clear()
+        for entry in request.entries[-SLICE:]:
+            if entry.order is not None:
+                self._queue.remove(entry)
+                request.waiting -= 1
             same = self._same.get(entry.key, {})
             same.pop(entry, None)
             if not same:
                 self._same.pop(entry.key, None)
-        request.entries.clear()
-        request.waiting = 0
+        del request.entries[-SLICE:]
+        if request.entries:
+            asyncio.get_running_loop().call_soon(self._withdraw, request)
 
     def _fail(self, request: _Request[Result], error: Exception) -> None:
         if not request.future.done():
@@ -205,6 +216,7 @@ class Batcher(Generic[Item, Result]):
         self._running.clear()
         for request in self._requests:
             request.entries.clear()
+            request.waiting = 0
             self._fail(request, error)
         self._wake.clear()
 
@@ -240,7 +252,7 @@ class Batcher(Generic[Item, Result]):
                 self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
 
     async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
-        self._running -= {entry.key for entry in batch} - self._same.keys()
+        self._running.difference_update([entry.key for entry in batch if entry.key not in self._same])
         batch = [entry for entry in batch if entry.key in self._same]  # the others have no caller left
         if not batch:
             return

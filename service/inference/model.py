@@ -260,14 +260,17 @@ class Model:
         started, cache, metrics = perf_counter(), self._cache, self._metrics
         tokens, keys = await self._tokenize(parts, truncate, direction)
         now = perf_counter()
-        vectors = [cache.get(key) for key in keys]
+        vectors: list[Vector | None] = [cache.get(key) for key in keys] if cache.maxsize else [None] * len(keys)
         missing = [position for position, vector in enumerate(vectors) if vector is None]
+        await _turn(len(keys))
         items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
+        await _turn(len(keys))
         rows = await self._compute(items, missing, client)
         for position, row in zip(missing, rows, strict=True):
             vectors[position] = row.vector
             if cache.maxsize:
                 cache.add(keys[position], row.vector)
+        await _turn(len(keys))
         found, cut = cast(list[Vector], vectors), [each.cut for each in tokens]
         total, truncated = sum(len(each.ids) for each in tokens), sum(lost > 0 for lost in cut)
         metrics.tokenize_seconds.observe(now - started)
@@ -276,6 +279,7 @@ class Model:
         metrics.truncations.inc(truncated)
         metrics.cache_hits.inc(len(tokens) - len(missing))
         metrics.drift.observe(found, [each.ids for each in tokens], cut)
+        await _turn(len(keys))
         waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
         timing = Timing(now - started, fmean(waits or [0.0]), fmean([row.ran for row in rows] or [0.0]))
         characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
@@ -315,7 +319,9 @@ class Model:
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
+        if self._cache.maxsize:
+            return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
+        return [(tokens, array("q", tokens.ids).tobytes()) for tokens in found]  # equal texts of this model run once
 
     async def _compute(self, items: list[_Item], positions: list[int], client: Client) -> list[_Row]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
@@ -355,6 +361,12 @@ class Model:
         if self.bridge:
             vectors = self.bridge(vectors)
         return vectors, started, perf_counter() - started
+
+
+async def _turn(count: int) -> None:
+    """Give other requests their turn between two steps over so many texts, each of which takes milliseconds."""
+    if count > SLICE_TEXTS:
+        await asyncio.sleep(0)
 
 
 def _key(model: str, ids: Sequence[int]) -> bytes:

@@ -3,12 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from harness import PATIENCE
 
 from service.errors import DeadlineExceeded, Unavailable
-from service.inference.batcher import Batcher, Failed
+from service.inference.batcher import SLICE, Batcher, Failed
 from service.inference.queue import Client, Priority
 
 pytestmark = pytest.mark.anyio
@@ -663,3 +664,32 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     assert not batcher._same
     assert not batcher._running
     assert len(batcher._queue) == 0
+
+
+@pytest.mark.parametrize("free", [True, False])
+async def test_a_large_request_enters_and_leaves_in_slices(*, free: bool) -> None:
+    """Others get their turn on the loop in between, whatever becomes of it."""
+    batcher = start(Worker(free=free), max_cost=64)
+    waiting = list[int]()
+
+    async def look() -> None:
+        while True:
+            waiting.append(batcher.waiting_items)
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    task = asyncio.create_task(batcher.submit(range(1, 5001), A))
+    if free:
+        assert await task == [2 * item for item in range(1, 5001)]
+    else:
+        while batcher.waiting_items < 4000:
+            await asyncio.sleep(0)
+        task.cancel()
+        while batcher.waiting_items:
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    looking.cancel()
+    assert max(abs(late - early) for early, late in pairwise(waiting)) <= SLICE + 64
+    assert not batcher._same
+    await batcher.stop()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from service.errors import ValidationFailed
-from service.inference.vectors import Format, cosine_matrix, cosines, finish, pair_cosines, rows, to_json
+from service.inference import vectors as written
+from service.inference.vectors import Array, Format, cosine_matrix, cosines, finish, pair_cosines, rows, stacked
 
 FORMATS = get_args(Format)
 
@@ -19,6 +20,15 @@ def matrix(*values: list[float]) -> np.ndarray:
 
 def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def to_json(vectors: Array, format: Format = "float") -> bytes:
+    return b"".join(written.to_json(vectors, format))
+
+
+def test_rows_are_stacked() -> None:
+    found = random(1000, 8)
+    assert np.array_equal(stacked(list(found)), found)
 
 
 def test_normalised() -> None:
