@@ -62,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
         Keys.load(settings.api_keys.get_secret_value()), Keys.load(settings.admin_keys.get_secret_value()), PUBLIC
     )
     metrics, traffic = Metrics(), Traffic()
-    admission = Admission(settings.max_concurrent_requests, settings.max_tokens_in_flight)
+    admission = Admission(settings.max_concurrent_requests, settings.max_tokens_in_flight, settings.max_bytes_in_flight)
     executors = Executors(share_threads(settings.threads))
     tracing = configure_tracing(settings.otlp_endpoint, "cloze", VERSION)
     cache = Cache(settings.cache_mb * 2**20)
@@ -113,6 +113,8 @@ def create_app(settings: Settings) -> FastAPI:
     metrics.ready.set_function(lambda: float(health.ready))
     metrics.requests_in_flight.set_function(lambda: traffic.in_flight)
     metrics.requests_in_flight_limit.set(settings.max_concurrent_requests)
+    metrics.bytes_in_flight.set_function(lambda: admission.bytes_in_flight)
+    metrics.bytes_in_flight_limit.set(settings.max_bytes_in_flight)
     metrics.tokens_in_flight.set_function(lambda: admission.tokens_in_flight)
     metrics.tokens_in_flight_limit.set(settings.max_tokens_in_flight)
     metrics.cache_bytes.set_function(lambda: cache.currsize)

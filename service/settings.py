@@ -68,6 +68,11 @@ class Settings(Options):
     max_memory_mb: int = Field(
         0, ge=0, description="MiB that the process may take on the CPU. A model that would not fit is refused. 0: any."
     )
+    max_bytes_in_flight: int = Field(
+        268_435_456,
+        ge=1,
+        description="Bytes of all requests in flight, bodies and answers. A request beyond the limit gets 429.",
+    )
     max_tokens_in_flight: int = Field(
         1_000_000, ge=1, description="Tokens of all requests in flight. A request beyond the limit gets 429."
     )

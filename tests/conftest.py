@@ -11,6 +11,7 @@ from tempfile import NamedTemporaryFile
 
 import certifi
 import httpx
+import hypothesis
 import pytest
 from made_once import made_once
 from patience import PATIENCE
@@ -32,6 +33,18 @@ os.environ["SSL_CERT_FILE"] = CERTIFICATE.name
 # Of clients that name no limit of their own: httpx's is 5 seconds, which a busy machine reaches.
 for each in ("connect", "read", "write", "pool"):
     setattr(inspect.signature(httpx.get).parameters["timeout"].default, each, PATIENCE)
+
+# The same inputs each time; with EXAMPLES=10000, as many others for each property.
+EXAMPLES = os.environ.get("EXAMPLES")
+hypothesis.settings.register_profile(
+    "cloze",
+    derandomize=EXAMPLES is None,
+    max_examples=int(EXAMPLES or 50),
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+hypothesis.settings.load_profile("cloze")
 
 APART = ("bulk", "containers", "ray")  # the folders in which `make test-all` runs tests marked container or ray
 

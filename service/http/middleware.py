@@ -80,6 +80,7 @@ class _Exchange:
     scope: Scope
     _receive: Receive
     _send: Send
+    _hold: Callable[[int], None] = lambda count: None  # counts bytes as in flight, until the end of the request
     _received: int = 0  # bytes of the body
     _status: int = 0  # 0 until the response has begun
     _body_read: bool = False
@@ -124,7 +125,9 @@ class _Exchange:
             await middleware.app(self.scope, self.receive, self.send)
             return
         self.request.client = _in_class(self.request.client, self.scope)
-        with middleware.admission.request(self.request.client):
+        with middleware.admission.request(self.request.client) as self._hold:
+            if self._declared <= middleware.settings.payload_limit:
+                self._hold(self._declared)
             await self._run_within_limits()
 
     async def _run_within_limits(self) -> None:
@@ -188,7 +191,14 @@ class _Exchange:
         span.update_name(f"{self.scope['method']} {route.path}")
         span.set_attribute("http.route", route.path)
         response = await route.serve(Request(self.scope, self.receive))
+        self._hold(int(response.headers["content-length"]))
         await response(self.scope, self.receive, self.send)
+
+    @property
+    def _declared(self) -> int:
+        """Return the bytes of the body by its header; 0 where it has none."""
+        length = Headers(scope=self.scope).get("content-length", "")
+        return int(length) if length.isdecimal() else 0
 
     async def receive(self) -> Message:
         """Receive a part of the body within its limit of size."""
@@ -198,13 +208,12 @@ class _Exchange:
 
     async def _receive_within_limit(self) -> Message:
         """Discard a body that is too large, up to DISCARD times the limit, and raise BodyTooLarge at the end of it."""
-        limit = self.middleware.settings.payload_limit
-        length = Headers(scope=self.scope).get("content-length", "")
-        declared = int(length) if length.isdecimal() else 0
+        limit, declared = self.middleware.settings.payload_limit, self._declared
         while max(declared, self._received) <= DISCARD * limit:
             message = await self._receive()
             self._received += len(message.get("body", b""))
             if message["type"] != "http.request" or max(declared, self._received) <= limit:
+                self._hold(0 if declared else len(message.get("body", b"")))
                 return message
             if not message.get("more_body"):
                 break

@@ -5,6 +5,7 @@ route of class `JSONRoute` parses the body itself. Bodies can hold millions of i
 so each list is checked in one pass and stops at its first error.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,18 @@ from service.errors import EmptyInput, InvalidJSON, OtherSpace, UnsupportedMedia
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.model import Inputs as EmbedderInputs
 from service.monitoring.logs import RequestRecord, current_request
+from service.routes import DECODE
 from service.services import Services
 
 SPACE_HEADER: Final = "x-embedding-space"
 SWITCH: Final = (
     "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
+VALUES: Final = 4  # commas and brackets for each text, at most: a pair of texts has three
+FIELDS: Final = 1000  # the same of everything else
+SMALL: Final = 65_536  # bytes of a body that is read in a millisecond, whatever is in it
+LARGE: Final = 1_048_576  # bytes of a body that is looked at in a worker thread
+MAX_DECODE_IDS: Final = 2**18  # of one request: a body of eight million would occupy a worker for seconds
 FOREIGN: Final = (
     "token ids are not accepted, since those of another model look the same and would give wrong vectors without an "
     f"error. {SWITCH}. If they are, start the service with --token-ids"
@@ -122,19 +129,46 @@ class JSONRoute(APIRoute):
     async def serve(self, request: Request) -> Response:
         """Answer a request. Raises ClozeError, and RequestValidationError for a body that the route does not accept."""
         _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding", ""))
-        content = await request.body()
+        content = b"".join([part async for part in request.stream()])
+        await self._check_values(content, request.app.state.services)
+        body = self._parse(content, request.app.state.services.settings.max_client_batch_size)
+        del content
+        response: Response = await self.endpoint(body, await _context(request))
+        return response
+
+    async def _check_values(self, content: bytes, services: Services) -> None:
+        """Refuse more values than any request needs: to read millions of them would block the event loop."""
+        settings = services.settings
+        if len(content) <= SMALL or settings.token_ids:
+            return
+        most = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
+        if len(content) <= LARGE:
+            found = _values(content, most)
+        else:
+            found = await asyncio.get_running_loop().run_in_executor(services.executors.workers, _values, content, most)
+        if found > most:
+            raise ValidationFailed(f"the body has more than {most} values; send fewer texts at a time")
+
+    def _parse(self, content: bytes, max_texts: int) -> Any:
+        """Return what the endpoint takes. Of a field that it does not take, nothing is kept."""
         try:
             value = orjson.loads(content)
         except orjson.JSONDecodeError as error:
             raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
-        _check_lists(value, request.app.state.services.settings.max_client_batch_size)
+        _check_lists(value, max_texts)
         try:
-            body = self._body.validate_python(value)
+            return self._body.validate_python(value)
         except ValidationError as error:
             errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             raise RequestValidationError(errors) from None
-        response: Response = await self.endpoint(body, await _context(request))
-        return response
+
+
+def _values(content: bytes, most: int) -> int:
+    """Count the values of JSON, about and from above: commas and brackets outside strings, of which `most` are read."""
+    if b"\\" in content:
+        content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    parts = content.split(b'"', 2 * most)  # outside and inside strings by turns; the last is all that is left
+    return sum(part.count(mark) for part in parts[::2] for mark in (b",", b"[", b"{"))
 
 
 def _check_headers(content_type: str | None, encoding: str) -> None:

@@ -328,6 +328,7 @@ class Info(BaseModel):
     token_ids: bool = Field(description="whether token ids are taken for a text")
     vocabulary_size: int
     max_tokens_in_flight: int
+    max_bytes_in_flight: int = Field(description="bytes of the requests in flight, of bodies and of answers")
     max_text_characters: int = Field(description="characters, or token ids, of one text")
     max_body_bytes: int = Field(description="bytes of one request's body")
     max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")

@@ -11,9 +11,9 @@ from service.errors import ReloadFailed, documented
 from service.http.compare import MAX_SIMILARITIES
 from service.http.explain import most_words
 from service.http.predict import MAX_PREDICTIONS
-from service.http.request import Context, lease
+from service.http.request import MAX_DECODE_IDS, Context, lease
 from service.http.schemas import CalibrationInfo, HeadInfo, Info, TemplateInfo
-from service.http.tokens import MAX_DECODE_IDS, MAX_TOKENIZE_CHARACTERS
+from service.http.tokens import MAX_TOKENIZE_CHARACTERS
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
 from service.inference.models import Reloaded
 from service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STARTUP
@@ -75,6 +75,7 @@ async def info(context: Context) -> Info:
             token_ids=settings.token_ids,
             vocabulary_size=encoder.vocabulary_size,
             max_tokens_in_flight=settings.max_tokens_in_flight,
+            max_bytes_in_flight=settings.max_bytes_in_flight,
             max_text_characters=MAX_TEXT_CHARACTERS,
             max_body_bytes=settings.payload_limit,
             max_similarities=MAX_SIMILARITIES,

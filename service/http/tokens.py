@@ -10,12 +10,11 @@ from fastapi import APIRouter, Response
 from encoding.errors import TextError
 from encoding.text import Direction
 from service.errors import EmptyInput, ValidationFailed, documented, too_many
-from service.http.request import Context, JSONRoute, RequestContext, lease, named_template
+from service.http.request import MAX_DECODE_IDS, Context, JSONRoute, RequestContext, lease, named_template
 from service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
 from service.routes import DECODE, TOKENIZE
 
 MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
-MAX_DECODE_IDS: Final = 2**18  # a body of eight million would occupy a worker for seconds
 
 router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
 

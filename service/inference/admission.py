@@ -1,4 +1,4 @@
-"""Admission: one limit on requests in flight and one on tokens in flight, shared by all models.
+"""Admission: limits on the requests, the bytes and the tokens in flight, shared by all models.
 
 Asyncio only: not thread-safe.
 """
@@ -68,16 +68,20 @@ class _InFlight:
 
 
 class Admission:
-    """Decides whether a request may enter: by count before its body is read, by tokens after it is tokenised.
+    """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens after
+    it is tokenised. The bytes of its answer count until the client has taken it.
 
     A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
-    all bulk clients together can take all of it. A request with more tokens than the limit is admitted while no other
-    tokens are in flight.
+    all bulk clients together can take all of it. A request with more bytes or tokens than the limit is admitted while
+    no others are in flight.
     """
 
-    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_requests: int, max_tokens: int, max_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._requests = _InFlight(max_requests, "requests")
         self._tokens = _InFlight(max_tokens, "tokens")
+        self._bytes = _InFlight(max_bytes, "bytes")
         self._clock = clock
         self._rate = _Rate()
         self._worked = 0.0  # seconds with tokens in flight, up to `_seen`
@@ -88,15 +92,31 @@ class Admission:
     def tokens_in_flight(self) -> int:
         return self._tokens.total
 
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._bytes.total
+
     @contextmanager
-    def request(self, client: Client) -> Iterator[None]:
-        """Count a request as in flight within the block. Raises Overloaded where it or one token does not fit."""
+    def request(self, client: Client) -> Iterator[Callable[[int], None]]:
+        """Count a request as in flight within the block, and as many bytes as the block says by calling what it gets.
+
+        Raises Overloaded where the request, one token or those bytes do not fit.
+        """
         self._check(self._requests, 1, client)
         self._check(self._tokens, 1, client)
         self._requests.change(1, client)
+        held = 0
+
+        def hold(count: int) -> None:
+            nonlocal held
+            self._check(self._bytes, count, client, held)
+            self._bytes.change(count, client)
+            held += count
+
         try:
-            yield
+            yield hold
         finally:
+            self._bytes.change(-held, client)
             self._requests.change(-1, client)
 
     @contextmanager
@@ -115,12 +135,13 @@ class Admission:
         """Refuse all from now on with Unavailable; requests in flight finish."""
         self._closed = True
 
-    def _check(self, used: _InFlight, amount: int, client: Client) -> None:
+    def _check(self, used: _InFlight, amount: int, client: Client, own: int = 0) -> None:
+        """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
-        bulk, known = client.priority == "bulk", client in used.clients
+        bulk, known = client.priority == "bulk", used.clients[client] > own
         most = share(used.limit, known=bulk or known)
-        if not used.total or used.total + amount <= most:
+        if used.total == own or used.total + amount <= most:
             return
         rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
         seconds = max(1, math.ceil(min(LONGEST, rest)))

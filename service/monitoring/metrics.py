@@ -88,6 +88,8 @@ class Metrics:
     requests_in_flight_limit: Annotated[Gauge, "Configured limit on POSTs in flight: `max_concurrent_requests`."]
     tokens_in_flight: Annotated[Gauge, "Tokens of the requests in flight."]
     tokens_in_flight_limit: Annotated[Gauge, "Configured limit on tokens in flight: `max_tokens_in_flight`."]
+    bytes_in_flight: Annotated[Gauge, "Bytes of the requests in flight, of bodies and of answers not yet taken."]
+    bytes_in_flight_limit: Annotated[Gauge, "Configured limit on bytes in flight: `max_bytes_in_flight`."]
     cache_bytes: Annotated[Gauge, "Memory used by cached vectors, at most `cache_mb`."]
     cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
     reloads: Annotated[Counter, "Reloads of the models. A failed reload changed nothing.", "outcome"]

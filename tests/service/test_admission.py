@@ -21,6 +21,7 @@ class Clock:
         return self.now
 
 
+BYTES = 1000
 A, B, C, REFUSED = map(Client, ("a", "b", "c", "refused"))
 
 
@@ -39,7 +40,7 @@ def retry_after(admission: Admission, tokens: int = 10**9, client: Client = REFU
 
 
 def test_tokens_are_in_flight_within_the_block() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     assert admission.tokens_in_flight == 0
     with admission.tokens(30, A):
         assert admission.tokens_in_flight == 30
@@ -50,14 +51,14 @@ def test_tokens_are_in_flight_within_the_block() -> None:
 
 
 def test_a_request_that_fails_gives_its_tokens_back() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with pytest.raises(ZeroDivisionError), admission.tokens(30, A):
         raise ZeroDivisionError
     assert admission.tokens_in_flight == 0
 
 
 def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with admission.tokens(95, A):
         message = "95 tokens are in flight and the request brings 6; the limit is 100; send it again in 1 s"
         with pytest.raises(Overloaded, match=message), admission.tokens(6, B):
@@ -68,7 +69,7 @@ def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> No
 
 
 def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with admission.tokens(1000, A):
         assert admission.tokens_in_flight == 1000
         with pytest.raises(Overloaded), admission.tokens(1, B):
@@ -78,7 +79,7 @@ def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
 
 
 def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with admission.tokens(80, A):
         with pytest.raises(Overloaded, match="the limit is 90 for a client that has some in flight"):
             admission.tokens(11, A).__enter__()
@@ -97,7 +98,7 @@ def test_a_tenth_is_rounded_up(limit: int, known: int) -> None:
 
 
 def test_a_client_without_a_name_is_a_client() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with admission.tokens(90, Client("")):
         with pytest.raises(Overloaded):
             enter(admission, Client(""))
@@ -105,7 +106,7 @@ def test_a_client_without_a_name_is_a_client() -> None:
 
 
 def test_a_request_is_refused_where_one_token_would_be() -> None:
-    admission = Admission(1024, 10)
+    admission = Admission(1024, 10, BYTES)
     enter(admission, A)
     with admission.tokens(9, A):
         with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings 1; the limit is 9"):
@@ -116,7 +117,7 @@ def test_a_request_is_refused_where_one_token_would_be() -> None:
 
 
 def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
-    admission = Admission(1024, 100)
+    admission = Admission(1024, 100, BYTES)
     with admission.tokens(30, A):
         admission.close()
         assert admission.tokens_in_flight == 30
@@ -129,7 +130,7 @@ def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
 
 def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> None:
     clock = Clock()
-    admission = Admission(1024, 100, clock)
+    admission = Admission(1024, 100, BYTES, clock)
     with admission.tokens(100, A):
         assert retry_after(admission) == 1
         clock.now += 1000
@@ -141,7 +142,7 @@ def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> 
 )
 def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(took: float, seconds: int) -> None:
     clock = Clock()
-    admission = Admission(1024, 1000, clock)
+    admission = Admission(1024, 1000, BYTES, clock)
     for _ in range(5):
         with admission.tokens(1000, A):
             clock.now += took
@@ -152,7 +153,7 @@ def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(took: float, seco
 def test_the_rate_forgets() -> None:
     """After 100 s at 10 tokens a second and 10 s at 1000, the average is near 1000 (1 − 1/e) = 632."""
     clock = Clock()
-    admission = Admission(1024, 10_000, clock)
+    admission = Admission(1024, 10_000, BYTES, clock)
     for _ in range(100):
         with admission.tokens(10, A):
             clock.now += 1
@@ -165,7 +166,7 @@ def test_the_rate_forgets() -> None:
 
 def test_time_without_work_does_not_count() -> None:
     clock = Clock()
-    admission = Admission(1024, 1000, clock)
+    admission = Admission(1024, 1000, BYTES, clock)
     with admission.tokens(1000, A):
         clock.now += 4.5
     clock.now += 100_000
@@ -176,7 +177,7 @@ def test_time_without_work_does_not_count() -> None:
 @pytest.mark.parametrize("seconds", [100, 10_000, 1e9])
 def test_work_that_does_not_end_makes_the_wait_the_longest(seconds: float) -> None:
     clock = Clock()
-    admission = Admission(1024, 1000, clock)
+    admission = Admission(1024, 1000, BYTES, clock)
     with admission.tokens(1000, A):
         clock.now += 1
     with admission.tokens(1000, A):
@@ -185,7 +186,7 @@ def test_work_that_does_not_end_makes_the_wait_the_longest(seconds: float) -> No
 
 
 def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
-    admission = Admission(1024, 1000, Clock())
+    admission = Admission(1024, 1000, BYTES, Clock())
     with admission.tokens(1000, A):
         pass
     with admission.tokens(1000, A):
@@ -198,7 +199,7 @@ def test_whoever_comes_and_goes(seed: int) -> None:
     dice, clock = random.Random(seed), Clock()
     kept = {1: 1, 9: 8, 100: 90, 1000: 900}  # but for newcomers
     limit = dice.choice(list(kept))
-    admission = Admission(1024, limit, clock)
+    admission = Admission(1024, limit, BYTES, clock)
     inside: list[tuple[Client, int, ExitStack]] = []
     refused = 0
     for _ in range(500):
@@ -226,7 +227,7 @@ def test_whoever_comes_and_goes(seed: int) -> None:
 
 def test_requests_are_counted_as_tokens_are() -> None:
     """A tenth of the places is kept for clients that hold none."""
-    admission = Admission(10, 100)
+    admission = Admission(10, 100, BYTES)
     with ExitStack() as held:
         for _ in range(9):
             held.enter_context(admission.request(A))
@@ -240,7 +241,7 @@ def test_requests_are_counted_as_tokens_are() -> None:
 
 
 def test_bulk_requests_leave_a_tenth_to_the_others() -> None:
-    admission = Admission(10, 100)
+    admission = Admission(10, 100, BYTES)
     with ExitStack() as held:
         for number in range(9):
             held.enter_context(admission.request(Client(str(number), "bulk")))
@@ -252,3 +253,27 @@ def test_bulk_requests_leave_a_tenth_to_the_others() -> None:
             admission.tokens(11, Client("b", "bulk")).__enter__()
         with admission.tokens(20, A):
             assert admission.tokens_in_flight == 100
+
+
+def test_bytes_are_in_flight_until_the_end_of_the_request() -> None:
+    """A body is counted by its head or as it arrives, an answer when it is there; one client leaves a tenth."""
+    admission = Admission(10, 100, BYTES)
+    with admission.request(A) as hold:
+        hold(600)
+        hold(300)
+        assert admission.bytes_in_flight == 900
+        with admission.request(A) as second:
+            message = "900 bytes are in flight and the request brings 1; the limit is 900 for a client that has some in"
+            with pytest.raises(Overloaded, match=message):
+                second(1)
+        with admission.request(B) as other:
+            other(100)
+            assert admission.bytes_in_flight == BYTES
+            with admission.request(C) as third, pytest.raises(Overloaded, match="the limit is 1000; send it again"):
+                third(1)
+        assert admission.bytes_in_flight == 900
+    assert admission.bytes_in_flight == 0
+    assert not admission._bytes.clients
+    with admission.request(A) as hold:
+        hold(10)
+        hold(BYTES)  # nothing else is in flight

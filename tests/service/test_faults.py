@@ -163,6 +163,47 @@ def test_an_answer_that_is_not_read_keeps_its_place(serve: Serve, make_bundle: M
         assert POST(f"{server.url}/embed", json={"inputs": "a"}).status_code == 200
 
 
+@pytest.mark.parametrize("length", ["content-length: 40000", "transfer-encoding: chunked"])
+def test_bodies_that_never_end_hold_no_more_bytes_than_are_allowed(serve: Serve, bundle: Path, length: str) -> None:
+    """By what the head declares, or by what has arrived; a client that has no bytes in flight is served meanwhile."""
+    server = serve(
+        "--bundle",
+        str(bundle),
+        "--max-bytes-in-flight",
+        "100000",
+        "--api-keys",
+        "the-key-of-a-client,the-key-of-another",
+    )
+    begun = [head(length, "/embed", "authorization: Bearer the-key-of-a-client")]
+    if "chunked" in length:
+        begun.append(b"9c40\r\n" + b" " * 40_000 + b"\r\n")
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(connect(server.url)).sendall(b"".join(begun))
+        wait_until(lambda: metrics(server.url)["cloze_bytes_in_flight"] == 80_000)
+        third = stack.enter_context(connect(server.url))
+        third.sendall(b"".join(begun))
+        status, body = answer(third)
+        assert status == 429
+        assert "80000 bytes are in flight" in json.loads(body)["error"]
+        assert metrics(server.url)["cloze_bytes_in_flight"] == 80_000
+        assert ask(server.url, {"inputs": "a"}, "/embed", "authorization: Bearer the-key-of-another")[0] == 200
+    wait_until(lambda: metrics(server.url)["cloze_bytes_in_flight"] == 0)
+
+
+def test_answers_that_are_not_read_hold_no_more_bytes_than_are_allowed(serve: Serve, make_bundle: MakeBundle) -> None:
+    server = serve("--bundle", str(make_bundle(dimension=512)), "--max-bytes-in-flight", "30000000")
+    with ask_for_megabytes(server.url) as first:
+        assert first.recv(2000).startswith(b"HTTP/1.1 200")
+        held = metrics(server.url)["cloze_bytes_in_flight"]
+        assert held > 10_000_000
+        found = POST(f"{server.url}/embed", json={"inputs": ["a man"] * 3000})
+        assert (found.status_code, found.json()["error_type"]) == (429, "Overloaded")
+        assert POST(f"{server.url}/embed", json={"inputs": "a"}).status_code == 200
+        reset(first)
+    wait_until(lambda: metrics(server.url)["cloze_bytes_in_flight"] == 0)
+
+
 def read_all(stream: socket.socket) -> int:
     """How many bytes there are until it ends, one way or another."""
     size = 0

@@ -48,7 +48,7 @@ def cold(settings: Settings, executors: Executors) -> Callable[..., Model]:
             Bundle.load(settings.bundle),
             changed,
             executors,
-            Admission(1024, changed.max_tokens_in_flight),
+            Admission(1024, changed.max_tokens_in_flight, changed.max_bytes_in_flight),
             Cache(changed.cache_mb * 2**20),
         )
 

@@ -115,6 +115,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
         "token_ids": False,
         "vocabulary_size": len(vocabulary()),
         "max_tokens_in_flight": settings.max_tokens_in_flight,
+        "max_bytes_in_flight": settings.max_bytes_in_flight,
         "max_text_characters": 1_000_000,
         "max_body_bytes": 1500,
         "max_similarities": 4_194_304,
