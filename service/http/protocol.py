@@ -1,31 +1,51 @@
-"""uvicorn's HTTP protocol for this service: an offer to upgrade is ignored, and a request can abort its connection."""
+"""uvicorn's HTTP protocol for this service.
+
+An offer to upgrade is ignored, a head has a limit, and a request can abort its connection.
+"""
 
 from typing import Final
 
 import httptools
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ABORT: Final = "cloze.abort"  # extension of the scope
+MAX_HEAD: Final = 65_536  # bytes of a request's first line and headers, or of a chunked body's trailers
+TOO_LARGE: Final = orjson.dumps(
+    {"error": f"the request has more than {MAX_HEAD} bytes of headers", "error_type": "HeadersTooLarge"}
+)
 OFFER: Final = (b"upgrade", b"http2-settings")  # headers, and what `connection` says of them
 
 
 class Protocol(HttpToolsProtocol):
-    """A server may ignore what `upgrade` offers (RFC 9110, section 7.8); httptools would leave out the body then."""
+    """A server may ignore what `upgrade` offers (RFC 9110, section 7.8); httptools would leave out the body then.
+
+    httptools copies what it has of a header's line with each read, in quadratic time, and knows no limit.
+    """
+
+    _head = 0  # bytes since the last head, or part of a body, was complete
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
 
     def on_headers_complete(self) -> None:
+        self._head = 0
         if not self._offered:
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._head = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._head = 0
         if not self._offered:
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        self._head += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -33,6 +53,18 @@ class Protocol(HttpToolsProtocol):
                 self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
+        if self._head > MAX_HEAD and not self.transport.is_closing():
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        lines = [
+            b"HTTP/1.1 431 Request Header Fields Too Large",
+            b"content-type: application/json",
+            b"content-length: %d" % len(TOO_LARGE),
+            b"connection: close",
+        ]
+        self.transport.write(b"\r\n".join([*lines, b"", TOO_LARGE]))
+        self.transport.close()
 
     @property
     def _offered(self) -> bool:

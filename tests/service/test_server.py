@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -485,3 +486,33 @@ def test_at_its_deadline_a_client_that_does_not_read_is_cut_off(serve: Serve, ma
     assert "drained requests=0 given_up=0" in process.log
     assert "without completing response" not in process.log
     assert "Traceback" not in process.log
+
+
+LINE = b"x-long: " + b"a" * 200_000
+CHUNKED = head("transfer-encoding: chunked") + b"3\r\n{} \r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"POST /embed HTTP/1.1\r\n" + LINE, b"POST /" + LINE[-200_000:], CHUNKED + LINE],
+    ids=["header", "path", "trailer"],
+)
+def test_a_head_has_a_limit(server: Process, begin: bytes) -> None:
+    """Also one whose line never ends; what follows is not read."""
+    with connect(server.url) as stream:
+        for start in range(0, len(begin), 10_000):
+            with suppress(BrokenPipeError, ConnectionResetError):
+                stream.sendall(begin[start : start + 10_000])
+        found = stream.recv(1000)
+    assert found.startswith(b"HTTP/1.1 431 ")
+    assert b"HeadersTooLarge" in found
+
+
+def test_headers_and_small_chunks_below_the_limit_are_read(server: Process) -> None:
+    """A body in parts of one byte has more framing than a head may have."""
+    with connect(server.url) as stream:
+        for _ in range(3):
+            stream.sendall(head("transfer-encoding: chunked", "/embed", *(f"x-{n}: {'a' * 4000}" for n in range(15))))
+            content = json.dumps({"inputs": "a" * 9_900}).encode()
+            stream.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n")
+            assert answer(stream)[0] == 200
