@@ -228,16 +228,22 @@ class TextEncoder:
         return None
 
     def encode(
-        self, texts: Sequence[str], *, truncate: bool = True, direction: Direction = "right", first: int = 0
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = True,
+        direction: Direction = "right",
+        first: int = 0,
+        most: int | None = None,
     ) -> list[Tokens]:
         """Encode each text in the template, in order.
 
-        A text that is too long is truncated on the side of `direction`; with `truncate=False` it raises TextTooLong. A
-        text that the tokenizer cannot encode raises TextError. Both have its position, counted from `first`: a caller
-        may pass a slice of its texts.
+        A text of more tokens than fit, or than `most`, is truncated on the side of `direction`; with `truncate=False`
+        it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both have its position, counted
+        from `first`: a caller may pass a slice of its texts.
         """
         encodings = self._tokenize(texts, first=first)
-        return [self._place(each.ids, place, truncate, direction) for place, each in enumerate(encodings, first)]
+        return [self._place(each.ids, place, truncate, direction, most) for place, each in enumerate(encodings, first)]
 
     def encode_ids(
         self,
@@ -328,14 +334,17 @@ class TextEncoder:
                 return TextError(f" cannot be tokenised ({reason}); change it", position=position)
         return TextError(f"the tokenizer cannot take these {len(prepared)} texts together ({error}); send fewer")
 
-    def _place(self, ids: list[int], position: int, truncate: bool, direction: Direction) -> Tokens:
-        kept = self._kept(len(ids), direction)
+    def _place(
+        self, ids: list[int], position: int, truncate: bool, direction: Direction, most: int | None = None
+    ) -> Tokens:
+        kept = self._kept(len(ids), direction, most)
         cut = len(ids) - len(kept)
         if cut and not truncate:
+            limit = f"{self.text_tokens} fit beside the template's {self.template_tokens}"
+            if most is not None and most < self.text_tokens:
+                limit = f"{most} are asked for"
             raise TextTooLong(
-                f" has {len(ids)} tokens; at most {self.text_tokens} fit beside the template's "
-                f"{self.template_tokens}: shorten it or allow truncation",
-                position=position,
+                f" has {len(ids)} tokens; at most {limit}: shorten it or allow truncation", position=position
             )
         return Tokens([*self.prefix_ids, *ids[kept.start : kept.stop], *self.suffix_ids], cut)
 
@@ -350,9 +359,10 @@ class TextEncoder:
                 f"raise max_tokens to {self.template_tokens + 1} or more"
             )
 
-    def _kept(self, count: int, direction: Direction) -> range:
-        """Return the indices of a text's `count` tokens that are kept."""
-        cut = max(0, count - self.text_tokens)
+    def _kept(self, count: int, direction: Direction, most: int | None = None) -> range:
+        """Return the indices of a text's `count` tokens that are kept: as many as fit, or `most`."""
+        room = self.text_tokens if most is None else min(most, self.text_tokens)
+        cut = max(0, count - room)
         return range(cut, count) if direction == "left" else range(count - cut)
 
     def _spans(self, text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[Span]:

@@ -16,17 +16,17 @@ from encoding.bridge import Bridge
 from encoding.bundle import Bundle
 from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import answer, respond
 from service.http import cohere, compare, embed, explain, openai, pages, predict, status, tokens
 from service.http.auth import Authentication, Keys
+from service.http.errors import answer, respond
 from service.http.middleware import RequestMiddleware
 from service.http.request import JSONRoute
 from service.inference.admission import Admission
+from service.inference.health import HUNG, Health
 from service.inference.model import Cache, Model
 from service.inference.models import Models
 from service.inference.threads import Executors, share_threads
 from service.monitoring.background import Background
-from service.monitoring.health import HUNG, Health
 from service.monitoring.logs import LogQueue, current_request
 from service.monitoring.metrics import Metrics
 from service.monitoring.tracing import configure_tracing

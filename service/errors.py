@@ -1,4 +1,4 @@
-"""The service's errors and the one table of how each is answered over HTTP.
+"""The service's errors, and the one table of the status and the names by which each is answered.
 
 ClozeError
 ├── SessionError              at start: a graph that cannot be run as asked
@@ -14,14 +14,7 @@ logged and answered with a bare 500.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Final, Literal
-
-import orjson
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from typing import Final
 
 from encoding.errors import ClozeError, TextError, TextTooLong
 
@@ -86,7 +79,11 @@ class UnsupportedMediaType(ServiceError):
 
 
 class ValidationFailed(ServiceError):
-    """The body is JSON, but not what the route accepts."""
+    """The body is JSON, but not what the route accepts. `field` is the one that is wrong, where it is known."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class BackendFailed(TextError, ServiceError):
@@ -136,7 +133,6 @@ ANSWERS: Final[dict[type[Exception], Answer]] = {
     BodyTooLarge: Answer(413, "PayloadTooLarge", "The body is larger than the limit"),
     UnsupportedMediaType: Answer(415, "UnsupportedMediaType", "The content type is not JSON"),
     ValidationFailed: INVALID,
-    RequestValidationError: INVALID,
     TextTooLong: Answer(422, "Validation", INVALID.description, openai_code="context_length_exceeded"),
     TextError: Answer(422, "Tokenizer", INVALID.description),
     BackendFailed: Answer(424, "Backend", "The model failed on this input", "server_error"),
@@ -153,97 +149,8 @@ ERROR_TYPES: Final = sorted(
     {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ANSWERS.values())}
 )
 STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ANSWERS.values())})
-TAGS: Final = (  # pydantic names the member of a union that it tried
-    *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
-    *("str", "list[str]", "list[int]", "list[list]"),
-)
-MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
-
-
-class ErrorBody(BaseModel):
-    """Every error of the native routes."""
-
-    error: str
-    error_type: str
-
-
-class OpenAIError(BaseModel):
-    """What OpenAI's clients look for in an error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIErrorBody(BaseModel):
-    """Every error of OpenAI's routes."""
-
-    error: OpenAIError
-
-
-class CohereErrorBody(BaseModel):
-    """Every error of Cohere's route."""
-
-    message: str
-
-
-Shape = Literal["native", "openai", "cohere"]
-BODIES: Final[dict[Shape, type[BaseModel]]] = {
-    "native": ErrorBody,
-    "openai": OpenAIErrorBody,
-    "cohere": CohereErrorBody,
-}
-
-
-def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
-    """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
-    found = {known.status: known.description for known in ANSWERS.values() if known.status != 409 or 409 in statuses}
-    if shape != "native":  # its clients do not know 424
-        found[500] = found.pop(424)
-    return {status: {"model": BODIES[shape], "description": found[status]} for status in sorted(statuses or found)}
 
 
 def too_many(found: int, things: str, limit: int) -> ValidationFailed:
     """Make the error of a list that is too long."""
-    return ValidationFailed(f"{found} {things} in one request; at most {limit} are allowed: split it")
-
-
-def answer(error: Exception) -> Answer:
-    """Find the answer of the nearest class; INTERNAL where there is none."""
-    if isinstance(error, HTTPException):
-        return Answer(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
-    return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), INTERNAL)
-
-
-def respond(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
-    """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
-    found = answer(error)
-    status = 500 if shape != "native" and isinstance(error, BackendFailed) else found.status
-    message = _message(error, found, where, docs)
-    content: Any = {"error": message, "error_type": found.error_type}
-    if shape == "openai":
-        content = {"error": {"message": message, "type": found.openai_type, "param": None, "code": found.openai_code}}
-    if shape == "cohere":
-        content = {"message": message}
-    return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
-
-
-def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
-    if found is INTERNAL:
-        return "an error inside the service; its log says more"
-    if isinstance(error, HTTPException):
-        detail = error.detail or HTTPStatus(error.status_code).phrase
-        return f"{where}: {detail}{'; /docs lists the routes' if docs else ''}"
-    if isinstance(error, RequestValidationError):
-        return "; ".join(_field(detail) for detail in error.errors()[:5])
-    return str(error)
-
-
-def _field(detail: dict[str, Any]) -> str:
-    """Name the field, as in `inputs.sentences[3]: …`; values are left out, for they are texts."""
-    path = ""
-    for part in detail["loc"][1:]:
-        if part not in TAGS:
-            path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return f"{path.lstrip('.') or 'body'}: {MESSAGES.get(detail['type'], detail['msg'])}"
+    return ValidationFailed(f"{found} {things} in one request; at most {limit} are allowed: split it", "input")

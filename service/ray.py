@@ -21,8 +21,9 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import OptionError
-from service.errors import Unavailable, respond
-from service.monitoring.health import Health
+from service.errors import Unavailable
+from service.http.errors import respond
+from service.inference.health import Health
 from service.monitoring.logs import configure_logs
 from service.routes import shape_of
 from service.settings import Settings

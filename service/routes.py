@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from service.errors import Shape
+Shape = Literal["native", "openai", "cohere"]  # of an error, as the clients of a route expect it
 
 
 @dataclass(frozen=True)

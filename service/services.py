@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from service.inference.admission import Admission
+from service.inference.health import Health
 from service.inference.models import Models
 from service.inference.threads import Executors
 from service.monitoring.background import Background
-from service.monitoring.health import Health
 from service.monitoring.metrics import Metrics
 from service.monitoring.tracing import Tracing
 from service.settings import Settings

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from encoding.errors import OptionError
+from service.client import Client, Priority
 from service.errors import Unauthorized
-from service.inference.queue import Client, Priority
 
 SHORTEST: Final = 16  # characters of a key
 ADMIN: Final = "/admin/"

@@ -13,9 +13,10 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from encoding.bundle import SEARCH_NAMES
-from service.errors import EmptyInput, ValidationFailed, documented
+from service.errors import EmptyInput, ValidationFailed
 from service.http.answer import respond
 from service.http.embed import check_dimensions, embed
+from service.http.errors import documented
 from service.http.request import Context, JSONRoute, TextList, lease
 from service.http.schemas import Options
 from service.inference.model import Embeddings, Part
@@ -60,6 +61,9 @@ class CohereRequest(BaseModel):
     input_type: InputType | None = None
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] = ["float"]
     truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = Field(
+        None, ge=1, description="Tokens of a text to take, at most; a longer one is truncated, or refused, as it says"
+    )
     output_dimension: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
 
 
@@ -89,7 +93,8 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         options = Options(
             truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
         )
-        part = Part(texts, template if template in model.bundle.named else context.record.template)
+        named = template if template in model.bundle.named else context.record.template
+        part = Part(texts, named, body.max_tokens)
         found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
         return await respond(lambda: _as_json(body, texts, found), context, model, found)
 

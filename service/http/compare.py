@@ -8,9 +8,10 @@ import orjson
 from fastapi import APIRouter, Body, Response
 
 from encoding.bundle import SEARCH_NAMES
-from service.errors import EmptyInput, ValidationFailed, documented
+from service.errors import EmptyInput, ValidationFailed
 from service.http.answer import respond
 from service.http.embed import AS_BYTES, embed, embed_texts
+from service.http.errors import documented
 from service.http.request import Context, JSONRoute, lease, named_template
 from service.http.schemas import (
     AnyRequest,

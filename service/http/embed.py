@@ -12,8 +12,9 @@ from fastapi import APIRouter, Response
 from encoding.chunks import Chunk, chunked
 from encoding.errors import TextError
 from encoding.text import Direction, TextEncoder
-from service.errors import ValidationFailed, documented
+from service.errors import ValidationFailed
 from service.http.answer import BYTES, JSON, respond
+from service.http.errors import documented
 from service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
 from service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
 from service.inference.model import Embeddings, Inputs, Model, Part, slices
@@ -139,7 +140,7 @@ def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensi
     """Raise ValidationFailed where more dimensions are asked for, in the body's `field`, than there are."""
     most = model.dimension
     if dimensions is not None and dimensions > most:
-        raise ValidationFailed(f"{field} is {dimensions}; the model has {most}: ask for that or fewer")
+        raise ValidationFailed(f"{field} is {dimensions}; the model has {most}: ask for that or fewer", field)
 
 
 async def embed(

@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 import orjson
 from fastapi import APIRouter, Response
 
-from service.errors import ValidationFailed, documented
+from service.errors import ValidationFailed
 from service.http.answer import respond
 from service.http.embed import embed
+from service.http.errors import documented
 from service.http.request import Context, JSONRoute, lease, named_template
 from service.http.schemas import ExplainRequest, Explanation
 from service.inference.model import Part

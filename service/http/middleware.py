@@ -22,12 +22,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoding.errors import ClozeError
-from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed, answer
+from service.client import STRIDES, Client
+from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
 from service.http.auth import ADMIN, Authentication
+from service.http.errors import answer
 from service.http.protocol import ABORT
 from service.http.request import JSONRoute
 from service.inference.admission import Admission
-from service.inference.queue import STRIDES, Client
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
 from service.routes import MODEL_ROUTES, label, resolve

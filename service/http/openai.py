@@ -10,9 +10,9 @@ import orjson
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import documented
 from service.http.answer import respond
 from service.http.embed import check_dimensions, embed
+from service.http.errors import documented
 from service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
 from service.http.schemas import Options
 from service.inference.model import Model, Part
@@ -51,6 +51,7 @@ class EmbeddingsResponse(BaseModel):
     """One row for each input, in order."""
 
     object: Literal["list"]
+    id: str = Field(description="that of the request, as the header x-request-id; some clients need one")
     data: list[Embedding]
     model: str
     usage: Usage
@@ -91,7 +92,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
         def as_json() -> Iterator[bytes]:
             """Write the parts in OpenAI's order, the rows one by one."""
             vectors = finish(stacked(found.rows), normalize=True, dimensions=body.dimensions)
-            yield b'{"object":"list","data":['
+            yield b'{"object":"list","id":%b,"data":[' % orjson.dumps(context.record.id)
             yield from with_commas(
                 b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
                 for index, row in enumerate(rows(vectors, body.encoding_format or "float"))

@@ -7,9 +7,10 @@ import orjson
 from fastapi import APIRouter, Response
 
 from encoding.heads import Head
-from service.errors import EmptyInput, ValidationFailed, documented
+from service.errors import EmptyInput, ValidationFailed
 from service.http.answer import respond
 from service.http.embed import embed
+from service.http.errors import documented
 from service.http.request import Context, JSONRoute, lease
 from service.http.schemas import Predictions, PredictRequest
 from service.inference.model import Model, Part

@@ -97,7 +97,8 @@ def named_template(context: RequestContext, model: Model, name: str | None) -> s
     if name in model.bundle.named:
         return name
     there = ", ".join(model.bundle.named) or "none"
-    raise ValidationFailed(f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}")
+    message = f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}"
+    raise ValidationFailed(message, "prompt_name")
 
 
 def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids: bool) -> EmbedderInputs:
@@ -109,7 +110,7 @@ def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids:
     if isinstance(inputs[0], str):
         return inputs
     if not token_ids:
-        raise ValidationFailed(FOREIGN)
+        raise ValidationFailed(FOREIGN, "input")
     return [inputs] if isinstance(inputs[0], int) else inputs
 
 
@@ -147,7 +148,7 @@ class JSONRoute(APIRoute):
         else:
             found = await asyncio.get_running_loop().run_in_executor(services.executors.workers, _values, content, most)
         if found > most:
-            raise ValidationFailed(f"the body has more than {most} values; send fewer texts at a time")
+            raise ValidationFailed(f"the body has more than {most} values; send fewer texts at a time", "input")
 
     def _parse(self, content: bytes, max_texts: int) -> Any:
         """Return what the endpoint takes. Of a field that it does not take, nothing is kept."""

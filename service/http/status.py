@@ -7,8 +7,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from encoding.errors import ClozeError
 from service import VERSION
-from service.errors import ReloadFailed, documented
+from service.errors import ReloadFailed
 from service.http.compare import MAX_SIMILARITIES
+from service.http.errors import documented
 from service.http.explain import most_words
 from service.http.predict import MAX_PREDICTIONS
 from service.http.request import MAX_DECODE_IDS, Context, lease

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Response
 
 from encoding.errors import TextError
 from encoding.text import Direction
-from service.errors import EmptyInput, ValidationFailed, documented, too_many
+from service.errors import EmptyInput, ValidationFailed, too_many
+from service.http.errors import documented
 from service.http.request import MAX_DECODE_IDS, Context, JSONRoute, RequestContext, lease, named_template
 from service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
 from service.routes import DECODE, TOKENIZE

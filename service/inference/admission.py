@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from service.client import Client
 from service.errors import Overloaded, Unavailable
-from service.inference.queue import Client
 
 MEMORY: Final = 10.0  # seconds of work over which the rate is averaged
 LONGEST: Final = 60  # seconds, the longest Retry-After

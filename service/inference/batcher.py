@@ -12,8 +12,9 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from service.client import Client
 from service.errors import DeadlineExceeded, Unavailable
-from service.inference.queue import Client, PriorityQueue, Waiting
+from service.inference.queue import PriorityQueue, Waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

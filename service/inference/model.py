@@ -23,10 +23,10 @@ from encoding.bundle import GRAPHS, Bundle
 from encoding.errors import TextTooLong
 from encoding.text import Direction, TextEncoder, Tokens
 from service import VERSION
+from service.client import Client
 from service.errors import BackendFailed, SessionError, Unavailable, too_many
 from service.inference.admission import Admission
 from service.inference.batcher import Batcher, Failed
-from service.inference.queue import Client
 from service.inference.session import Session, most_texts, run_largest
 from service.inference.threads import Executors
 from service.monitoring.metrics import Metrics, ModelMetrics
@@ -46,10 +46,14 @@ logger = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """Inputs of a request that share a template: the one of this name, or the bundle's own."""
+    """Inputs of a request that share a template: the one of this name, or the bundle's own.
+
+    Of a text, at most `most` tokens are taken; None: as many as fit.
+    """
 
     inputs: Inputs
     template: str | None = None
+    most: int | None = None
 
 
 class Timing(NamedTuple):
@@ -315,7 +319,8 @@ class Model:
     def _encode(self, first: int, part: Part, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
         inputs, encoder = part.inputs, self.text_encoders[part.template]
         if isinstance(inputs[0], str):
-            found = encoder.encode(cast(Sequence[str], inputs), truncate=truncate, direction=direction, first=first)
+            texts = cast(Sequence[str], inputs)
+            found = encoder.encode(texts, truncate=truncate, direction=direction, first=first, most=part.most)
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
@@ -376,12 +381,12 @@ def _key(model: str, ids: Sequence[int]) -> bytes:
 
 def slices(parts: Iterable[Part]) -> Iterator[Part]:
     """Cut the parts into slices to tokenise at once."""
-    for inputs, template in parts:
+    for part in parts:
         first, size = 0, 0
-        for position, each in enumerate(inputs):
+        for position, each in enumerate(part.inputs):
             if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
-                yield Part(inputs[first:position], template)
+                yield part._replace(inputs=part.inputs[first:position])
                 first, size = position, 0
             size += len(each)
-        if inputs:
-            yield Part(inputs[first:], template)
+        if part.inputs:
+            yield part._replace(inputs=part.inputs[first:])

@@ -20,11 +20,11 @@ from encoding.bridge import Bridge, BridgeError
 from encoding.bundle import SPEC_FILE, Bundle, located, unreadable
 from encoding.errors import BundleError, ClozeError, OptionError
 from service.errors import ModelNotFound, SessionError, ValidationFailed
+from service.inference.health import HUNG, HUNG_AFTER
 from service.inference.memory import check as check_memory
 from service.inference.model import Model
 from service.inference.threads import run_apart
 from service.monitoring.background import Background
-from service.monitoring.health import HUNG, HUNG_AFTER
 from service.monitoring.metrics import Metrics
 from service.settings import Settings
 
@@ -104,7 +104,8 @@ class Models:
         found = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
         asked = list(dict.fromkeys(name for name in found if name))
         if len(asked) > 1:
-            raise ValidationFailed(f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them")
+            message = f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them"
+            raise ValidationFailed(message, "model")
         model = self.served.get(asked[0] if asked else self.default)
         if model is None:
             there = ", ".join((*self.served, *self.aliases))

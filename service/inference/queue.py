@@ -1,21 +1,11 @@
 """The queue of texts that wait for a batch, in fair order between clients. Knows neither asyncio nor text."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from sortedcontainers import SortedKeyList  # type: ignore[import-untyped]
 
-Priority = Literal["interactive", "bulk"]
-
-STRIDES: Final[Mapping[Priority, int]] = {"interactive": 1, "bulk": 64}  # added to a class's tag for each token
-
-
-class Client(NamedTuple):
-    """Who sends a request, and in which class. One name in two classes is two clients."""
-
-    name: str
-    priority: Priority = "interactive"
+from service.client import STRIDES, Client, Priority
 
 
 @dataclass(eq=False, slots=True)

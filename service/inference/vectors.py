@@ -120,7 +120,8 @@ def _check(vectors: Array, format: Format) -> None:
     if largest > FLOAT16_MAX:
         raise ValidationFailed(
             f"the largest value is {largest:g} and float16 ends at {FLOAT16_MAX}: ask for normalised vectors, or for "
-            "float or base64"
+            "float or base64",
+            "encoding_format",
         )
 
 

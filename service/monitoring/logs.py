@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, NoReturn
 from urllib.parse import quote
 
-from service.inference.queue import Client
+from service.client import Client
 
 LogFormat = Literal["text", "json"]
 

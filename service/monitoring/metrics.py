@@ -18,8 +18,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from service.client import STRIDES
 from service.errors import ERROR_TYPES, STATUSES
-from service.inference.queue import STRIDES
 from service.monitoring.drift import DriftSample
 from service.routes import LABELS, MODEL_ROUTES, OTHER, POST_ROUTES
 

@@ -30,7 +30,7 @@ from tiny_bundle import write_bundle
 from encoding.errors import OptionError
 from encoding.options import flag
 from service.app import create_app
-from service.monitoring.health import HUNG_AFTER
+from service.inference.health import HUNG_AFTER
 from service.settings import Settings, variable
 
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text(encoding="utf-8")

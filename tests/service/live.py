@@ -209,7 +209,7 @@ import signal, sys, threading
 from service.__main__ import main
 from service.inference import session, threads
 from service.inference.session import Session
-from service.monitoring import health
+from service.inference import health
 
 passed, monotonic = 0.0, session.monotonic
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from service.client import Client
 from service.errors import Overloaded, Unavailable
 from service.inference.admission import Admission, share
-from service.inference.queue import Client
 
 
 class Clock:

@@ -226,7 +226,7 @@ async def test_the_setting_is_the_most(client: MakeClient, hold: Hold) -> None:
 async def test_a_deadline_is_seconds(both: httpx.AsyncClient, sent: str) -> None:
     for path in ("/embed", "/v1/embeddings"):
         response = await both.post(path, json=EMBEDDING[path], headers={"x-request-timeout": sent})
-        assert response.status_code == 422
+        assert response.status_code == (422 if path == "/embed" else 400)
         assert f"x-request-timeout is '{sent}'; write seconds" in response.text
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from encoding.errors import OptionError
+from service.client import Client
 from service.errors import Unauthorized
 from service.http.auth import Authentication, Keys
-from service.inference.queue import Client
 
 ONE, TWO, THREE, FOUR = (f"{each}-secret-key-0123456789" for each in ("one", "two", "three", "four"))
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from harness import PATIENCE
 
+from service.client import Client, Priority
 from service.errors import DeadlineExceeded, Unavailable
 from service.inference.batcher import SLICE, Batcher, Failed
-from service.inference.queue import Client, Priority
 
 pytestmark = pytest.mark.anyio
 

@@ -61,6 +61,17 @@ async def test_truncate_is_none_start_or_end(both: httpx.AsyncClient) -> None:
         rows[side] = cut["embeddings"]["float"]
         expected = vector(sequence(words.strip()))
         np.testing.assert_allclose(rows[side][0], expected / np.linalg.norm(expected), atol=1e-6)
+        body = {"texts": [text], "truncate": side, "max_tokens": room // 2, "embedding_types": ["float"]}
+        cut = (await both.post("/v2/embed", json=body)).json()
+        assert cut["meta"]["billed_units"] == {"input_tokens": room // 2 + len(sequence(""))}
+        expected = vector(sequence(" ".join(words.split()[: room // 2])))
+        np.testing.assert_allclose(cut["embeddings"]["float"][0], expected / np.linalg.norm(expected), atol=1e-6)
+    same = {"texts": [text], "max_tokens": 10**6}
+    assert (await both.post("/v2/embed", json=same)).json()["embeddings"]["float"] == rows["END"]
+    refused = await both.post("/v2/embed", json={"texts": ["a", "b c"], "truncate": "NONE", "max_tokens": 1})
+    assert refused.status_code == 422
+    assert refused.json()["message"].startswith("texts[1] has 2 tokens; at most 1 are asked for")
+    assert (await both.post("/v2/embed", json={"texts": ["a"], "max_tokens": 0})).status_code == 422
     refused = await both.post("/v2/embed", json={"texts": ["a", text], "truncate": "NONE"})
     assert refused.status_code == 422
     assert refused.json() == {"message": refused.json()["message"]}

@@ -40,8 +40,8 @@ from live import (
 from tiny_bundle import sequence, vector
 
 from service.app import create_app
+from service.inference.health import HUNG, LOST
 from service.inference.model import Model
-from service.monitoring.health import HUNG, LOST
 from service.settings import Settings
 
 POST, GET = (partial(send, timeout=PATIENCE) for send in (httpx.post, httpx.get))

@@ -14,10 +14,10 @@ from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 from encoding.bundle import Bundle
 from encoding.errors import TextError, TextTooLong
 from encoding.text import Batch
+from service.client import Client
 from service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
 from service.inference.admission import Admission
 from service.inference.model import Cache, Model, Part
-from service.inference.queue import Client
 from service.inference.threads import Executors, Threads
 from service.monitoring.metrics import Metrics
 from service.settings import Settings

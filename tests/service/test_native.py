@@ -13,7 +13,7 @@ from harness import Hold, MakeApp, MakeClient, default_model, open_client, servi
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vector, vocabulary
 
-from service.errors import ErrorBody
+from service.http.errors import ErrorBody
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio

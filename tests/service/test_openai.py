@@ -27,7 +27,9 @@ def units(*texts: str) -> NDArray[np.float64]:
 async def ask(http: httpx.AsyncClient, **body: Any) -> Any:
     response = await http.post(ROUTE, json=body)
     assert response.status_code == 200, response.text
-    return response.json()
+    found = response.json()
+    assert found.pop("id") == response.headers["x-request-id"]
+    return found
 
 
 def refused(response: httpx.Response, status: int, kind: str, code: str | None, *words: str) -> None:
@@ -81,7 +83,7 @@ async def test_dimensions_are_cut_and_then_normalised(both: httpx.AsyncClient) -
     expected = units(*TEXTS)[:, :4]
     np.testing.assert_allclose(rows, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
     more = await both.post(ROUTE, json={"input": "a", "dimensions": DIMENSION + 1})
-    refused(more, 422, "invalid_request_error", None, "dimensions is 17; the model has 16")
+    refused(more, 400, "invalid_request_error", None, "dimensions is 17; the model has 16")
 
 
 async def test_three_thousand_inputs_are_one_request(both: httpx.AsyncClient) -> None:
@@ -96,7 +98,7 @@ async def test_three_thousand_inputs_are_one_request(both: httpx.AsyncClient) ->
 async def test_truncation_goes_by_the_extra_body(both: httpx.AsyncClient) -> None:
     long = "man " + "a " * MAX_TOKENS
     body = {"input": long, "truncate": False}
-    refused(await both.post(ROUTE, json=body), 422, "invalid_request_error", "context_length_exceeded", "text 0 has")
+    refused(await both.post(ROUTE, json=body), 400, "invalid_request_error", "context_length_exceeded", "text 0 has")
     found = await ask(both, input=long, truncation_direction="left")
     kept = "a " * (MAX_TOKENS - len(sequence("")))
     np.testing.assert_allclose(found["data"][0]["embedding"], units(kept)[0], atol=1e-6)
@@ -115,16 +117,16 @@ async def test_token_arrays_of_the_models_own_vocabulary(both: httpx.AsyncClient
     assert await ask(both, input=ids[0]) == await ask(both, input=TEXTS[0])
     outside = await both.post(ROUTE, json={"input": [[5], [99_999]]})
     words = "text 1, place 0: id 99999 is outside the vocabulary", "check_embedding_ctx_length=False"
-    refused(outside, 422, "invalid_request_error", None, *words)
+    refused(outside, 400, "invalid_request_error", None, *words)
     special = await both.post(ROUTE, json={"input": [vocabulary()["[SEP]"]]})
-    refused(special, 422, "invalid_request_error", None, "special token [SEP]")
+    refused(special, 400, "invalid_request_error", None, "special token [SEP]")
 
 
 async def test_foreign_ids_name_the_clients_switch(client: MakeClient) -> None:
     async with client() as http:
         for given in ([5, 6], [[5], [6]]):
             response = await http.post(ROUTE, json={"input": given})
-            refused(response, 422, "invalid_request_error", None, "OpenAIEmbeddings(check_embedding_ctx_length=False)")
+            refused(response, 400, "invalid_request_error", None, "OpenAIEmbeddings(check_embedding_ctx_length=False)")
 
 
 async def test_models_are_listed_and_chosen(both: httpx.AsyncClient) -> None:
@@ -152,15 +154,16 @@ async def test_a_models_address_may_stand_before_the_route(both: httpx.AsyncClie
     given: list[dict[str, Any]] = [{}, {"model": "other"}, {"model": None}]
     for fields in given:
         answer = await both.post(route, json={"input": TEXTS, **fields})
-        assert answer.json() == await ask(both, input=TEXTS, model="other")
+        found = await ask(both, input=TEXTS, model="other")
+        assert answer.json() == found | {"id": answer.headers["x-request-id"]}
     [card] = (await both.get("/models/other/v1/models")).json()["data"]
     assert card == (await both.get("/v1/models/other")).json()
     wrong = "invalid_request_error"
     two = await both.post(route, json={"input": "a", "model": "tiny"})
-    refused(two, 422, wrong, None, "two models are named, 'other' and 'tiny'")
+    refused(two, 400, wrong, None, "two models are named, 'other' and 'tiny'")
     refused(await both.post("/models/neither/v1/embeddings", json={"input": "a"}), 404, wrong, "model_not_found")
     refused(await both.get("/models/neither/v1/models"), 404, wrong, "model_not_found", "'neither'")
-    refused(await both.post(route, json={}), 422, wrong, None, "input: Field required")
+    refused(await both.post(route, json={}), 400, wrong, None, "input: Field required")
     refused(await both.get(route), 405, wrong, None, "GET /models/other/v1/embeddings")
     refused(await both.post(route, json={"input": "poison"}), 500, "server_error", None, "text 0: the model gave")
 
@@ -169,20 +172,39 @@ async def test_a_models_address_may_stand_before_the_route(both: httpx.AsyncClie
     ("body", "status", "words"),
     [
         ({"input": []}, 400, "the input is an empty list"),
-        ({}, 422, "input: Field required"),
-        ({"input": None}, 422, "input: should be a text or a list of texts (or of token ids)"),
-        ({"input": ["a", None]}, 422, "input[1]: Input should be a valid string"),
-        ({"input": ["a", [5]]}, 422, "input[1]: Input should be a valid string"),
-        ({"input": [5, "a"]}, 422, "input[1]: Input should be a valid integer"),
-        ({"input": "a", "encoding_format": "hex"}, 422, "encoding_format: Input should be 'float', 'base64'"),
-        ({"input": "a", "dimensions": 0}, 422, "dimensions: Input should be greater"),
-        ({"input": "a", "model": 5}, 422, "model: Input should be a valid string"),
-        ([], 422, "body: should be a JSON object"),
+        ({}, 400, "input: Field required"),
+        ({"input": None}, 400, "input: should be a text or a list of texts (or of token ids)"),
+        ({"input": ["a", None]}, 400, "input[1]: Input should be a valid string"),
+        ({"input": ["a", [5]]}, 400, "input[1]: Input should be a valid string"),
+        ({"input": [5, "a"]}, 400, "input[1]: Input should be a valid integer"),
+        ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format: Input should be 'float', 'base64'"),
+        ({"input": "a", "dimensions": 0}, 400, "dimensions: Input should be greater"),
+        ({"input": "a", "model": 5}, 400, "model: Input should be a valid string"),
+        ([], 400, "body: should be a JSON object"),
     ],
 )
 @pytest.mark.parametrize("route", [ROUTE, "/embeddings"])
 async def test_a_wrong_value_is_named(both: httpx.AsyncClient, route: str, body: Any, status: int, words: str) -> None:
     refused(await both.post(route, json=body), status, "invalid_request_error", None, words)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ["a", None]}, "input"),
+        ({"input": ["a"] * 16_385}, "input"),
+        ({"input": "a " * 100, "truncate": False}, "input"),
+        ({"input": "a", "dimensions": 17}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "prompt_name": "no such"}, "prompt_name"),
+        ({"input": "a", "model": "no such"}, "model"),
+        ([], None),
+    ],
+)
+async def test_the_field_that_is_wrong_is_the_param(both: httpx.AsyncClient, body: Any, param: str | None) -> None:
+    assert (await both.post(ROUTE, json=body)).json()["error"]["param"] == param
 
 
 async def test_what_is_no_request_of_this_route(both: httpx.AsyncClient) -> None:
@@ -200,12 +222,12 @@ async def test_too_much_is_refused(client: MakeClient) -> None:
         response = await http.post(ROUTE, content=large, headers={"content-type": "application/json"})
         refused(response, 413, "invalid_request_error", None, "at most 100 are allowed")
         many = await http.post(ROUTE, json={"input": ["a"] * 3})
-        refused(many, 422, "invalid_request_error", None, "3 texts in one request; at most 2")
+        refused(many, 400, "invalid_request_error", None, "3 texts in one request; at most 2")
         long = await http.post(ROUTE, json={"input": "a " * 30})
-        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 30 tokens")
+        refused(long, 400, "invalid_request_error", "context_length_exceeded", "text 0 has 30 tokens")
     async with client() as http:
         long = await http.post(ROUTE, json={"input": "a" * 1_000_001})
-        refused(long, 422, "invalid_request_error", "context_length_exceeded", "text 0 has 1000001 characters")
+        refused(long, 400, "invalid_request_error", "context_length_exceeded", "text 0 has 1000001 characters")
 
 
 async def test_what_may_be_sent_again_says_so(make_app: MakeApp, hold: Hold) -> None:

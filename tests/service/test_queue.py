@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from service.inference.queue import Client, FairQueue, Priority, PriorityQueue, Waiting
+from service.client import Client, Priority
+from service.inference.queue import FairQueue, PriorityQueue, Waiting
 
 Queue = FairQueue[Waiting]
 

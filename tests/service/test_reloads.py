@@ -25,8 +25,8 @@ from encoding.bundle import Bundle
 from service.app import create_app
 from service.http import embed as embed_route
 from service.inference import session
+from service.inference.health import HUNG
 from service.inference.session import Session
-from service.monitoring.health import HUNG
 from service.settings import Settings
 
 ADMIN = "an-admin-key-of-a-test"

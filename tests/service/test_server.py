@@ -50,7 +50,7 @@ from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
 from encoding.errors import OptionError
 from service.app import create_app
-from service.monitoring.health import HUNG
+from service.inference.health import HUNG
 from service.server import FORCED, bind
 from service.settings import Settings
 

@@ -18,7 +18,8 @@ from encoding.bundle import GRAPHS, SPEC_FILE, Bundle
 from encoding.canaries import CANARY_FILE, CANARY_TEXTS
 from encoding.errors import BundleError
 from service.app import create_app
-from service.errors import ErrorBody, SessionError
+from service.errors import SessionError
+from service.http.errors import ErrorBody
 from service.inference.session import Session
 from service.settings import Settings
 
@@ -160,8 +161,10 @@ def test_a_bundle_of_before_has_none_and_says_so(make_bundle: MakeBundle, caplog
 async def test_an_alias_answers_as_the_model(client: MakeClient, two_bundles: Path) -> None:
     alias = "text-embedding-3-small = other, ada=tiny"
     async with client(bundle=two_bundles, model="tiny", alias=alias) as http:
-        plain = await http.post("/v1/embeddings", json={"input": "a man", "model": "other"})
-        named = await http.post("/v1/embeddings", json={"input": "a man", "model": "text-embedding-3-small"})
+        same = {"x-request-id": "same"}
+        plain = await http.post("/v1/embeddings", json={"input": "a man", "model": "other"}, headers=same)
+        body = {"input": "a man", "model": "text-embedding-3-small"}
+        named = await http.post("/v1/embeddings", json=body, headers=same)
         assert named.json() == plain.json()
         assert named.json()["model"] == "other"
         below = await http.post("/models/text-embedding-3-small/embed", json={"inputs": "a", "model": "other"})
