@@ -35,7 +35,8 @@ class BulkOptions(Command):
     """
 
     input: CliPositionalArg[str] = Field(
-        description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz or .zst"
+        description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz, .bz2, "
+        ".xz or .zst"
     )
     out: CliPositionalArg[str] = Field(description="The folder to write, or its URL")
     bundle: Path = Field(

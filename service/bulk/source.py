@@ -5,10 +5,10 @@ The ending of its name says what a file is: .parquet, or .jsonl, .csv, .tsv and 
 cannot be read, such as a line that is not JSON, is returned with the reason.
 """
 
-import csv
 import glob
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -16,23 +16,17 @@ from os.path import basename, commonpath, relpath
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from encoding.errors import OptionError
+from encoding.rows import COMPRESSIONS, ENDINGS, Row, RowsError, ending_of, read_rows, uncompressed
 from service.bulk.embed import check_columns
 
-COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 BUFFER: Final = 2**16  # bytes
-MAX_LINE: Final = 2**26  # bytes; what is longer is not a line of text
 SAMPLE: Final = 1000  # rows of a .jsonl that decide its columns
-BOM: Final = b"\xef\xbb\xbf"
-
-csv.field_size_limit(MAX_LINE)
-
-Row = dict[str, Any] | str  # the columns, or why the row cannot be read
+KNOWN: Final = (".parquet", *ENDINGS)
 
 
 class SourceError(OptionError):
@@ -90,25 +84,22 @@ class Source:
         Raises SourceError where there is none, and OptionError where the first file does not have these columns.
         """
         filesystem, files = _find(location)
-        schema = _schema(filesystem, files[0].path)
-        check_columns(schema, text_column)
-        wanted = {*(columns or schema.names), text_column, *filter(None, [id_column])}
-        if missing := sorted(wanted.difference(schema.names)):
-            raise OptionError(f"there is no column {missing[0]!r}; the columns are {', '.join(schema.names)}")
+        names = _names(filesystem, files[0].path)
+        wanted = {*(columns or names), text_column, *filter(None, [id_column])}
+        if missing := sorted(wanted.difference(names)):
+            raise OptionError(f"there is no column {missing[0]!r}; the columns are {', '.join(names)}")
         if id_column is None and "id" in wanted:
             raise OptionError("the input has a column 'id': write --id-column id, or keep other columns only")
-        kept = pa.schema([field for field in schema if field.name in wanted])
-        return cls(filesystem, files, kept, text_column, id_column, rows_per_part)
+        schema = _schema(filesystem, files[0].path, [name for name in names if name in wanted])
+        check_columns(schema, text_column)
+        return cls(filesystem, files, schema, text_column, id_column, rows_per_part)
 
     def parts(self, file: int, skip: Callable[[int], bool] = lambda number: False) -> Iterator[Part]:
         """Yield the parts of a file, less those that `skip` names. Raises SourceError where it cannot be read."""
         path = self.files[file].path
-        try:
-            with self.filesystem.open_input_file(path) as raw:
-                read = self._parquet_parts if path.endswith(".parquet") else self._text_parts
-                yield from read(file, raw, skip)
-        except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
-            raise SourceError(f"{path} cannot be read: {error}") from error
+        with _opened(self.filesystem, path) as raw:
+            read = self._parquet_parts if path.endswith(".parquet") else self._text_parts
+            yield from read(file, raw, skip)
 
     def identity(self) -> dict[str, Any]:
         """Return what decides which rows a part has, for the output folder's record of the job."""
@@ -144,11 +135,12 @@ class Source:
             number, first = numbers.stop, first + facts.num_rows
 
     def _text_parts(self, file: int, raw: pa.NativeFile, skip: Callable[[int], bool]) -> Iterator[Part]:
-        path, size = self.files[file].path, self.files[file].size
-        stream = _open(path, raw)
-        rows, number, before = _rows(path, stream), 0, 0
+        path = self.files[file].path
+        stream = io.BufferedReader(raw, BUFFER)
+        content = uncompressed(stream, path)
+        rows, number, before = (row for _, row in read_rows(content, path)), 0, 0
         while chunk := list(islice(rows, self.rows_per_part)):
-            after = size if raw.closed else _position(stream, raw)  # a reader of .csv closes it at the end
+            after = stream.tell()
             if not skip(number):
                 table, failures = self._table(file, number * self.rows_per_part, chunk)
                 yield Part(file, number, table, failures, after - before)
@@ -191,10 +183,11 @@ def _find(location: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
     files = [info for info in found if info.type == fs.FileType.File]
     if not files:
         raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
-    unknown = [info.path for info in files if _ending(info.path) not in ENDINGS]
+    unknown = [info.path for info in files if ending_of(info.path) not in KNOWN]
     if unknown:
         raise SourceError(
-            f"{unknown[0]} is of no known kind; the known endings are {', '.join(ENDINGS)}, with .gz or .zst"
+            f"{unknown[0]} is of no known kind; the known endings are {', '.join(KNOWN)}, all but the first also with "
+            f"{', '.join(COMPRESSIONS)}"
         )
     files = sorted((info for info in files if info.size), key=lambda info: info.path)
     if not files:
@@ -223,7 +216,7 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     if pattern:
         return filesystem, [info for info in inside if fnmatchcase(info.path, pattern)]
     return filesystem, [
-        info for info in inside if _ending(info.path) in ENDINGS and not _hidden(relpath(info.path, path))
+        info for info in inside if ending_of(info.path) in KNOWN and not _hidden(relpath(info.path, path))
     ]
 
 
@@ -231,110 +224,83 @@ def _hidden(path: str) -> bool:
     return any(part[0] in "._" for part in path.split("/"))
 
 
-def _ending(path: str) -> str:
-    name = basename(path)
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return name[name.rfind(".") :] if "." in name else ""
-
-
-def _schema(filesystem: fs.FileSystem, path: str) -> pa.Schema:
+def _names(filesystem: fs.FileSystem, path: str) -> list[str]:
     """Return the columns of a file; those of a .jsonl are found in its first rows."""
+    if path.endswith(".parquet"):
+        with _opened(filesystem, path) as raw:
+            names: list[str] = pq.read_schema(raw).names
+        return names
+    return list(dict.fromkeys(name for _, row in _sample(filesystem, path) for name in row))
+
+
+def _schema(filesystem: fs.FileSystem, path: str, names: Sequence[str]) -> pa.Schema:
+    """Return the types of columns, by the first rows of a .jsonl."""
+    if path.endswith(".parquet"):
+        with _opened(filesystem, path) as raw:
+            schema = pq.read_schema(raw).remove_metadata()
+        return pa.schema([field for field in schema if field.name in names])
+    rows = _sample(filesystem, path)
+    return pa.schema([(name, _type(path, name, [(line, row.get(name)) for line, row in rows])) for name in names])
+
+
+def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, Any]]]:
+    with _opened(filesystem, path) as raw:
+        rows = list(islice(read_rows(uncompressed(io.BufferedReader(raw, BUFFER), path), path), SAMPLE))
+    found = [(line, row) for line, row in rows if not isinstance(row, str)]
+    if not found:
+        why = f"; line {rows[0][0]}: {rows[0][1]}" if rows else ""
+        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows{why}")
+    return found
+
+
+@contextmanager
+def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[pa.NativeFile]:
     try:
         with filesystem.open_input_file(path) as raw:
-            if path.endswith(".parquet"):
-                return pq.read_schema(raw).remove_metadata()
-            rows = [row for row in islice(_rows(path, _open(path, raw)), SAMPLE) if not isinstance(row, str)]
-        if not rows:
-            raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows")
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return pa.schema([(name, _type([row.get(name) for row in rows])) for name in names])
-    except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+            yield raw
+    except RowsError as error:
+        raise SourceError(str(error)) from error
+    except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
 
 
-def _type(values: list[Any]) -> pa.DataType:
-    """Return the type of most values of one column, so that a stray value fails its own row only."""
-    kinds = [type(value) for value in values if value is not None]
+def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
+    """Return the type of most values of one column, so that a stray value fails its own row only.
+
+    Raises SourceError where these have none together.
+    """
+    kinds = [type(value) for _, value in values if value is not None]
     most = max(dict.fromkeys(kinds), key=kinds.count, default=str)
     numbers = {int, float} if most in (int, float) else {most}
-    found = pa.array([value for value in values if type(value) in numbers]).type
+    kept = [(line, value) for line, value in values if type(value) in numbers]
+    found = _common([value for _, value in kept])
+    if found is None:
+        ends = (end for end in range(1, len(kept)) if _common([value for _, value in kept[: end + 1]]) is None)
+        line, value = kept[next(ends, 0)]
+        raise SourceError(
+            f"{path}, line {line}: the column {name!r} is {value!r:.100}, which does not fit the rows before; name the "
+            "columns to keep with --columns"
+        )
+    if _has_empty_struct(found):
+        raise SourceError(
+            f"{path}: the column {name!r} holds empty objects, which a parquet file cannot; name the columns to keep "
+            "with --columns"
+        )
     return pa.string() if pa.types.is_null(found) else found
 
 
-def _open(path: str, raw: pa.NativeFile) -> io.BufferedReader:
-    compression = COMPRESSIONS.get(path[path.rfind(".") :])
-    return io.BufferedReader(pa.CompressedInputStream(raw, compression) if compression else raw, BUFFER)
+def _common(values: list[Any]) -> pa.DataType | None:
+    """Return a type of all the values; None where there is none."""
+    try:
+        return pa.array(values).type
+    except OverflowError:  # wider than int64
+        with suppress(pa.ArrowException, OverflowError, TypeError):
+            return pa.array(values, pa.uint64()).type
+    except (pa.ArrowException, TypeError):
+        pass
+    return None
 
 
-def _position(stream: io.BufferedReader, raw: pa.NativeFile) -> int:
-    """Return the bytes of the file before the next row; for a compressed file, those before the next buffer."""
-    return stream.tell() if stream.raw is raw else raw.tell()
-
-
-def _rows(path: str, stream: io.BufferedReader) -> Iterator[Row]:
-    return READERS[_ending(path)](stream, path)
-
-
-def _lines(stream: io.BufferedReader, path: str) -> Iterator[bytes]:
-    first = True
-    while line := stream.readline(MAX_LINE):
-        if len(line) == MAX_LINE:
-            raise SourceError(f"{path} has a line of more than {MAX_LINE} bytes; is it a file of texts?")
-        yield line.removeprefix(BOM).rstrip(b"\r\n") if first else line.rstrip(b"\r\n")
-        first = False
-
-
-def _text_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
-    for line in _lines(stream, path):
-        try:
-            yield {"text": line.decode()}
-        except UnicodeDecodeError as error:
-            yield _not_utf8(error)
-
-
-def _json_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
-    for line in _lines(stream, path):
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            yield f"not JSON: {error}"
-        else:
-            yield row if isinstance(row, dict) else "not a JSON object"
-
-
-def _csv_rows(stream: io.BufferedReader, path: str, delimiter: str = ",") -> Iterator[Row]:
-    """The first row names the columns; every value is a text."""
-    text = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")
-    records = csv.reader(text, delimiter=delimiter, strict=True)
-    names = [name.removeprefix("\ufeff") for name in next(records, [])]
-    if len(set(names)) < len(names):
-        raise SourceError(f"two columns of the header have the same name in {path}: {', '.join(names)}")
-    for record in records:
-        if len(record) != len(names):
-            yield f"{len(record)} values; the header has {len(names)} columns"
-            continue
-        try:
-            yield {
-                name: value.encode("utf-8", "surrogateescape").decode()
-                for name, value in zip(names, record, strict=True)
-            }
-        except UnicodeDecodeError as error:
-            yield _not_utf8(error)
-
-
-def _tsv_rows(stream: io.BufferedReader, path: str) -> Iterator[Row]:
-    return _csv_rows(stream, path, "\t")
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
-
-
-READERS: Final[dict[str, Callable[[io.BufferedReader, str], Iterator[Row]]]] = {
-    ".jsonl": _json_rows,
-    ".csv": _csv_rows,
-    ".tsv": _tsv_rows,
-    ".txt": _text_rows,
-}
-ENDINGS: Final = (".parquet", *READERS)
+def _has_empty_struct(found: pa.DataType) -> bool:
+    inside = [found.field(place).type for place in range(found.num_fields)]
+    return (pa.types.is_struct(found) and not inside) or any(map(_has_empty_struct, inside))

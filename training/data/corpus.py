@@ -5,39 +5,29 @@ those of the next row. With `scored` its last column is a score. Empty rows and 
 out and counted. The others go to a file on disk, so that a corpus may be larger than the memory.
 """
 
-import bz2
-import csv
-import gzip
-import io
-import json
-import lzma
 import math
 import random
 import tempfile
-import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, Self, TextIO
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoding.bundle import Source, sha256
+from encoding.rows import COMPRESSIONS, ENDINGS, RowsError, ending_of, read_rows, uncompressed
+from encoding.rows import read_lines as lines_of
 from training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from training.errors import CorpusError
 
 __all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]
-
-_SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_OPEN: Final[dict[str, Callable[..., Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-COMPRESSED: Final = (*_OPEN, ".zst")
-
-csv.field_size_limit(2**31 - 1)  # a text may be longer than the 131,072 characters that Python's readers accept
 
 
 @dataclass
@@ -133,16 +123,12 @@ def read_corpus(
 
 def read_lines(path: Path) -> Iterator[str]:
     """Lines with their line ends, as UTF-8 text. Raises CorpusError, which names the line, if it is not UTF-8."""
-    number = 0
-    try:
-        with _open(path) as file:
-            for line in file:
-                number += 1
-                yield line
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}, after line {number}: not UTF-8 ({error.reason}); convert it to UTF-8") from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise CorpusError(f"{path}, after line {number}: cannot be read ({error})") from error
+    with _stream(path) as stream:
+        for number, line in lines_of(stream, str(path)):
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                raise CorpusError(f"{path}, line {number}: not UTF-8 ({error.reason}); convert it to UTF-8") from error
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -154,26 +140,25 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if suffix == ".parquet":
         yield from _parquet_rows(path)
         return
-    if suffix == ".jsonl":
-        yield from _json_lines(path, read_lines(path))
-        return
     if suffix == ".txt":
         raise CorpusError(f"{path} has no columns; give a .csv, .tsv, .jsonl or .parquet file")
-    # strict, so that a stray quote is an error and does not join lines until the next one
-    reader = csv.DictReader(read_lines(path), delimiter=_SEPARATORS[suffix], strict=True)
+    with _stream(path) as stream:
+        for number, row in read_rows(stream, str(path)):
+            if isinstance(row, str):
+                raise CorpusError(f"{path}, line {number}: {row}")
+            yield number, row
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, uncompressed. Raises CorpusError, also for what is wrong in the file."""
     try:
-        for record in reader:
-            if None in record:
-                raise CorpusError(
-                    f"{path}, line {reader.line_num}: more cells than the {len(record) - 1} columns of the first line; "
-                    'put "quotes" around a text that holds the separator'
-                )
-            yield reader.line_num, record
-    except csv.Error as error:
-        raise CorpusError(
-            f"{path}, line {reader.reader.line_num}: {error}; is its quoting right? A quote inside a text is written "
-            'twice: "she said ""yes"""'
-        ) from error
+        with path.open("rb") as raw:
+            yield uncompressed(raw, path.name)
+    except RowsError as error:
+        raise CorpusError(str(error)) from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error})") from error
 
 
 def finite_score(score: object, where: str) -> float:
@@ -274,25 +259,13 @@ def _says_something(text: str) -> bool:
 
 
 def _suffix(path: Path) -> str:
-    compressed = path.suffix in COMPRESSED
-    suffix = Path(path.stem).suffix if compressed else path.suffix
-    if suffix not in {".txt", ".jsonl", *_SEPARATORS} and (suffix != ".parquet" or compressed):
+    suffix = ending_of(path.name)
+    if suffix not in ENDINGS and path.suffix != ".parquet":
         raise CorpusError(
             f"{path}: cannot tell the format from its name; use .txt, .csv, .tsv or .jsonl, or one of these with "
-            f"{', '.join(COMPRESSED[:-1])} or {COMPRESSED[-1]}, or .parquet"
+            f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]}, or .parquet"
         )
     return suffix
-
-
-def _open(path: Path) -> TextIO:
-    if opened := _OPEN.get(path.suffix):
-        text: TextIO = opened(path, "rt", encoding="utf-8-sig", newline="")
-        return text
-    if path.suffix == ".zst":
-        from pyarrow import input_stream  # here, because it is large; Python has zstd itself since 3.14
-
-        return io.TextIOWrapper(input_stream(str(path), compression="zstd"), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -303,20 +276,3 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from enumerate((record for batch in batches for record in batch.to_pylist()), 1)
     except (ArrowException, OSError) as error:
         raise CorpusError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
-
-
-def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if "\\u" in line:
-                json.dumps(record, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise CorpusError(f"{path}, line {number}: half of a pair of surrogates ({error}); remove it") from error
-        except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise CorpusError(f"{path}, line {number}: {line.strip():.60} is not a JSON object; write one per line")
-        yield number, record
