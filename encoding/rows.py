@@ -2,7 +2,7 @@
 
 The first row of a .csv or .tsv names the columns, and every value is a text. A cell that holds the separator, a quote
 or the end of a line stands in quotes, in which a quote is written twice: in a .tsv too. A row with fewer cells than the
-first has None for the others. An empty line of a .csv, .tsv or .jsonl is no row.
+first has None for the others. Empty lines of a .csv, .tsv or .jsonl are left out.
 """
 
 import bz2

@@ -3,6 +3,7 @@
 recipe.toml        the resolved recipe
 data.json          the files of text: names, counts, digests
 encoder_data.json  the same of the run or the bundle from which the encoder comes
+inputs.json        digests of all else that is read: models, dev data and others
 log.jsonl          one line per logged step: loss, its parts, rate, dev scores
 tensorboard/       the same for TensorBoard, where `report_to` has it
 prepared/          the teacher's vectors of the texts, until training is finished
@@ -31,6 +32,7 @@ from encoding.files import write_whole
 from training.data.corpus import Corpus
 from training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
 from training.errors import RunError
+from training.inputs import digests_of
 from training.recipes.recipe import Recipe, to_toml
 
 __all__ = ["ADAPTED", "UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
@@ -93,6 +95,10 @@ class Run:
     @property
     def encoder_data_file(self) -> Path:
         return self.path / "encoder_data.json"
+
+    @property
+    def inputs_file(self) -> Path:
+        return self.path / "inputs.json"
 
     @property
     def log_file(self) -> Path:
@@ -192,10 +198,13 @@ class Run:
         self.make()
         write_whole(self.recipe_file, to_toml(recipe))
         _write_json(self.encoder_data_file, encoder_data)
+        _write_json(self.inputs_file, digests_of(recipe))
         _write_json(self.data_file, _sources(corpus))
 
-    def check_text(self, corpus: Corpus) -> None:
-        """Raises RunError if the text is not that of `start`: a resumed run would be neither the old one nor a new one.
+    def check_inputs(self, recipe: Recipe, corpus: Corpus) -> None:
+        """Raises RunError if the text, a model or a file is not that of `start`.
+
+        A resumed run would be neither the old one nor a new one.
 
         Every process compares its own files, which may lie on the disk of its node.
         """
@@ -204,6 +213,10 @@ class Run:
         if before != sources:
             changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
             raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
+        if self.inputs_file.is_file():  # a run that an earlier version began has none
+            before, now = json.loads(self.inputs_file.read_text(encoding="utf-8")), digests_of(recipe)
+            if changed := ", ".join(name for name in now if now[name] != before.get(name)):
+                raise RunError(f"{changed} has changed since {self.path} began; restore it, or train anew")
 
     def rewind(self, processes: int = 1) -> Path | None:
         """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from killed_runs import killed_at
 from patience import PATIENCE
 from recipes import arguments
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from encoding.command import run as run_command
 from encoding.errors import ClozeError
@@ -474,6 +475,30 @@ def test_resuming_on_other_text_is_refused(
     corpus.write_text(corpus.read_text(encoding="utf-8") + "One more.\n", encoding="utf-8")
     assert run_command(lambda: main(["--resume", str(out)])) == 2
     assert "the text has changed since" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", ["encoder", "generator", "dev"])
+def test_resuming_with_another_model_or_dev_data_is_refused(
+    tmp_path: Path, masked_bert: Path, text: Path, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    """The text is the same, and the run would go on from its checkpoint as if nothing had happened."""
+    models = {name: shutil.copytree(masked_bert, tmp_path / name) for name in ("encoder", "generator")}
+    dev = tmp_path / "dev.csv"
+    dev.write_text("sentence1,sentence2,score\na man,a dog,1\na man,a man,5\nno,yes,2\n", encoding="utf-8")
+    out = tmp_path / "run"
+    keys = [f"--{name}={folder}" for name, folder in models.items()]
+    keys += ["--corpus", str(text), "--max-steps", "1", "--batch-size", "4", "--dev", str(dev)]
+    assert main(["diffcse", *keys, "--out", str(out)]) == 0
+    (out / "run.json").unlink()
+    if changed == "dev":
+        dev.write_text(dev.read_text(encoding="utf-8").replace("yes,2", "yes,3"), encoding="utf-8")
+    else:
+        weights = load_file(models[changed] / "model.safetensors")
+        next(iter(weights.values())).add_(1)
+        save_file(weights, models[changed] / "model.safetensors", {"format": "pt"})
+    assert run_command(lambda: main(["--resume", str(out)])) == 2
+    name = dev if changed == "dev" else models[changed]
+    assert f"{changed} {name} has changed since {out} began; restore it, or train anew" in capsys.readouterr().err
 
 
 def test_more_tokens_than_the_encoder_has_places_for_are_refused(

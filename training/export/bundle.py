@@ -59,6 +59,7 @@ ROUNDS: Final = 8
 CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
 LEAST_CALIBRATED: Final = 8
 CLOSE: Final = 0.995  # mean cosine of int8 to torch
+LEAST_COSINE: Final[dict[Precision, float]] = {"fp16": 0.999, "int8": 0.97}  # mean of the probes, to torch
 
 Traced = Callable[[Form | Literal["plain"]], ModelProto]
 
@@ -191,7 +192,7 @@ def write_bundle(
     texts = _calibration(options.calibrate, precisions) if options.calibrate else []
     with staging(out) as folder:
         encoder = load(folder)
-        findings, canaries = _graphs(encoder, folder, precisions, tasks, texts)
+        findings, canaries = _graphs(encoder, folder, precisions, tasks, texts, force=options.force)
         Canaries.write(folder, canaries)
         if options.calibrate:
             findings.graphs["int8"] += f" of {options.calibrate.name}, sha256 {sha256(options.calibrate)[:16]}"
@@ -241,6 +242,8 @@ def _graphs(
     precisions: Sequence[Precision],
     tasks: Sequence[Task],
     texts: Sequence[str],
+    *,
+    force: bool,
 ) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
     """Make, compare and score every precision, and always fp32: the others are measured against it.
 
@@ -257,11 +260,11 @@ def _graphs(
         onnx.save(model, path)
         own = encoder.pooling.text_encoder
         graph = GraphEncoder(path, own, encoder.config.named_encoders(own))
-        findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts))
+        findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts), force=force)
         canaries[precision] = graph.embed(CANARY_TEXTS)
         if tasks:
             findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
-    if "int8" in precisions:
+    if "int8" in precisions and not force:
         _refuse_loss(findings.scores)
     if "fp32" not in precisions:
         (folder / GRAPHS["fp32"]).unlink()
@@ -269,7 +272,7 @@ def _graphs(
     return findings, canaries
 
 
-def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder, fitted: bool) -> float:
+def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder, *, fitted: bool, force: bool) -> float:
     largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
     console.print(
         f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
@@ -286,6 +289,13 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
         raise ExportError(
             f"the {precision} graph gives numbers that are not finite; nothing was written. Leave {precision} out of "
             "--precision"
+        )
+    floor = LEAST_COSINE.get(precision, -1)
+    if not (mean >= floor or force):
+        raise ExportError(
+            f"the {precision} graph has a mean cosine of {mean:.4f} to the model's own vectors, {floor} is the least; "
+            f"nothing was written. Leave {precision} out of --precision, or give --force"
+            + (", or --calibrate TEXTS" if precision == "int8" and not fitted else "")
         )
     return largest
 

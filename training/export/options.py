@@ -23,6 +23,10 @@ class BundleOptions(Command):
     calibrate: Path | None = Field(
         None, description="text to fit the int8 graph to, one per line, for a model that random tokens do not suit"
     )
+    force: bool = Field(
+        False,
+        description="write fp16 and int8 graphs even if their vectors are far from the model's, or lose on --data",
+    )
     licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 

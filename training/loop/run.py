@@ -137,7 +137,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     if group.is_main_process:
         run.start(recipe, corpus)
     check_shared(run.path)
-    run.check_text(corpus)
+    run.check_inputs(recipe, corpus)
     checkpoint = _checkpoint(run, resume)
     objective.begin(corpus, run.prepared)
     chooser = chooser_of(corpus, dev, recipe)

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,20 @@ def test_fp16_that_overflows_is_refused(run: Path, tmp_path: Path, monkeypatch: 
     assert nothing_left(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("precision", "cosine"), [("fp16", 0.9989), ("int8", 0.969), ("int8", float("nan"))])
+def test_a_graph_far_from_the_model_is_refused_without_any_data(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, cosine: float
+) -> None:
+    found = cycle([Difference(1e-6, 1.0, 1.0), Difference(0.1, cosine, cosine)])
+    monkeypatch.setattr(exporting, "difference", lambda *_: next(found))
+    words = [str(run), str(tmp_path / "out"), "--precision", precision]
+    with pytest.raises(ExportError, match=rf"the {precision} graph has a mean cosine of .* is the least; .* --force"):
+        export.main(words)
+    assert nothing_left(tmp_path / "out")
+    export.main([*words, "--force"])
+    assert Bundle.load(tmp_path / "out").precisions == (precision,)
+
+
 @pytest.mark.parametrize(
     ("name", "after", "refused"),
     [
@@ -402,6 +417,8 @@ def test_int8_that_costs_too_much_is_refused(
         with pytest.raises(ExportError, match=rf"int8 costs .* points on {name} .*, the limit is 0\.[35]"):
             export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert nothing_left(tmp_path / "out")
+        export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere", "--force"])
+        assert Bundle.load(tmp_path / "out")
     else:
         export.main([str(run), str(tmp_path / "out"), "--precision", "int8", "--data", "anywhere"])
         assert Bundle.load(tmp_path / "out")
