@@ -184,16 +184,18 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
     """The dev figures of the encoder as it is served by itself, with its own template and pooling.
 
-    None without dev data, or if nothing says how the encoder is read. The first process scores it, and logs it once.
+    None without dev data, or if nothing says how the encoder is read. Every process scores it, so that none waits for
+    long; the first logs it once.
     """
     found: list[dict[str, float] | None] = [None]
-    if dev and processes().is_main_process:
+    if dev:
         logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
         found = [next(logged, {}).get(PARENT)]
         if found[0] is None and (encoder := served(recipe.encoder)) is not None:
             queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
             found = [dev.score(encoder.embed, queries, documents)]
-            run.log({"step": 0, PARENT: found[0]})
+            if processes().is_main_process:
+                run.log({"step": 0, PARENT: found[0]})
             figures = ", ".join(f"{name} {value:.4g}" for name, value in (found[0] or {}).items())
             console.print(f"the encoder as it is served by itself: {figures}")
     broadcast_object_list(found)
@@ -233,10 +235,11 @@ def _figures(
 ) -> dict[str, float]:
     """Figures by their names in the log. Gains are over the parent's, or else over those before the first step.
 
-    The first process scores the dev data; the loss needs all processes.
+    Every process scores the dev data: one that waited for the first would be ended by the limit of its collectives,
+    ten minutes with NCCL. The first one's figures count.
     """
     figures: dict[str, float] = {}
-    if dev and processes().is_main_process:
+    if dev:
         encoder = objective.encoder
         queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
         before = parent or {name.removeprefix(DEV): value for name, value in start.items()}

@@ -6,6 +6,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from two_processes import in_two
 
 from encoding.errors import OptionError
+from evaluation.dev import DevData
 from training.errors import RecipeError, RunError
 from training.export import __main__ as export
 from training.fit import main
@@ -51,7 +53,9 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
 
 def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> tuple[str, str]:
     """Runs in the folder; what is refused, and what the command prints."""
-    fit(load_recipe("simcse", words), Run(folder / "plain"))
+    with mock.patch.object(DevData, "score", autospec=True, side_effect=DevData.score) as score:
+        fit(load_recipe("simcse", words), Run(folder / "plain"))
+    (folder / f"scored-{rank}").write_text(str(score.call_count), encoding="utf-8")
     fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
     random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
     fit(random, Run(folder / "whole"))
@@ -164,6 +168,12 @@ def test_the_command_speaks_once_for_all_processes(two: Path) -> None:
     assert first.count("mean ± SD") == 1
     assert second == ""
     assert json.loads((two / "seeds" / "seeds.json").read_text(encoding="utf-8")).keys() >= {"mean", "sd"}
+
+
+def test_both_processes_score_the_dev_data(two: Path) -> None:
+    """One that waited for the other's scores would be ended by the limit of its collectives."""
+    first, second = (int((two / f"scored-{rank}").read_text(encoding="utf-8")) for rank in range(2))
+    assert first == second > STEPS // 2
 
 
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
