@@ -3,6 +3,7 @@
 # make site            build the documentation site, with search, in build/site
 # make test            run the tests except those marked `long`, in several workers
 # make test-all        run all tests, as continuous integration does
+# make properties      try EXAMPLES other inputs for each test by property, as continuous integration does at night
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score models/cloze-mini: days on two cores; a GPU makes the
 #                      training faster. Needs DATA/corpus, its folder varied and DATA/snli_devtest_triplets.csv, which `make data` does not fetch
@@ -40,6 +41,7 @@ TEXT_ALONE := import json, sys; [print(json.loads(line)['text']) for line in sys
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 ON_CARD := transfer space cost
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE Makefile docs docker benchmarks models
+EXAMPLES ?= 1000
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 DISTILL = distill --corpus $(RUN)/texts/texts.jsonl --columns text --batch-size 256 --max-tokens 256 --held-out 0 \
@@ -64,7 +66,7 @@ FEW = $(call PROMPT,few) --batch-size 64 --max-tokens 256 --frozen-layers 3 --fr
 # trains a run, or continues it
 fit = $(BIN)/python -m training.fit $(if $(wildcard $(RUN)/$1/recipe.toml),--resume $(RUN)/$1,$2)
 
-.PHONY: serve check site test test-all coverage data default-model evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check site test test-all properties coverage data default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/python -m service --bundle $(MODEL)
@@ -87,6 +89,9 @@ test: .venv/dev
 test-all: .venv/dev .venv-clients
 	$(PYTEST) -m "not container and not ray"
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART) # they wait most of the time; one engine
+
+properties: .venv/dev
+	EXAMPLES=$(EXAMPLES) $(PYTEST) $$(git grep -l "^from hypothesis" tests)
 
 coverage: .venv/dev
 	$(PYTEST) --cov --cov-report=term:skip-covered

@@ -23,8 +23,8 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
     """Cut a text into chunks of at most `tokens` tokens, which begin up to `overlap` tokens before the last one ended.
 
     `tokens` is 1 to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last sentence that
-    ends in its second half; otherwise with a word; a word of more tokens is cut. A text without tokens is one chunk.
-    Each chunk, encoded on its own, is not truncated. Raises TextError.
+    ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text without
+    tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
     """
     spans = encoder.spans(text)
     if not spans:
@@ -38,7 +38,8 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
-        yield Chunk(spans[first][0], spans[last - 1][1])
+        if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only further tokens of the last character
+            yield Chunk(spans[first][0], spans[last - 1][1])
         begin, end = first, last
 
 

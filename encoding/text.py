@@ -380,6 +380,9 @@ class TextEncoder:
             start, stop = max(start + shift, first), min(stop + shift, last)
             while start < stop and text[start].isspace():  # some tokenizers count the blank before a word to it
                 start += 1
+            if start == stop:  # a blank between two words
+                yield NOWHERE
+                continue
             following = begun[bisect_left(begun, stop)] if stop < last else last
             while stop < following and category(text[stop]).startswith("M"):
                 stop += 1
