@@ -62,6 +62,12 @@ def resolve(method: str, path: str) -> tuple[str, str | None]:
     return ALIASES.get(path, path), None
 
 
+def meant(path: str) -> str | None:
+    """Return the path that a path with doubled slashes, or one at its end, probably stands for; None if it has none."""
+    plain = re.sub("/+", "/", path).rstrip("/") or EITHER.path
+    return plain if plain != path and label("POST", resolve("POST", plain)[0]) != OTHER else None
+
+
 def label(method: str, path: str) -> str:
     """Return what the metrics call the route of a resolved path, also where the request did not reach it."""
     under, slash, name = path.rpartition("/")

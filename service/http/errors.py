@@ -21,7 +21,7 @@ from service.errors import (
     EmptyInput,
     ModelNotFound,
 )
-from service.routes import Shape
+from service.routes import Shape, meant
 
 TAGS: Final = (  # pydantic names the member of a union that it tried
     *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
@@ -120,7 +120,9 @@ def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
         return "an error inside the service; its log says more"
     if isinstance(error, HTTPException):
         detail = error.detail or HTTPStatus(error.status_code).phrase
-        return f"{where}: {detail}{'; /docs lists the routes' if docs else ''}"
+        path = meant(where.partition(" ")[2])
+        advice = f"; ask for {path}" if path else "; /docs lists the routes" if docs else ""
+        return f"{where}: {detail}{advice}"
     if isinstance(error, RequestValidationError):
         return "; ".join(_field(detail) for detail in error.errors()[:5])
     return str(error)

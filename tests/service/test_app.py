@@ -576,3 +576,17 @@ async def test_neither_texts_nor_keys_are_logged(
     assert "ZeroDivisionError" in written
     for unwanted in (secret, KEY, ADMIN_KEY, "wrong-key"):
         assert unwanted not in written
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        *(("//embed", "/embed"), ("/embed/", "/embed"), ("/v1//embeddings", "/v1/embeddings")),
+        *(("/models/tiny/embed/", "/models/tiny/embed"), ("/embeddings//", "/embeddings")),
+    ],
+)
+async def test_a_slash_too_many_is_named(both: httpx.AsyncClient, path: str, meant: str) -> None:
+    response = await both.post(f"http://test{path}", json={})
+    assert response.status_code == 404
+    assert f"POST {path}: Not Found; ask for {meant}" in response.text
+    assert "lists the routes" in (await both.post("/embedd/", json={})).text
