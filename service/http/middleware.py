@@ -8,9 +8,9 @@ route with a JSON body is called from here: the way through FastAPI's own layers
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Final
 
@@ -192,14 +192,13 @@ class _Exchange:
         span.update_name(f"{self.scope['method']} {route.path}")
         span.set_attribute("http.route", route.path)
         response = await route.serve(Request(self.scope, self.receive))
-        self._hold(int(response.headers["content-length"]))
+        self._hold(_content_length(response.raw_headers))
         await response(self.scope, self.receive, self.send)
 
-    @property
+    @cached_property
     def _declared(self) -> int:
-        """Return the bytes of the body by its header; 0 where it has none."""
-        length = Headers(scope=self.scope).get("content-length", "")
-        return int(length) if length.isdecimal() else 0
+        """The bytes of the body by its header; 0 where it has none."""
+        return _content_length(self.scope["headers"])
 
     async def receive(self) -> Message:
         """Receive a part of the body within its limit of size."""
@@ -268,6 +267,11 @@ class _Exchange:
             fields["priority"] = "bulk"
         level = logging.INFO if self.scope["method"] == "POST" or self._status == 401 else logging.DEBUG
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
+
+
+def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    found = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(found) if found.isdigit() else 0
 
 
 def _too_late(seconds: float, *, body: bool) -> Exception:

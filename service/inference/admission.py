@@ -5,7 +5,6 @@ Asyncio only: not thread-safe.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,13 +57,17 @@ class _InFlight:
     limit: int
     unit: str
     total: int = 0
-    clients: Counter[Client] = field(default_factory=Counter)
+    clients: dict[Client, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shared = share(self.limit, known=True)
 
     def change(self, amount: int, client: Client) -> None:
         self.total += amount
-        self.clients[client] += amount
-        if not self.clients[client]:
-            del self.clients[client]
+        if left := self.clients.get(client, 0) + amount:
+            self.clients[client] = left
+        else:
+            self.clients.pop(client, None)
 
 
 class Admission:
@@ -139,9 +142,11 @@ class Admission:
         """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
-        bulk, known = client.priority == "bulk", used.clients[client] > own
-        most = share(used.limit, known=bulk or known)
-        if used.total == own or used.total + amount <= most:
+        if used.total + amount <= used.shared or used.total == own:
+            return
+        bulk, known = client.priority == "bulk", used.clients.get(client, 0) > own
+        most = used.shared if bulk or known else used.limit
+        if used.total + amount <= most:
             return
         rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
         seconds = max(1, math.ceil(min(LONGEST, rest)))
