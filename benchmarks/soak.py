@@ -3,10 +3,11 @@
     python -m benchmarks.soak --bundles FOLDER --model NAME --data DATA
 
 Each client sends one mixed request after another, to every model and route, with texts from one word to more tokens
-than fit. Some clients disconnect before the answer. With --reload-seconds, the default model is replaced again and
-again by a copy of it, which has the same vectors. The counts of the clients must match those of the server. The command
-writes benchmarks/results/soak.json and soak.svg, prints one line per minute, and exits with status 1 if a criterion
-fails.
+than fit. Some clients disconnect before the answer. With --deaf, so many more do not read the large answers that they
+ask for, and nobody reads the log in 20 seconds of each minute. With --reload-seconds, the default model is replaced
+again and again by a copy of it, which has the same vectors. The counts of the clients must match those of the server.
+The command writes benchmarks/results/soak.json and soak.svg, prints one line per minute, and exits with status 1 if a
+criterion fails.
 """
 
 import argparse
@@ -35,7 +36,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
-from benchmarks.soak_requests import Books, Known, Mix, client, sentences
+from benchmarks.soak_requests import DEAF_TEXTS, Books, Known, Mix, client, deaf, sentences
 from encoding.bundle import SPEC_FILE
 from encoding.machine import available_cpus, processor, versions
 
@@ -44,6 +45,7 @@ PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
 
 KNOWN = 400  # texts of each model that are embedded one by one before the load and compared with the answers under load
 ADMIN = "soak-administrator"
+PAUSE = 20  # seconds in which the log is not read
 SETTINGS = ("--queue-seconds", "120")  # a saturated queue is long on a slow machine
 
 
@@ -62,12 +64,15 @@ class Server:
         if not self.url:
             raise SystemExit("the server did not start")
         self.warnings: list[str] = []
+        self.pauses = bool(options.deaf)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
+            if self.pauses and time.monotonic() % 60 < PAUSE:
+                time.sleep(PAUSE)
             if LOUD.search(line):
                 self.warnings.append(line.rstrip())
 
@@ -79,11 +84,11 @@ class Server:
     def end(self) -> int:
         self.process.terminate()
         status = self.process.wait(60)
-        self._reader.join(10)
+        self._reader.join(10 + PAUSE)
         return status
 
 
-SERVING = re.compile(r"serving (http://\S+)")
+SERVING = re.compile(r"serving (http://[^\s;]+)")
 LOUD = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 
 
@@ -189,8 +194,9 @@ async def load(
             beside.append(asyncio.create_task(reload(http, twins, options.reload_seconds)))
         until = started + 60 * options.minutes
         mixes = [Mix(known, info["default_model"], texts, books, seed) for seed in range(options.clients)]
+        hostile = [deaf(server.url, keys[0], rng.sample(texts, DEAF_TEXTS), books, until) for _ in range(options.deaf)]
         clients = [client(http, mix, keys[n % len(keys)], books, started, until) for n, mix in enumerate(mixes)]
-        await asyncio.gather(*clients)
+        await asyncio.gather(*clients, *hostile)
         seconds = time.monotonic() - started
         for task in beside:
             task.cancel()
@@ -239,6 +245,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that contains corpus/")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=24, help="number of connections; four share one API key")
+    parser.add_argument("--deaf", type=int, default=0, help="number of clients that do not read their answers")
     parser.add_argument("--reload-seconds", type=float, default=0, help="replace the default model so often; 0: never")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -247,9 +254,10 @@ def main() -> int:
         twins = Twins(options.bundles, options.model, Path(folder))
         with served(twins.served, options, keys) as server:
             info, run = asyncio.run(load(server, twins, options, keys))
-            held = criteria(run, server.end(), server.warnings)
+            held = criteria(run, server.end(), server.warnings, deaf=bool(options.deaf))
     results = {
         "clients": options.clients,
+        "deaf": options.deaf,
         "models": info["models"],
         "default_model": info["default_model"],
         "reloads": info["reloads"],

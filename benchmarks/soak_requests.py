@@ -22,6 +22,8 @@ SIZE_WEIGHTS = (45, 35, 18, 2)
 TOLERANCE = 1e-4
 LEAVERS = 0.02  # share of requests whose client disconnects within LEAVING_SECONDS
 LEAVING_SECONDS = 0.5
+DEAF_TEXTS = 4096  # of a request whose answer is not read: 19 MB
+DEAF_SECONDS = 20
 
 Vectors = NDArray[np.float32]
 
@@ -34,7 +36,7 @@ class Request(NamedTuple):
     path: str
     body: dict[str, Any]
     texts: int  # texts that the server embeds
-    check: Callable[[Any], None]
+    check: Callable[..., None]
 
 
 @dataclass
@@ -252,6 +254,23 @@ READ = {
 def hold(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)
+
+
+async def deaf(url: str, key: str, texts: list[str], books: Books, until: float) -> None:
+    """Ask for megabytes again and again, and do not read them: the service has to end each request at its deadline."""
+    host, port = url.removeprefix("http://").split(":")
+    content = orjson.dumps({"inputs": texts})
+    head = f"POST /embed HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+    head += f"x-request-timeout: {DEAF_SECONDS}\r\ncontent-length: {len(content)}\r\n\r\n"
+    request = Request("/embed", "deaf", "/embed", {}, len(texts), hold)
+    while time.monotonic() < until - DEAF_SECONDS:
+        books.note("sent", request)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(head.encode() + content)
+        refused = b" 429 " in await reader.readline()
+        books.note("refused" if refused else "left", request)
+        await asyncio.sleep(DEAF_SECONDS)
+        writer.transport.abort()
 
 
 async def client(http: httpx.AsyncClient, mix: Mix, key: str, books: Books, started: float, until: float) -> None:

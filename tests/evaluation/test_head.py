@@ -183,6 +183,13 @@ def test_what_cannot_be_learnt_is_one_line_and_changes_nothing(
     assert bundle.unchanged()
 
 
+def test_a_label_is_a_text_and_not_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_bundle(tmp_path / "tiny", heads={})
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": ["b", "c"]}\n', encoding="utf-8")
+    assert run(lambda: main([str(bundle), "--name", "topic", "--train", str(tmp_path / "a.jsonl")])) == 2
+    assert "a.jsonl, line 1: label is ['b', 'c']; write one text, as in a csv" in capsys.readouterr().err
+
+
 def test_eight_texts_of_a_label_suffice(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny", heads={})
     main([str(bundle), "--name", "t", "--train", str(write_labelled(tmp_path / "x.csv", ["a", "b"] * 8))])

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 from harness import PATIENCE
+from hypothesis import given
+from hypothesis import strategies as some
 
 from service.client import Client, Priority
 from service.errors import DeadlineExceeded, Unavailable
@@ -606,8 +608,8 @@ async def test_an_item_that_comes_while_the_other_half_of_a_failed_batch_runs() 
     await batcher.stop()
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("equal", [False, True])
+@given(seed=some.integers(0, 2**32))
 async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool) -> None:
     """Random clients, requests, faults, waits and departures; then nothing is left."""
     dice, clock = random.Random(seed), Clock()

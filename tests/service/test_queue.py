@@ -5,6 +5,8 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from service.client import Client, Priority
 from service.inference.queue import FairQueue, PriorityQueue, Waiting
@@ -195,7 +197,7 @@ def nearest(waiting: list[Waiting], batch: list[Waiting], max_cost: int, max_pad
     return min(filter(fits, waiting), key=lambda entry: (abs(entry.cost - seed), entry.cost < seed), default=None)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@given(seed=some.integers(0, 2**32))
 def test_whatever_arrives_and_leaves(seed: int) -> None:
     """Nothing is lost; the least tag is the seed and its nearest fill; no wait passes C (1 + d / m)."""
     dice = random.Random(seed)
@@ -264,7 +266,7 @@ def test_a_class_saves_nothing_up_while_nothing_of_it_waits() -> None:
     assert [take(queue, 8)[0] for _ in range(66)] == ["i"] * 65 + ["b"]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@given(seed=some.integers(0, 2**32))
 def test_whatever_arrives_in_both_classes_is_taken_once_and_in_its_class(seed: int) -> None:
     dice = random.Random(seed)
     queue, waiting = PriorityQueue[Waiting](), set[Waiting]()
