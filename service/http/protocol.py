@@ -1,9 +1,10 @@
 """uvicorn's HTTP protocol for this service.
 
-An offer to upgrade is ignored, a head has a limit, and a request can abort its connection.
+An offer to upgrade is ignored, a head has limits of size and time, and a request can abort its connection.
 """
 
-from typing import Final
+import asyncio
+from typing import Any, Final
 
 import httptools
 import orjson
@@ -23,7 +24,17 @@ class Protocol(HttpToolsProtocol):
     httptools copies what it has of a header's line with each read, in quadratic time, and knows no limit.
     """
 
+    head_seconds = 60.0  # from the connection, or the first bytes of a head, to its end
     _head = 0  # bytes since the last head, or part of a body, was complete
+    _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -31,6 +42,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head = 0
+        self._stop_waiting()
         if not self._offered:
             super().on_headers_complete()
 
@@ -55,6 +67,16 @@ class Protocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
         if self._head > MAX_HEAD and not self.transport.is_closing():
             self._refuse_head()
+        elif self._head and self._late is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._late = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _refuse_head(self) -> None:
         lines = [

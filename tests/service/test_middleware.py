@@ -12,6 +12,7 @@ from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
 from live import BODY, Gate, answer, connect, head, metrics, request, served
 
 from service.app import create_app
+from service.http.protocol import Protocol
 from service.settings import Settings
 
 
@@ -99,3 +100,14 @@ def test_pipelined_requests_are_answered_in_order(server: Process) -> None:
     with connect(server.url) as stream:
         stream.sendall(b"".join(request({"inputs": ["a"] * count}) for count in (1, 2, 3)))
         assert [len(json.loads(answer(stream)[1])) for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /embed HTTP/1.1\r\nhost: x\r\n", request({"inputs": "a"}) + b"GET /he"])
+def test_a_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """Also the first one that never begins, and one behind a request that was answered."""
+    monkeypatch.setattr(Protocol, "head_seconds", 0.2)
+    with served(create_app(Settings(bundle=bundle, threads=1, **LIMITS))) as url, connect(url) as stream:
+        stream.sendall(begun)
+        found = stream.makefile("rb").read()
+    assert found.startswith(b"HTTP/1.1 200") == (b"GET" in begun)
+    assert found.count(b"HTTP/1.1") == int(b"GET" in begun)
