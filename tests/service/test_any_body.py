@@ -1,4 +1,4 @@
-"""Any JSON on any route: an answer that is no failure of the service; and in company the same vectors as alone."""
+"""Any JSON on any route: the service never fails; and in company the same vectors as alone."""
 
 import json
 from collections.abc import Iterator
