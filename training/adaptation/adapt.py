@@ -89,18 +89,30 @@ class Found:
     runs: list[Path]
     before: NDArray[np.float64]
     after: dict[float, NDArray[np.float64]]
+    judged: bool  # by somebody
     growth: float | None = None  # of the first round's mean, from half of its queries to all of them
 
     @property
     def share(self) -> float:
-        """The parent's share that is best; 1 if none gains more than one standard error over the parent."""
-        gains = {share: scores - self.before for share, scores in self.after.items()}
-        sure = {share: gain.mean() for share, gain in gains.items() if gain.mean() > gain.std() / len(gain) ** 0.5}
-        return max(sure, key=sure.__getitem__, default=1.0)
+        """The parent's share of which the held-out queries gain most; 1, the parent alone, where no gain is sure."""
+        return max(filter(self._is_sure, self.after), key=self._mean, default=1.0)
 
     @property
-    def gains(self) -> NDArray[np.float64]:
-        return self.after.get(self.share, self.before) - self.before
+    def shown(self) -> float:
+        """That share, or the best that was tried."""
+        return self.share if self.share < 1 else max(self.after, key=self._mean)
+
+    def gains(self, share: float) -> NDArray[np.float64]:
+        """Of each held-out query, (n)."""
+        return self.after.get(share, self.before) - self.before
+
+    def _is_sure(self, share: float) -> bool:
+        """More than one standard error; where nobody judged the queries, with its whole interval above 0."""
+        gains = self.gains(share)
+        return bool(gains.mean() > gains.std() / len(gains) ** 0.5 if self.judged else interval(gains)[0] > 0)
+
+    def _mean(self, share: float) -> float:
+        return float(self.after[share].mean())
 
 
 def _with_labels(rounds: Rounds) -> Found:
@@ -117,7 +129,7 @@ def _with_labels(rounds: Rounds) -> Found:
         run = rounds.train(f"round-{number}", learnt, everything)
         scores.append({share: _scores(run, held_out, share) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
-    found = Found([], np.concatenate(before), after)
+    found = Found([], np.concatenate(before), after, judged=True)
     if found.share == 1:
         return found
     (learnt, held_out), half = parts[0], parts[0][0][::2]
@@ -155,7 +167,7 @@ def _without_labels(rounds: Rounds, made: Judgements, asked: Sequence[int]) -> F
     held_out = rounds.held_out_of(made, list(range(len(made))), vectors)
     before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], others)
     scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
-    return Found([run], before, {share: each for share, each in scores.items() if interval(each - before)[0] > 0})
+    return Found([run], before, scores, judged=False)
 
 
 def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source]) -> None:
@@ -165,11 +177,12 @@ def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source
         mean, provenance = averaged(found.runs, parent_share=found.share)
     else:
         mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
-    low, high = interval(found.gains)
+    gains = found.gains(found.share)
+    low, high = interval(gains)
     figures = {
         "queries": len(found.before),
         "before": round(float(found.before.mean()), 2),
-        "after": round(float((found.before + found.gains).mean()), 2),
+        "after": round(float((found.before + gains).mean()), 2),
         "interval": [round(low, 2), round(high, 2)],
     }
     mean.save(run.model)
@@ -246,16 +259,15 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
 
 def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
     """The figures, what they mean, and the next command."""
-    low, high = interval(found.gains)
-    before, gain = found.before.mean(), found.gains.mean()
+    gains = found.gains(found.shown)
+    (low, high), before, gain = interval(gains), found.before.mean(), gains.mean()
     held_out = f"{len(found.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
+    console.print(
+        f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), with "
+        f"{found.shown:g} of the parent's weights"
+    )
     if found.share == 1:
-        console.print(f"{held_out}, and not surely more after training; {run.model} is {encoder} as it was")
-    else:
-        console.print(
-            f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), "
-            f"with {found.share:g} of the parent's weights"
-        )
+        console.print(f"that may be chance; {run.model} is {encoder} as it was")
     if found.growth is not None:
         console.print(
             f"with half of its queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"

@@ -217,14 +217,24 @@ def test_a_text_of_a_class_does_not_find_itself() -> None:
         ({0.3: [1.0, 3.0, 2.0, 2.0], 0.5: [1.0, 1.0, 1.0, 1.0]}, 0.3),
         ({0.3: [-5.0, 9.0, -5.0, 9.0], 0.5: [1.0, 1.0, 1.0, 1.0]}, 0.5),  # its mean is higher, and may be chance
         ({0.3: [-5.0, 9.0, -5.0, 9.0], 0.5: [-1.0, -1.0, -1.0, -1.0]}, 1.0),
-        ({}, 1.0),
     ],
 )
 def test_a_gain_that_may_be_chance_is_not_taken(gains: dict[float, list[float]], share: float) -> None:
     before = np.array([50.0, 60.0, 70.0, 80.0])
-    found = Found([], before, {each: before + np.array(gain) for each, gain in gains.items()})
+    after = {each: before + np.array(gain) for each, gain in gains.items()}
+    found = Found([], before, after, judged=True)
     assert found.share == share
-    np.testing.assert_array_equal(found.gains, gains.get(share, [0.0] * 4))
+    assert found.shown == (share if share < 1 else 0.3)
+    np.testing.assert_array_equal(found.gains(share), gains.get(share, [0.0] * 4))
+
+
+def test_a_gain_on_queries_that_nobody_judged_has_to_be_surer() -> None:
+    gains = np.array([-4.0, 3.0, 3.0, 3.0] * 10)
+    assert gains.mean() > gains.std() / len(gains) ** 0.5
+    before = np.full(40, 50.0)
+    assert [Found([], before, {0.5: before + gains}, judged=each).share for each in (True, False)] == [0.5, 0.5]
+    few = {0.5: before[:8] + gains[:8]}
+    assert [Found([], before[:8], few, judged=each).share for each in (True, False)] == [0.5, 1.0]
 
 
 def test_an_interval_is_that_of_the_mean() -> None:
