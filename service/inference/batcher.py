@@ -178,13 +178,15 @@ class Batcher(Generic[Item, Result]):
         if len(request.results) == request.size:
             request.entries.clear()
         for entry in request.entries[-SLICE:]:
+            same = self._same.get(entry.key, {})
+            if entry not in same:  # it has its result, or all was abandoned meanwhile
+                continue
+            del same[entry]
+            if not same:
+                del self._same[entry.key]
             if entry.order is not None:
                 self._queue.remove(entry)
                 request.waiting -= 1
-            same = self._same.get(entry.key, {})
-            same.pop(entry, None)
-            if not same:
-                self._same.pop(entry.key, None)
         del request.entries[-SLICE:]
         if request.entries:
             asyncio.get_running_loop().call_soon(self._withdraw, request)

@@ -668,6 +668,22 @@ async def test_whatever_happens_each_caller_gets_its_own(seed: int, equal: bool)
     assert len(batcher._queue) == 0
 
 
+async def test_the_batcher_may_stop_while_a_large_request_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    """As a model that is replaced does when the client of its last request disconnects."""
+    batcher = start(Worker(free=False), max_cost=64)
+    task = asyncio.create_task(batcher.submit(range(1, 5001), A))
+    while batcher.waiting_items < 4000:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert batcher.waiting_items > 2 * SLICE
+    await batcher.stop()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not caplog.records
+    assert (batcher.waiting, batcher.waiting_items) == (0, 0)
+
+
 @pytest.mark.parametrize("free", [True, False])
 async def test_a_large_request_enters_and_leaves_in_slices(*, free: bool) -> None:
     """Others get their turn on the loop in between, whatever becomes of it."""
