@@ -112,7 +112,7 @@ class Admission:
 
         def hold(count: int) -> None:
             nonlocal held
-            self._check(self._bytes, count, client, held)
+            self._fit(self._bytes, count, client, held)
             self._bytes.change(count, client)
             held += count
 
@@ -138,10 +138,13 @@ class Admission:
         """Refuse all from now on with Unavailable; requests in flight finish."""
         self._closed = True
 
-    def _check(self, used: _InFlight, amount: int, client: Client, own: int = 0) -> None:
-        """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
+    def _check(self, used: _InFlight, amount: int, client: Client) -> None:
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
+        self._fit(used, amount, client)
+
+    def _fit(self, used: _InFlight, amount: int, client: Client, own: int = 0) -> None:
+        """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
         if used.total + amount <= used.shared or used.total == own:
             return
         bulk, known = client.priority == "bulk", used.clients.get(client, 0) > own
