@@ -99,6 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
         authentication=authentication,
         admission=admission,
         respond=_respond,
+        traced=tracing.provider is not None,
     )
     if settings.origins:
         app.add_middleware(

@@ -56,7 +56,7 @@ OF_MODEL: Final = re.compile(f"/models/([^/]+)({'|'.join(route.path for route in
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
     """Return the path of the route that serves a request's path, and the model that the path names."""
-    if found := OF_MODEL.fullmatch(path):
+    if path.startswith("/models/") and (found := OF_MODEL.fullmatch(path)):
         name, rest = found.groups()
         return (rest or EITHER.path, name) if rest or method == "POST" else (f"{MODELS.path}/{name}", None)
     return ALIASES.get(path, path), None

@@ -8,15 +8,14 @@ route with a JSON body is called from here: the way through FastAPI's own layers
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import Final
 
 from fastapi.exceptions import RequestValidationError
 from opentelemetry.trace import get_current_span
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +26,7 @@ from service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unava
 from service.http.auth import ADMIN, Authentication
 from service.http.errors import answer
 from service.http.protocol import ABORT
-from service.http.request import JSONRoute
+from service.http.request import JSONRoute, headers_of
 from service.inference.admission import Admission
 from service.monitoring.logs import RequestRecord, accept_id, current_request, shown
 from service.monitoring.metrics import CLIENT_GONE, DROPPED, Metrics
@@ -37,6 +36,7 @@ from service.settings import Settings
 
 DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # an error may quote what was sent
+SMALL: Final = 32_768  # bytes of an answer for which nothing waits: uvicorn lets twice as many wait in the transport
 DAY: Final = 86_400.0  # seconds
 LOOK: Final = 0.1  # seconds until a request is watched: for its limits, and for a client that disconnects
 
@@ -55,12 +55,13 @@ class RequestMiddleware:
     authentication: Authentication
     admission: Admission
     respond: Callable[[Request, Exception], Awaitable[Response]]
+    traced: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        identity = accept_id(Headers(scope=scope).get("x-request-id"))
+        identity = accept_id(headers_of(scope).get("x-request-id"))
         address = str(scope["client"][0]) if scope.get("client") else "local"  # a Unix socket
         request = RequestRecord(identity, scope["path"], perf_counter(), Client(address))
         token = current_request.set(request)
@@ -90,7 +91,8 @@ class _Exchange:
     _watches: list["asyncio.TimerHandle | asyncio.Task[None]"] = field(default_factory=list)
 
     async def serve(self) -> None:
-        get_current_span().set_attribute("cloze.request_id", self.request.id)  # does nothing without a span
+        if self.middleware.traced:
+            get_current_span().set_attribute("cloze.request_id", self.request.id)
         traffic = self.middleware.traffic
         try:
             await self._admit()
@@ -188,17 +190,19 @@ class _Exchange:
         if route is None:
             await self.middleware.app(self.scope, self.receive, self.send)
             return
-        span = get_current_span()  # which FastAPI's router would name
-        span.update_name(f"{self.scope['method']} {route.path}")
-        span.set_attribute("http.route", route.path)
+        if self.middleware.traced:
+            span = get_current_span()  # which FastAPI's router would name
+            span.update_name(f"{self.scope['method']} {route.path}")
+            span.set_attribute("http.route", route.path)
         response = await route.serve(Request(self.scope, self.receive))
-        self._hold(_content_length(response.raw_headers))
+        self._hold(next(int(value) for name, value in response.raw_headers if name == b"content-length"))
         await response(self.scope, self.receive, self.send)
 
-    @cached_property
+    @property
     def _declared(self) -> int:
-        """The bytes of the body by its header; 0 where it has none."""
-        return _content_length(self.scope["headers"])
+        """Return the bytes of the body by its header; 0 where it has none."""
+        length = headers_of(self.scope).get("content-length", "")
+        return int(length) if length.isdecimal() else 0
 
     async def receive(self) -> Message:
         """Receive a part of the body within its limit of size."""
@@ -228,8 +232,10 @@ class _Exchange:
         if message["type"] != "http.response.body" or message.get("more_body"):
             await self._send(message)
             return
-        await self._send({**message, "more_body": True})
-        await self._send({"type": "http.response.body"})  # returns when the client has taken most of the answer
+        if len(message.get("body", b"")) > SMALL:
+            await self._send({**message, "more_body": True})
+            message = {"type": "http.response.body"}  # sent when the client has taken most of the answer
+        await self._send(message)
         self.middleware.traffic.answered += 1
 
     async def _refuse(self, error: Exception) -> None:
@@ -269,11 +275,6 @@ class _Exchange:
         logger.log(level, "%s %s", self.scope["method"], shown(request.path), extra={"fields": fields})
 
 
-def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    found = next((value for name, value in headers if name == b"content-length"), b"")
-    return int(found) if found.isdigit() else 0
-
-
 def _too_late(seconds: float, *, body: bool) -> Exception:
     if body:
         return RequestTimeout(f"the request's body did not arrive within {seconds:g} seconds, the limit")
@@ -284,7 +285,7 @@ def _too_late(seconds: float, *, body: bool) -> Exception:
 
 def _in_class(client: Client, scope: Scope) -> Client:
     """Return the client in the class that its request's `x-priority` says; one whose key is bulk stays in it."""
-    asked = Headers(scope=scope).get("x-priority", client.priority)
+    asked = headers_of(scope).get("x-priority", client.priority)
     if asked not in STRIDES:
         raise ValidationFailed(f"the header x-priority is {asked!r:.50}; write interactive, the default, or bulk")
     return client._replace(priority="bulk") if asked == "bulk" else client
@@ -292,7 +293,7 @@ def _in_class(client: Client, scope: Scope) -> Client:
 
 def _deadline(scope: Scope, most: float) -> float:
     """Return the seconds that a request has: the setting's, or fewer where its `x-request-timeout` says so."""
-    asked = Headers(scope=scope).get("x-request-timeout")
+    asked = headers_of(scope).get("x-request-timeout")
     if asked is None:
         return most
     try:

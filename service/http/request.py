@@ -6,7 +6,7 @@ so each list is checked in one pass and stops at its first error.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_type_hints
@@ -16,6 +16,7 @@ from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from starlette.types import Scope
 
 from service.errors import EmptyInput, InvalidJSON, OtherSpace, UnsupportedMediaType, ValidationFailed, too_many
 from service.inference.model import MAX_TEXT_CHARACTERS, Model
@@ -50,16 +51,28 @@ class RequestContext:
     accept: str = ""  # the header
 
 
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the first value of each header of a request, which are read once."""
+    found: dict[str, str] | None = scope.get("cloze.headers")
+    if found is None:
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        scope["cloze.headers"] = found
+    return found
+
+
 async def _context(request: Request) -> RequestContext:
     record = current_request.get()
     assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
-    accept = request.headers.get("accept", "")
-    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], _spaces(request), accept)
+    headers = headers_of(request.scope)
+    spaces, accept = _spaces(headers), headers.get("accept", "")
+    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], spaces, accept)
 
 
-def _spaces(request: Request) -> frozenset[str]:
+def _spaces(headers: Mapping[str, str]) -> frozenset[str]:
     """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
-    asked = ",".join(request.headers.get(name, "") for name in ("if-match", SPACE_HEADER))
+    asked = ",".join(headers[name] for name in ("if-match", SPACE_HEADER) if name in headers)
+    if not asked:
+        return frozenset()
     found = frozenset(each.strip().removeprefix("W/").strip('"') for each in asked.split(","))
     return frozenset() if "*" in found else found - {""}
 
@@ -129,7 +142,8 @@ class JSONRoute(APIRoute):
 
     async def serve(self, request: Request) -> Response:
         """Answer a request. Raises ClozeError, and RequestValidationError for a body that the route does not accept."""
-        _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding", ""))
+        headers = headers_of(request.scope)
+        _check_headers(headers.get("content-type"), headers.get("content-encoding", ""))
         content = b"".join([part async for part in request.stream()])
         await self._check_values(content, request.app.state.services)
         body = self._parse(content, request.app.state.services.settings.max_client_batch_size)

@@ -161,7 +161,7 @@ def _dumps(array: Array) -> bytes:
 
 def _units(vectors: Vectors) -> NDArray[np.float64]:
     wide = vectors.astype(np.float64)  # squares of large float32 would overflow
-    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    lengths = np.sqrt(np.add.reduce(wide * wide, axis=1, keepdims=True))
     return wide / np.where(lengths > 0, lengths, 1)
 
 
