@@ -1,6 +1,6 @@
 """A round of training: by the method `ranking`, on a part of the queries, scored on the others.
 
-A third of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
+Half of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
 keep it from forgetting, and from learning the few judged documents by heart.
 """
 
@@ -35,7 +35,7 @@ from training.run_folder import Run
 __all__ = ["Rounds", "fast", "loaded", "made_queries"]
 
 BATCH: Final = 24
-MADE_SHARE: Final = 1 / 3  # of a batch, if there are judged queries
+MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
 ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
 STEPS: Final = 60
 TOKENS: Final = 96  # of a text in training
