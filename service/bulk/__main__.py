@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, SecretStr
-from pydantic_settings import CliPositionalArg
+from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
 from encoding.command import program, run
@@ -45,7 +45,7 @@ class BulkOptions(Command):
     )
     text_column: str = Field("text", description="Column of the texts")
     id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
-    columns: tuple[str, ...] = Field((), description="Columns to keep beside these two; else all")
+    columns: CliVariadicArg[list[str]] = Field([], description="Columns to keep beside these two; else all")
     prompt_name: str | None = Field(None, description="Name of one of the bundle's templates, such as document")
     dtype: Literal["float32", "float16", "int8", "binary"] = Field(
         "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
@@ -169,7 +169,7 @@ def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
         options.input,
         text_column=options.text_column,
         id_column=options.id_column,
-        columns=options.columns,
+        columns=tuple(options.columns),
         rows_per_part=options.rows_per_file,
     )
     return bundle, source, Output.at(options.out, options.rows_per_file)

@@ -10,6 +10,8 @@ import pytest
 from harness import PATIENCE
 from reference.tables import TABLES, documented
 
+from service.bulk.__main__ import BulkOptions
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
 MARK = re.compile(r"^(?:<!-- ([^\n]+) -->\n)?```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,3 +55,9 @@ def run(command: list[str], home: Path) -> str:
     done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_several_columns_are_named_one_after_the_other() -> None:
+    words = ["texts.jsonl", "vectors", "--columns", "title", "url", "--id-column", "url"]
+    options = BulkOptions.read(words, "bulk")
+    assert (options.columns, options.id_column, str(options.out)) == (["title", "url"], "url", "vectors")

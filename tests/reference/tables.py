@@ -82,7 +82,7 @@ def _split(page: str, name: str) -> tuple[str, str, str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    empty = str(field.default) in ("None", "", "()")
+    empty = str(field.default) in ("None", "", "()", "[]")
     return "none" if empty else f"`{str(field.default).lower()}`"
 
 
