@@ -102,12 +102,19 @@ def test_pipelined_requests_are_answered_in_order(server: Process) -> None:
         assert [len(json.loads(answer(stream)[1])) for _ in range(3)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("begun", [b"", b"POST /embed HTTP/1.1\r\nhost: x\r\n", request({"inputs": "a"}) + b"GET /he"])
+@pytest.mark.parametrize("begun", [b"", b"POST /embed HTTP/1.1\r\nhost: x\r\n"])
 def test_a_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    """Also the first one that never begins, and one behind a request that was answered."""
+    """Also one that never begins."""
     monkeypatch.setattr(Protocol, "head_seconds", 0.2)
     with served(create_app(Settings(bundle=bundle, threads=1, **LIMITS))) as url, connect(url) as stream:
         stream.sendall(begun)
-        found = stream.makefile("rb").read()
-    assert found.startswith(b"HTTP/1.1 200") == (b"GET" in begun)
-    assert found.count(b"HTTP/1.1") == int(b"GET" in begun)
+        assert stream.makefile("rb").read() == b""
+
+
+def test_a_second_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(create_app(Settings(bundle=bundle, threads=1, **LIMITS))) as url, connect(url) as stream:
+        stream.sendall(request({"inputs": "a"}))
+        assert answer(stream)[0] == 200
+        monkeypatch.setattr(Protocol, "head_seconds", 0.2)
+        stream.sendall(b"GET /he")
+        assert stream.makefile("rb").read() == b""
