@@ -9,13 +9,12 @@ import bz2
 import csv
 import gzip
 import io
+import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias, cast
-
-import orjson
 
 from encoding.errors import ClozeError
 
@@ -74,12 +73,12 @@ def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         while read := stream.readline(MAX_LINE):
+            if len(read) == MAX_LINE:
+                raise RowsError(f"{name} has a line of more than {MAX_LINE} bytes; is it a file of texts?")
             if not number:
                 if read.startswith(OF_UTF16):
                     raise RowsError(f"{name} is UTF-16; {OTHER_ENCODING}")
                 read = read.removeprefix(BOM)
-            if len(read) == MAX_LINE:
-                raise RowsError(f"{name} has a line of more than {MAX_LINE} bytes; is it a file of texts?")
             for line in read.splitlines(keepends=True):  # at \r too
                 number += 1
                 yield number, line
@@ -91,18 +90,24 @@ def _text(line: bytes) -> Row:
     try:
         return {"text": line.rstrip(b"\r\n").decode()}
     except UnicodeDecodeError as error:
-        return _not_utf8(error)
+        return _not_utf8(error.object[error.start])
 
 
 def _record(line: bytes) -> Row:
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        text = _text(line)
-        return text if isinstance(text, str) else f"not JSON ({error}); write an object per line, in UTF-8"
-    return (
-        record if isinstance(record, dict) else f"{line.decode().strip():.60} is not a JSON object; write one per line"
-    )
+        text = line.decode()
+        record = json.loads(text)
+        if "\\u" in text:
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        return _not_utf8(error.object[error.start])
+    except UnicodeEncodeError as error:
+        return f"half of a pair of surrogates ({error}); remove it"
+    except (ValueError, RecursionError) as error:
+        return f"not JSON ({error}); write an object per line"
+    if not isinstance(record, dict):
+        return f"{text.strip():.60} is not a JSON object; write one per line"
+    return record
 
 
 def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, Row]]:
@@ -112,7 +117,7 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
     try:
         names = next((record for record in records if record), [])
         if reason := _reason(names):
-            raise RowsError(f"{name}, line 1: {reason}")
+            raise RowsError(f"{name}, line {records.line_num}: {reason}")
         if len(set(names)) < len(names):
             raise RowsError(f"two columns of the header have the same name in {name}: {', '.join(names)}")
         for record in records:
@@ -137,16 +142,13 @@ def _named(names: list[str], record: list[str]) -> Row:
 
 def _reason(cells: list[str]) -> str | None:
     """Return why cells that were read with surrogateescape are not UTF-8; None if they are."""
-    text = "\0".join(cells)
+    text = "".join(cells)
     try:
         text.encode()
-    except UnicodeEncodeError:
-        try:
-            text.encode("utf-8", "surrogateescape").decode()
-        except UnicodeDecodeError as error:
-            return _not_utf8(error)
+    except UnicodeEncodeError as error:
+        return _not_utf8(ord(text[error.start]) - 0xDC00)  # the byte that the surrogate stands for
     return None
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 (byte {error.object[error.start]:#04x}); {OTHER_ENCODING}"
+def _not_utf8(byte: int) -> str:
+    return f"not UTF-8 (byte {byte:#04x}); {OTHER_ENCODING}"

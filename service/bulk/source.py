@@ -84,13 +84,13 @@ class Source:
         Raises SourceError where there is none, and OptionError where the first file does not have these columns.
         """
         filesystem, files = _find(location)
-        names = _names(filesystem, files[0].path)
+        names, schema_of = _columns(filesystem, files[0].path)
         wanted = {*(columns or names), text_column, *filter(None, [id_column])}
         if missing := sorted(wanted.difference(names)):
             raise OptionError(f"there is no column {missing[0]!r}; the columns are {', '.join(names)}")
         if id_column is None and "id" in wanted:
             raise OptionError("the input has a column 'id': write --id-column id, or keep other columns only")
-        schema = _schema(filesystem, files[0].path, [name for name in names if name in wanted])
+        schema = schema_of([name for name in names if name in wanted])
         check_columns(schema, text_column)
         return cls(filesystem, files, schema, text_column, id_column, rows_per_part)
 
@@ -224,23 +224,16 @@ def _hidden(path: str) -> bool:
     return any(part[0] in "._" for part in path.split("/"))
 
 
-def _names(filesystem: fs.FileSystem, path: str) -> list[str]:
-    """Return the columns of a file; those of a .jsonl are found in its first rows."""
-    if path.endswith(".parquet"):
-        with _opened(filesystem, path) as raw:
-            names: list[str] = pq.read_schema(raw).names
-        return names
-    return list(dict.fromkeys(name for _, row in _sample(filesystem, path) for name in row))
-
-
-def _schema(filesystem: fs.FileSystem, path: str, names: Sequence[str]) -> pa.Schema:
-    """Return the types of columns, by the first rows of a .jsonl."""
+def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[[Sequence[str]], pa.Schema]]:
+    """Return the columns of a file, and what gives the types of some of them; of a .jsonl its first rows decide."""
     if path.endswith(".parquet"):
         with _opened(filesystem, path) as raw:
             schema = pq.read_schema(raw).remove_metadata()
-        return pa.schema([field for field in schema if field.name in names])
+        return schema.names, lambda names: pa.schema([schema.field(name) for name in names])
     rows = _sample(filesystem, path)
-    return pa.schema([(name, _type(path, name, [(line, row.get(name)) for line, row in rows])) for name in names])
+    return list(dict.fromkeys(name for _, row in rows for name in row)), lambda names: pa.schema(
+        [(name, _type(path, name, [(line, row.get(name)) for line, row in rows])) for name in names]
+    )
 
 
 def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, Any]]]:

@@ -194,16 +194,21 @@ def test_a_folder_that_takes_no_rows_says_what_to_do(tmp_path: Path, monkeypatch
         read_corpus([path])
 
 
+def test_numbers_that_python_writes_do_not_matter_in_another_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "other": NaN}\n{"text": "b", "other": -Infinity}\n')
+    assert list(read_corpus([path], ["text"]).rows) == [("a",), ("b",)]
+
+
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800 b"}\n')
-    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: not JSON \(no low surrogate in string"):
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 1: half of a pair of surrogates"):
         read_corpus([path], ["text"])
 
 
 @pytest.mark.parametrize("score", ["true", "1" + "0" * 400, '"1_0"', "null", '"x"'])
 def test_what_is_no_score_is_refused(tmp_path: Path, score: str) -> None:
     path = write(tmp_path / "a.jsonl", f'{{"one": "x", "other": "y", "score": {score}}}\n')
-    with pytest.raises(CorpusError, match=r"line 1: (score .* is not a number|not JSON .number is infinity)"):
+    with pytest.raises(CorpusError, match=r"line 1: score .* is not a number"):
         read_corpus([path], ["one", "other", "score"], scored=True)
 
 
