@@ -4,7 +4,6 @@ A name of the hub stands for the commit that is in the cache.
 """
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +33,7 @@ def _digest(place: str) -> str:
         return sha256(path)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        return _joined(f"{file.relative_to(path)} {sha256(file)}" for file in files)
+        lines = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
+        return hashlib.sha256(lines.encode()).hexdigest()
     config = try_to_load_from_cache(place, "config.json")
     return Path(config).parent.name if isinstance(config, str) else ""
-
-
-def _joined(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -32,7 +32,6 @@ from encoding.files import write_whole
 from training.data.corpus import Corpus
 from training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
 from training.errors import RunError
-from training.inputs import digests_of
 from training.recipes.recipe import Recipe, to_toml
 
 __all__ = ["ADAPTED", "UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
@@ -186,7 +185,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
 
-    def start(self, recipe: Recipe, corpus: Corpus) -> None:
+    def start(self, recipe: Recipe, corpus: Corpus, inputs: Mapping[str, str]) -> None:
         """Make the folder with the recipe and the lists of text files, unless it has them.
 
         What the encoder was trained on is read now: its run or bundle may be another one when this run is finished.
@@ -198,10 +197,10 @@ class Run:
         self.make()
         write_whole(self.recipe_file, to_toml(recipe))
         _write_json(self.encoder_data_file, encoder_data)
-        _write_json(self.inputs_file, digests_of(recipe))
+        _write_json(self.inputs_file, inputs)
         _write_json(self.data_file, _sources(corpus))
 
-    def check_inputs(self, recipe: Recipe, corpus: Corpus) -> None:
+    def check_inputs(self, corpus: Corpus, inputs: Mapping[str, str]) -> None:
         """Raises RunError if the text, a model or a file is not that of `start`.
 
         A resumed run would be neither the old one nor a new one.
@@ -214,8 +213,8 @@ class Run:
             changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
             raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
         if self.inputs_file.is_file():  # a run that an earlier version began has none
-            before, now = json.loads(self.inputs_file.read_text(encoding="utf-8")), digests_of(recipe)
-            if changed := ", ".join(name for name in now if now[name] != before.get(name)):
+            before = json.loads(self.inputs_file.read_text(encoding="utf-8"))
+            if changed := ", ".join(name for name, digest in inputs.items() if digest != before.get(name)):
                 raise RunError(f"{changed} has changed since {self.path} began; restore it, or train anew")
 
     def rewind(self, processes: int = 1) -> Path | None:

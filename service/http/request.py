@@ -179,7 +179,10 @@ class JSONRoute(APIRoute):
 
 
 def _values(content: bytes, most: int) -> int:
-    """Count the values of JSON, about and from above: commas and brackets outside strings, of which `most` are read."""
+    """Count the commas and opening brackets of JSON outside strings: at least as many as its values, less one.
+
+    Behind `most` strings, all counts as outside.
+    """
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = content.split(b'"', 2 * most)  # outside and inside strings by turns; the last is all that is left

@@ -19,6 +19,7 @@ from evaluation.dev import DevData
 from training.data.corpus import Corpus
 from training.errors import RunError
 from training.hub.adoption import served
+from training.inputs import digests_of
 from training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
 from training.loop.dry_run import dry_run
 from training.loop.prepare import chooser_of, prepare
@@ -133,11 +134,11 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
 
 def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Recipe, run: Run, resume: bool) -> bool:
     """Train in the run folder, and write the chosen encoder to it; False if Ctrl-C was pressed."""
-    group = processes()
+    group, inputs = processes(), digests_of(recipe)
     if group.is_main_process:
-        run.start(recipe, corpus)
+        run.start(recipe, corpus, inputs)
     check_shared(run.path)
-    run.check_inputs(recipe, corpus)
+    run.check_inputs(corpus, inputs)
     checkpoint = _checkpoint(run, resume)
     objective.begin(corpus, run.prepared)
     chooser = chooser_of(corpus, dev, recipe)
