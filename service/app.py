@@ -110,9 +110,16 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["*"],
             allow_private_network="*" not in settings.origins,  # a page of the web, and a service of its user's network
         )
+    _show(app.state.services, cache)
+    return app
+
+
+def _show(services: Services, cache: Cache) -> None:
+    """Connect the gauges with what they show."""
+    metrics, settings, admission = services.metrics, services.settings, services.admission
     LogQueue.on_drop = metrics.log_records_dropped.inc
-    metrics.ready.set_function(lambda: float(health.ready))
-    metrics.requests_in_flight.set_function(lambda: traffic.in_flight)
+    metrics.ready.set_function(lambda: float(services.health.ready))
+    metrics.requests_in_flight.set_function(lambda: services.traffic.in_flight)
     metrics.requests_in_flight_limit.set(settings.max_concurrent_requests)
     metrics.bytes_in_flight.set_function(lambda: admission.bytes_in_flight)
     metrics.bytes_in_flight_limit.set(settings.max_bytes_in_flight)
@@ -120,7 +127,6 @@ def create_app(settings: Settings) -> FastAPI:
     metrics.tokens_in_flight_limit.set(settings.max_tokens_in_flight)
     metrics.cache_bytes.set_function(lambda: cache.currsize)
     metrics.cache_texts.set_function(lambda: len(cache))
-    return app
 
 
 def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
