@@ -9,7 +9,7 @@
 #                      training faster. Needs DATA/corpus, its folder varied and DATA/snli_devtest_triplets.csv, which `make data` does not fetch
 # make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
-# make bulk-demo       embed 20,000 texts with service.bulk, and compare its time with that of the session alone
+# make bulk-demo       embed 20,000 texts with cloze bulk, and compare its time with that of the session alone
 # make reference       write the vectors of the shipped model with which the tests compare other machines
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
 # make bench           compare serving and training with infinity, sentence-transformers and others, with wrk; INFINITY and
@@ -33,7 +33,7 @@ SENTENCES := $(CORPUS)/enwiki_sentences.txt $(CORPUS)/enwikinews_sentences.txt
 SINGLES := $(patsubst %,$(CORPUS)/varied/%.txt,banking77_train clinc_train hwu64_train snips_train restaurant8k_train \
 	dstc9_service_faq query_wellformedness_train opentriviaqa wordnet software_descriptions)
 ARTICLES = $(filter-out $(SINGLES),$(sort $(wildcard $(CORPUS)/varied/*.txt)))
-VARIED = $(BIN)/python -m training.texts $(@D) --seed 7 --held-out 500 --held-out-queries 200 --exclude $(DATA)/senteval \
+VARIED = $(BIN)/cloze texts $(@D) --seed 7 --held-out 500 --held-out-queries 200 --exclude $(DATA)/senteval \
 	$(DATA)/retrieval --corpus $(SENTENCES) $(ARTICLES) --singles $(SINGLES)
 TEXTS  ?= $(CORPUS)/enwiki_sentences.txt
 STS    := $(DATA)/senteval/downstream
@@ -54,8 +54,8 @@ SIMCSE = simcse --columns sent0 sent1 hard_neg --template "[X]" --pooling mean -
 TRIPLETS = $(SIMCSE) --encoder $(RUN)/second/model --corpus $(DATA)/snli_devtest_triplets.csv --epochs 2 \
 	--dev $(STS)/STS/STSBenchmark/sts-dev.csv --eval-steps 91 --out $(RUN)/triplets
 RULES = $(SIMCSE) --encoder $(RUN)/student/model --corpus $(RUN)/rules.csv --epochs 1 --held-out 0 --out $(RUN)/rules
-EMBED = $(BIN)/python -m service.bulk $(RUN)/texts/texts.jsonl --dtype float16
-OWN = $(BIN)/python -m service.bulk $(RUN)/$1/texts.jsonl $(RUN)/vectors/$1 --dtype float16 --bundle $(RUN)/cloze-mini-mean
+EMBED = $(BIN)/cloze bulk $(RUN)/texts/texts.jsonl --dtype float16
+OWN = $(BIN)/cloze bulk $(RUN)/$1/texts.jsonl $(RUN)/vectors/$1 --dtype float16 --bundle $(RUN)/cloze-mini-mean
 # learns the vectors of cloze-mini-mean at [MASK]
 PROMPT = distill --encoder $(RUN)/cloze-mini-mean --corpus $(RUN)/$1/texts.jsonl --columns text --held-out 0 --save-steps 400 \
 	--teacher-vectors $(RUN)/vectors/$1 --template "[X] means [MASK]." --pooling mask --out $(RUN)/prompt-$1
@@ -64,12 +64,12 @@ MANY = $(call PROMPT,many) --batch-size 512 --max-tokens 384 --frozen-layers 0 -
 FEW = $(call PROMPT,few) --batch-size 64 --max-tokens 256 --frozen-layers 3 --frozen-share 0.5 --learning-rate 3e-4 \
 	--warmup-steps 100 --max-steps 1700
 # trains a run, or continues it
-fit = $(BIN)/python -m training.fit $(if $(wildcard $(RUN)/$1/recipe.toml),--resume $(RUN)/$1,$2)
+fit = $(BIN)/cloze fit $(if $(wildcard $(RUN)/$1/recipe.toml),--resume $(RUN)/$1,$2)
 
 .PHONY: serve check site test test-all properties coverage data default-model evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
-	$(BIN)/python -m service --bundle $(MODEL)
+	$(BIN)/cloze serve --bundle $(MODEL)
 
 check: .venv/dev site
 	$(BIN)/ruff check .
@@ -105,33 +105,33 @@ default-model: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/rules.csv $(R
 	$(call fit,second,$(SECOND))
 	$(call fit,triplets,$(TRIPLETS))
 	rm -rf $(RUN)/student $(RUN)/mean $(RUN)/weighed $(RUN)/cloze-mini-mean $(RUN)/prompt $(RUN)/parent.json
-	$(BIN)/python -m training.average $(RUN)/second $(RUN)/triplets --out $(RUN)/student --parent $(PARENT)
+	$(BIN)/cloze average $(RUN)/second $(RUN)/triplets --out $(RUN)/student --parent $(PARENT)
 	$(call fit,rules,$(RULES))
 	head -n 64 $(RUN)/texts/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/calibration.txt
-	$(BIN)/python -m training.average $(RUN)/rules $(RUN)/second $(RUN)/triplets --weights 0.5 0.25 0.25 --out $(RUN)/mean \
+	$(BIN)/cloze average $(RUN)/rules $(RUN)/second $(RUN)/triplets --weights 0.5 0.25 0.25 --out $(RUN)/mean \
 	  --parent $(PARENT) --parent-share 0.5
-	$(BIN)/python -m training.weigh $(RUN)/mean --corpus $(SENTENCES) --out $(RUN)/weighed
-	$(BIN)/python -m training.export $(RUN)/weighed $(RUN)/cloze-mini-mean --precision int8 --max-tokens 512 \
+	$(BIN)/cloze weigh $(RUN)/mean --corpus $(SENTENCES) --out $(RUN)/weighed
+	$(BIN)/cloze export $(RUN)/weighed $(RUN)/cloze-mini-mean --precision int8 --max-tokens 512 \
 	  --calibrate $(RUN)/calibration.txt
 	$(call OWN,many)
 	$(call OWN,few)
 	$(call fit,prompt-many,$(MANY))
 	$(call fit,prompt-few,$(FEW))
-	$(BIN)/python -m training.average $(RUN)/prompt-many $(RUN)/prompt-few --weights 0.6 0.4 --out $(RUN)/prompt
-	$(BIN)/python -m training.evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
+	$(BIN)/cloze average $(RUN)/prompt-many $(RUN)/prompt-few --weights 0.6 0.4 --out $(RUN)/prompt
+	$(BIN)/cloze evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	head -n 64 $(RUN)/few/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/prompt-calibration.txt
-	$(BIN)/python -m training.export $(RUN)/prompt $(MODEL) --precision int8 --max-tokens 384 --data $(DATA) \
+	$(BIN)/cloze export $(RUN)/prompt $(MODEL) --precision int8 --max-tokens 384 --data $(DATA) \
 	  --calibrate $(RUN)/prompt-calibration.txt --notes models/cloze-mini.notes.md
-	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite sts retrieval probes $(ON_CARD) \
+	$(BIN)/cloze evaluate $(MODEL) --data $(DATA) --suite sts retrieval probes $(ON_CARD) \
 	  --card --beside $(RUN)/parent.json
-	$(BIN)/python -m evaluation.calibrate $(MODEL) --pairs $(STS)/STS/STSBenchmark/sts-train.csv
+	$(BIN)/cloze calibrate $(MODEL) --pairs $(STS)/STS/STSBenchmark/sts-train.csv
 
 data: .venv/dev
 	$(BIN)/python -m benchmarks.fetch_data $(DATA)
 
 evaluate: .venv/dev
-	$(BIN)/python -m training.evaluate $(MODEL) --data $(DATA) --suite $(SUITES) --report $(REPORT)
+	$(BIN)/cloze evaluate $(MODEL) --data $(DATA) --suite $(SUITES) --report $(REPORT)
 
 bulk-demo: .venv/dev
 	$(BIN)/python -m benchmarks.scale demo --bundle $(MODEL) --texts $(TEXTS)
@@ -158,7 +158,7 @@ clean:
 
 $(RUN)/texts/texts.jsonl: | .venv/dev
 	rm -rf $(@D)
-	$(BIN)/python -m training.texts $(@D) --seed 7 --sentences 480000 --passages 100000 --queries 420000 \
+	$(BIN)/cloze texts $(@D) --seed 7 --sentences 480000 --passages 100000 --queries 420000 \
 	  --exclude $(DATA)/senteval $(DATA)/retrieval \
 	  --corpus $(SENTENCES)
 
@@ -178,7 +178,7 @@ $(RUN)/teachers/mpnet: | $(TEACHER)
 $(RUN)/teachers/minilm: | $(PARENT)
 $(RUN)/teachers/%:
 	mkdir -p $(@D)
-	$(BIN)/python -m training.adopt $(word 1,$|) $@ --precision int8
+	$(BIN)/cloze adopt $(word 1,$|) $@ --precision int8
 
 $(TEACHER): | .venv/dev
 	mkdir -p $(@D)

@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from encoding.machine import peak_memory, processor, versions
-from evaluation.search import Collection, load_collection, rankings, search_metrics
-from evaluation.sts import load_pairs, spearman
-from training.adaptation.adapt import adapt
-from training.adaptation.held_out import interval
-from training.adaptation.rounds import fast
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.machine import peak_memory, processor, versions
+from cloze.training.adaptation.adapt import adapt
+from cloze.training.adaptation.held_out import interval
+from cloze.training.adaptation.rounds import fast
+from cloze.training.evaluation.search import Collection, load_collection, rankings, search_metrics
+from cloze.training.evaluation.sts import load_pairs, spearman
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 ENCODER: Final = "cloze-mini"
 DEV: Final = "senteval/downstream/STS/STSBenchmark/sts-dev.csv"

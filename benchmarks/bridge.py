@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.measures import units
-from evaluation.options import ModelOptions
-from evaluation.search import find_collections, load_collection, rankings, search_metrics
-from evaluation.subjects import subjects
-from training.bridge import Map, affine, interval, kept, orthogonal
+from cloze.training.bridge import Map, affine, interval, kept, orthogonal
+from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.options import ModelOptions
+from cloze.training.evaluation.search import find_collections, load_collection, rankings, search_metrics
+from cloze.training.evaluation.subjects import subjects
 
 RESULTS: Final = Path(__file__).parent / "results" / "bridge.json"
 SENTENCES: Final = 6000

@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from encoding.bundle import Bundle, located
-from encoding.errors import BundleError
-from evaluation.curves import calibration_error
-from evaluation.measures import cosines_of, rank_correlation
-from evaluation.sts import load_tasks
-from training.model.graph_encoder import GraphEncoder
+from cloze.encoding.bundle import Bundle, located
+from cloze.encoding.errors import BundleError
+from cloze.training.evaluation.curves import calibration_error
+from cloze.training.evaluation.measures import cosines_of, rank_correlation
+from cloze.training.evaluation.sts import load_tasks
+from cloze.training.model.graph_encoder import GraphEncoder
 
 RESULTS: Final = Path(__file__).parent / "results" / "calibration.json"
 SETS: Final = ("STS-B dev", "STS-B", "SICK-R", "STS16", "STS12")

@@ -19,11 +19,11 @@ import httpx
 import numpy as np
 
 from benchmarks.peers import ours
-from encoding.bundle import located
-from encoding.machine import available_cpus, processor, versions
-from evaluation.sts import load_pairs
-from evaluation.tables import markdown_table
-from training.bridge import interval
+from cloze.encoding.bundle import located
+from cloze.machine import available_cpus, processor, versions
+from cloze.training.bridge import interval
+from cloze.training.evaluation.sts import load_pairs
+from cloze.training.evaluation.tables import markdown_table
 
 RESULTS: Final = Path(__file__).parent / "results" / "explain.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn")

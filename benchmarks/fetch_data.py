@@ -22,10 +22,10 @@ from typing import Final
 import httpx
 from tqdm import tqdm
 
-from encoding.bundle import sha256
-from encoding.command import run
-from encoding.errors import ClozeError
-from encoding.files import replacing
+from cloze.command import run
+from cloze.encoding.bundle import sha256
+from cloze.encoding.errors import ClozeError
+from cloze.encoding.files import replacing
 
 SENTEVAL: Final = "https://huggingface.co/datasets/princeton-nlp/datasets-for-simcse/resolve/main/senteval.tar"
 GLASGOW: Final = "http://ir.dcs.gla.ac.uk/resources/test_collections"

@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from encoding.machine import available_cpus, processor, versions
+from cloze.machine import available_cpus, processor, versions
 
 RESULTS: Final = Path(__file__).parent / "results" / "gpu.json"
 PACKAGES: Final = ("onnxruntime-gpu", "onnxruntime", "torch", "transformers", "sentence-transformers", "tokenizers")
@@ -75,9 +75,9 @@ def session(device: str, models: Path) -> list[dict[str, Any]]:
     import numpy as np
     import torch
 
-    from encoding.bundle import Bundle
-    from encoding.text import Batch
-    from service.inference.session import Session
+    from cloze.encoding.bundle import Bundle
+    from cloze.encoding.text import Batch
+    from cloze.service.inference.session import Session
 
     rows = []
     for name, (layers, width, _) in SHAPES.items():
@@ -107,9 +107,9 @@ def techniques(device: str, models: Path) -> dict[str, Any]:
     import numpy as np
     import onnx
 
-    from encoding.bundle import GRAPHS, Bundle
-    from encoding.text import Batch
-    from service.inference.session import Session
+    from cloze.encoding.bundle import GRAPHS, Bundle
+    from cloze.encoding.text import Batch
+    from cloze.service.inference.session import Session
 
     name, rng = next(iter(SHAPES)), np.random.default_rng(0)
     bundle = random_bundle(models, name, device)
@@ -223,9 +223,9 @@ def training(device: str, models: Path) -> dict[str, float]:
     """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
-    from training.methods import OBJECTIVES
-    from training.model.encoder import SentenceEncoder
-    from training.recipes.command import load_recipe
+    from cloze.training.methods import OBJECTIVES
+    from cloze.training.model.encoder import SentenceEncoder
+    from cloze.training.recipes.command import load_recipe
 
     name = list(SHAPES)[-1]
     size, length = (8, 16) if device == "cpu" else (256, 32)

@@ -17,17 +17,17 @@ from typing import Any
 
 import onnxruntime as ort
 
-from encoding.bundle import Bundle
-from encoding.machine import available_cpus, processor, versions
-from encoding.text import Batch, TextEncoder, token_batches
-from evaluation.search import find_collections, load_collection
-from evaluation.sts import load_pairs
-from evaluation.tables import markdown_table
-from service.inference.threads import share_threads
-from training.export.graph import fuse, trace
-from training.export.layers import one_row
-from training.export.quantise import quantise, vocabulary_feeds
-from training.model.encoder import SentenceEncoder
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.text import Batch, TextEncoder, token_batches
+from cloze.machine import available_cpus, processor, versions
+from cloze.service.inference.threads import share_threads
+from cloze.training.evaluation.search import find_collections, load_collection
+from cloze.training.evaluation.sts import load_pairs
+from cloze.training.evaluation.tables import markdown_table
+from cloze.training.export.graph import fuse, trace
+from cloze.training.export.layers import one_row
+from cloze.training.export.quantise import quantise, vocabulary_feeds
+from cloze.training.model.encoder import SentenceEncoder
 
 RESULTS = Path(__file__).parent / "results" / "graphs.json"
 PACKAGES = ("onnxruntime", "onnx", "torch", "numpy")

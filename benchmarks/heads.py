@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from encoding.bundle import Bundle, located
-from evaluation.classifiers import fitted
-from evaluation.measures import units
-from evaluation.suites.transfer import Labelled, load_transfer
-from training.model.graph_encoder import GraphEncoder
+from cloze.encoding.bundle import Bundle, located
+from cloze.training.evaluation.classifiers import fitted
+from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.suites.transfer import Labelled, load_transfer
+from cloze.training.model.graph_encoder import GraphEncoder
 
 RESULTS: Final = Path(__file__).parent / "results" / "heads.json"
 SIZES: Final = (8, 16, 32, 64)  # examples of each label

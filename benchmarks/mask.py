@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from encoding.machine import available_cpus, processor
-from evaluation.sts import load_pairs, spearman
-from training.data.corpus import read_lines
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.machine import available_cpus, processor
+from cloze.training.data.corpus import read_lines
+from cloze.training.evaluation.sts import load_pairs, spearman
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 RESULTS: Final = Path(__file__).parent / "results" / "mask.json"
 SENTENCES: Final = 2000
@@ -38,7 +38,7 @@ def main() -> None:
         corpus.write_text("".join(random.Random(0).sample(lines, SENTENCES)), encoding="utf-8")
         words = ["mask", "--encoder", options.encoder, "--corpus", str(corpus), "--out", str(out)]
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "training.fit", *words], check=True)
+        subprocess.run([sys.executable, "-m", "cloze.training.fit", *words], check=True)
         seconds = time.monotonic() - began
         found = Run(out).provenance()
         dev = load_pairs(options.data / "senteval" / "downstream" / "STS" / "STSBenchmark" / "sts-dev.csv")

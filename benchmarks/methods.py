@@ -70,7 +70,7 @@ class Benchmark:
 
     def _pretrain(self, kind: str) -> None:
         if not (self._paths.runs / kind / "run.json").is_file():
-            self._process("training.pretrain", pretraining(self._plan, self._paths, kind), kind)
+            self._process("cloze.training.pretrain", pretraining(self._plan, self._paths, kind), kind)
 
     def _score_parent(self, name: str) -> None:
         """Score the untuned parent, unless this one is scored."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
-from encoding.machine import versions
+from cloze.machine import versions
 
 __all__ = ["FULL", "Found", "Plan", "Row", "Run"]
 

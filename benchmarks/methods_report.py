@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_1samp
 
 from benchmarks.methods_plan import FULL, Plan, Run
-from evaluation.sts import STS_TASKS
-from evaluation.tables import markdown_table
+from cloze.training.evaluation.sts import STS_TASKS
+from cloze.training.evaluation.tables import markdown_table
 
 COLUMNS = ("STS-B dev", *STS_TASKS, "Avg.")
 CONFIDENCE = 0.95

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.methods_plan import Found, Plan, Row
-from encoding.machine import available_cpus, processor
-from encoding.options import flag
-from encoding.text import token_batches
-from evaluation.measures import Embed
-from evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
-from training import fit
-from training.model.encoder import SentenceEncoder
-from training.model.pretrained import fastest_device
-from training.templates import main as search_templates
+from cloze.encoding.text import token_batches
+from cloze.machine import available_cpus, processor
+from cloze.options import flag
+from cloze.training import fit
+from cloze.training.evaluation.measures import Embed
+from cloze.training.evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import fastest_device
+from cloze.training.templates import main as search_templates
 
 __all__ = ["Paths", "digest", "pretraining", "source_of", "trained", "tried", "untrained"]
 
@@ -64,7 +64,7 @@ def digest(model: Path) -> str:
 
 
 def pretraining(plan: Plan, paths: Paths, kind: str) -> list[str]:
-    """The arguments of training.pretrain for the `parent` or the `generator`; an interrupted run is continued."""
+    """The arguments of cloze pretrain for the `parent` or the `generator`; an interrupted run is continued."""
     out = paths.runs / kind
     if (out / "recipe.toml").is_file():
         return ["--resume", str(out)]

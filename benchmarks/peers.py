@@ -26,14 +26,14 @@ import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
-from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
-from encoding.template import PoolingMode
-from encoding.text import TOKENIZER_FILES
-from service.inference.session import Session
-from service.inference.threads import share_threads
-from training.export.bundle import make_graph
-from training.export.graph import trace
-from training.model.encoder import SentenceEncoder, weights_digest
+from cloze.encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
+from cloze.encoding.template import PoolingMode
+from cloze.encoding.text import TOKENIZER_FILES
+from cloze.service.inference.session import Session
+from cloze.service.inference.threads import share_threads
+from cloze.training.export.bundle import make_graph
+from cloze.training.export.graph import trace
+from cloze.training.model.encoder import SentenceEncoder, weights_digest
 
 __all__ = ["InProcess", "Peer", "Raw", "Server", "bundle_of", "infinity", "ours", "truncate", "with_graphs"]
 
@@ -177,7 +177,7 @@ class Raw:
 
 
 def ours(bundle: Path, precision: Precision) -> Server:
-    command = [sys.executable, "-m", "service", "--bundle", str(bundle), "--precision", precision]
+    command = [sys.executable, "-m", "cloze.service", "--bundle", str(bundle), "--precision", precision]
     return Server(command, "/v1/embeddings", bundle.name)
 
 

@@ -24,9 +24,9 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.peers import Server
-from encoding.bundle import located
-from encoding.machine import available_cpus, processor, versions
-from evaluation.sts import load_pairs
+from cloze.encoding.bundle import located
+from cloze.machine import available_cpus, processor, versions
+from cloze.training.evaluation.sts import load_pairs
 
 RESULTS: Final = Path(__file__).parent / "results" / "priority.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn")
@@ -109,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     pairs = load_pairs(options.data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     sentences = sorted({*pairs.left, *pairs.right})
-    server = Server([sys.executable, "-m", "service", "--bundle", str(options.bundle)], "/v1/embeddings", "")
+    server = Server([sys.executable, "-m", "cloze.service", "--bundle", str(options.bundle)], "/v1/embeddings", "")
     url = f"http://127.0.0.1:{server.port}"
     try:
         found = {}

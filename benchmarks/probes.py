@@ -16,11 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from encoding.bundle import SPEC_FILE
-from evaluation.options import ModelOptions
-from evaluation.subjects import subjects
-from evaluation.suites.probes import FAR, PROBES, REWRITTEN, make_probes, tasks
-from training.data.corpus import read_lines
+from cloze.encoding.bundle import SPEC_FILE
+from cloze.training.data.corpus import read_lines
+from cloze.training.evaluation.options import ModelOptions
+from cloze.training.evaluation.subjects import subjects
+from cloze.training.evaluation.suites.probes import FAR, PROBES, REWRITTEN, make_probes, tasks
 
 RESULTS: Final = Path(__file__).parent / "results" / "probes.json"
 OF_EACH: Final = 2500  # triplets of one rule, at most

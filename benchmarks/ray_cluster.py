@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from service.ray import Replicas, app
+from cloze.service.ray import Replicas, app
 
 ROOT: Final = Path(__file__).parents[1]
 RETRIED: Final = (429, 503, 504)  # the statuses after which docs/clients.md says to send the request again

@@ -3,7 +3,7 @@
     python -m benchmarks.ray_serve --data DATA [--bundle models/cloze-mini]
 
 First, short texts are sent one per request over a growing number of connections, to one replica through Ray's proxy and
-to `python -m service`. The replica, and the service, run on the last core; Ray's other processes and the clients run on
+to `cloze serve`. The replica, and the service, run on the last core; Ray's other processes and the clients run on
 the first. Then two nodes serve one replica each, and the raylet of one is killed while clients send requests. Prints
 the tables of docs/ray-serve.md.
 """
@@ -27,7 +27,7 @@ from benchmarks.load import Workload, ask
 from benchmarks.peers import Server
 from benchmarks.ray_cluster import HANGING, ROOT, Nodes, load
 from benchmarks.serving import workloads
-from encoding.machine import processor, versions
+from cloze.machine import processor, versions
 
 CONNECTIONS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 ROUNDS: Final = 3
@@ -88,7 +88,7 @@ def throughput(bundle: Path, data: Path) -> None:
         )
         pin(replica, cores[-1])
         columns = [curve(Proxy(nodes.port, bundle.name), [replica, proxy], short)]
-    command = [sys.executable, "-m", "service", "--bundle", str(bundle), "--precision", "int8", "--threads", "1"]
+    command = [sys.executable, "-m", "cloze.service", "--bundle", str(bundle), "--precision", "int8", "--threads", "1"]
     server = Server(command, "/v1/embeddings", bundle.name)
     process = psutil.Process(server.process.pid)
     pin(process, cores[-1])

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks import graphs, mask, serving, serving_report, training
-from encoding.bundle import Bundle
-from evaluation.tables import digits, markdown_table
-from evaluation.task import search_columns
+from cloze.encoding.bundle import Bundle
+from cloze.training.evaluation.tables import digits, markdown_table
+from cloze.training.evaluation.task import search_columns
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -94,7 +94,7 @@ def page() -> str:
         "`python -m benchmarks.readme` writes this page from `results/` and from the scores in the shipped bundle. "
         "[methods.md](methods.md) compares the training methods.",
         "## Similarity",
-        "Spearman's correlation × 100 ('all' aggregation), measured by `python -m training.evaluate`. Each model uses "
+        "Spearman's correlation × 100 ('all' aggregation), measured by `cloze evaluate`. Each model uses "
         f"its own template and pooling; texts are cut at {Bundle.load(MODEL).spec.max_tokens} tokens by cloze-mini and "
         "at 256 by its parent. int8 vectors are the same on CPUs with AVX2 and with AVX-512 "
         "([docs/int8.md](../docs/int8.md)).",
@@ -155,7 +155,7 @@ def _classification(scored: Mapping[str, float]) -> dict[str, float]:
 
 
 def parent() -> dict[str, float]:
-    """The parent's scores, as `python -m training.evaluate --json` wrote them."""
+    """The parent's scores, as `cloze evaluate --json` wrote them."""
     found: dict[str, float] = json.loads(PARENT.read_text(encoding="utf-8"))["scores"]["torch fp32"]
     return found
 

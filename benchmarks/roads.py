@@ -3,9 +3,9 @@
     python -m benchmarks.roads COLLECTION ... --data DATA --out FILE [--roads simcse pairs ...] [--teacher FOLDER]
 
 A collection is a folder in BEIR's layout; the seed splits its queries into halves as benchmarks.adaptation does. Each
-road trains cloze-mini for the same number of steps on rows that are made of the documents, or of one half's queries with
-the documents that answer them. The mean of the run and its parent, for each share of the parent, is scored by exact
-search of all documents for the other half. FILE has a line for each result, and what is there is not computed again.
+road trains cloze-mini for the same number of steps on rows that are made of the documents, or of one half's queries
+with the documents that answer them. The mean of the run and its parent, for each share of the parent, is scored by
+exact search of all documents for the other half. FILE has a line for each result; what is there is not computed again.
 """
 
 import argparse
@@ -15,22 +15,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.adaptation import DEV, ENCODER, JUDGED, TOKENS, halves, scores
-from encoding.machine import has_bf16, processor, versions
-from evaluation.search import Collection, load_collection
-from evaluation.sts import load_pairs, spearman
-from training.adaptation.held_out import interval
-from training.adaptation.queries import QueryMaker, sentences_of
-from training.adaptation.rounds import fast
-from training.loop import processes
-from training.loop.run import fit
-from training.loop.soup import averaged
-from training.model.encoder import SentenceEncoder
-from training.recipes.command import load_recipe
-from training.run_folder import Run
+from cloze.machine import has_bf16, processor, versions
+from cloze.training.adaptation.held_out import interval
+from cloze.training.adaptation.queries import QueryMaker, sentences_of
+from cloze.training.adaptation.rounds import fast
+from cloze.training.evaluation.search import Collection, load_collection
+from cloze.training.evaluation.sts import load_pairs, spearman
+from cloze.training.loop import processes
+from cloze.training.loop.run import fit
+from cloze.training.loop.soup import averaged
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.command import load_recipe
+from cloze.training.run_folder import Run
 
 QUERIES: Final = 100  # to learn from, at most
 SHARES: Final = (0.0, 0.3, 0.5, 0.7)  # of the parent
@@ -80,7 +81,7 @@ def one_and_rest(collection: Collection, learnt: Sequence[int], chance: random.R
 def neighbours(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
     for document in collection.documents:
         found = sentences_of(document)
-        yield from zip(found, found[1:], strict=False)
+        yield from pairwise(found)
 
 
 def crops(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:

@@ -4,7 +4,7 @@
     python -m benchmarks.scale nodes --bundle B --texts FILE --rows 20000    # clusters of 1, 2 and 4 nodes
     python -m benchmarks.scale memory --bundle B --texts FILE --rows 20000   # and of ten times as many rows
 
-`demo` alternates the command `service.bulk` with a loop over the session, in the same precision, and compares the
+`demo` alternates the command `cloze bulk` with a loop over the session, in the same precision, and compares the
 vectors with those of `POST /embed`. `nodes` starts Ray clusters on this machine. All processes of a node are bound to
 one CPU, and so are the driver and Ray's own processes with the first node; more nodes than CPUs share them. Both write
 benchmarks/results/scale.json.
@@ -32,10 +32,10 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from encoding.bundle import Bundle
-from encoding.machine import available_cpus, processor, versions
-from service.inference.session import Session
-from service.inference.threads import share_threads
+from cloze.encoding.bundle import Bundle
+from cloze.machine import available_cpus, processor, versions
+from cloze.service.inference.session import Session
+from cloze.service.inference.threads import share_threads
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SAMPLE_SECONDS: Final = 4  # measuring shared memory takes a moment of a CPU
@@ -70,7 +70,10 @@ def bulk(bundle: Path, precision: str, source: Path, out: Path, *options: str) -
     words = [str(source), str(out), "--bundle", str(bundle), "--precision", precision, *options]
     started = perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-m", "service.bulk", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "cloze.service.bulk", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         peak = 0.0
         while process.poll() is None:
@@ -96,11 +99,11 @@ def demo(bundle: Path, source: Path, texts: list[str], rounds: int) -> dict[str,
             found["raw"].append(raw(bundle, precision, texts))
             found["bulk"].append(bulk(bundle, precision, source, Path(folder, str(number))))
             took, alone = found["bulk"][-1], found["raw"][-1]
-            print(f"round {number + 1}: session alone {alone:.1f} s, service.bulk {took['seconds']:.1f} s", flush=True)
+            print(f"round {number + 1}: session alone {alone:.1f} s, cloze bulk {took['seconds']:.1f} s", flush=True)
         found["difference"] = asyncio.run(_difference(bundle, precision, Path(folder, "0")))
     found["ratio"] = median(took["seconds"] / alone for took, alone in zip(found["bulk"], found["raw"], strict=True))
     print(
-        f"{len(texts)} texts, {precision}: service.bulk took {found['ratio']:.2f} times as long as the session alone; "
+        f"{len(texts)} texts, {precision}: cloze bulk took {found['ratio']:.2f} times as long as the session alone; "
         f"Ray and its workers took {median(took['engine'] for took in found['bulk']):.1f} s more to start. "
         f"The largest difference from POST /embed is {found['difference']:.1e}"
     )
@@ -109,8 +112,8 @@ def demo(bundle: Path, source: Path, texts: list[str], rounds: int) -> dict[str,
 
 async def _difference(bundle: Path, precision: str, out: Path) -> float:
     """Largest difference between the written vectors and the service's, over all rows."""
-    from service.app import create_app
-    from service.settings import Settings
+    from cloze.service.app import create_app
+    from cloze.service.settings import Settings
 
     table = pq.read_table(out / "vectors")
     app = create_app(Settings(bundle=bundle, precision=precision, provider="cpu"))  # type: ignore[arg-type]

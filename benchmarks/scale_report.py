@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.readme import MODEL
-from encoding.bundle import Bundle
+from cloze.encoding.bundle import Bundle
 
 RESULTS: Final = Path(__file__).parent / "results" / "scale.json"
 SIZES: Final = (10**6, 10**8, 10**9)  # texts
@@ -22,7 +22,7 @@ def figures() -> str:
     memory = [f"{took['rows']:,.0f} rows: {took['peak_mb']:,.0f} MB" for took in found["memory"]["runs"]]
     engine = median(took["engine"] for took in demo["bulk"])
     rows = {
-        f"time of `service.bulk` / time of the session alone, {demo['rows']:,} texts": f"{demo['ratio']:.2f}",
+        f"time of `cloze bulk` / time of the session alone, {demo['rows']:,} texts": f"{demo['ratio']:.2f}",
         "rows per second; tokens per second": f"{_rate(demo):,.0f}; {tokens_per_second(found):,.0f}",
         "starting Ray and its workers": f"{engine:.0f} s",
         "largest difference from the vectors of `POST /embed`": f"{demo['difference']:g}",

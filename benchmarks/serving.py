@@ -39,10 +39,10 @@ from numpy.typing import NDArray
 from benchmarks.load import Figures, Workload, ask, load
 from benchmarks.peers import InProcess, Peer, Raw, Server, bundle_of, infinity, ours, truncate, with_graphs
 from benchmarks.serving_report import draw, tables
-from encoding.bundle import Precision
-from encoding.machine import available_cpus, processor, versions
-from evaluation.search import find_collections, load_collection
-from evaluation.sts import load_pairs, spearman
+from cloze.encoding.bundle import Precision
+from cloze.machine import available_cpus, processor, versions
+from cloze.training.evaluation.search import find_collections, load_collection
+from cloze.training.evaluation.sts import load_pairs, spearman
 
 RESULTS: Final = Path(__file__).parent / "results" / "serving.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "torch", "sentence-transformers")

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from evaluation.tables import markdown_table
+from cloze.training.evaluation.tables import markdown_table
 
 __all__ = ["INT8", "INT8_MIXED", "INT8_SHORT", "draw", "is_quantised", "ratio_rows", "ratios", "spread", "tables"]
 

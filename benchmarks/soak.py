@@ -37,8 +37,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import DEAF_TEXTS, Books, Known, Mix, client, deaf, sentences
-from encoding.bundle import SPEC_FILE
-from encoding.machine import available_cpus, processor, versions
+from cloze.encoding.bundle import SPEC_FILE
+from cloze.machine import available_cpus, processor, versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "httpx")
@@ -53,7 +53,7 @@ class Server:
     """A real server process. Its log is read, and its warnings are kept."""
 
     def __init__(self, bundles: Path, options: argparse.Namespace, keys: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "service", "--bundle", str(bundles), "--port", "0"]
+        command = [sys.executable, "-m", "cloze.service", "--bundle", str(bundles), "--port", "0"]
         command += ["--model", options.model] if options.model else []
         command += SETTINGS
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}

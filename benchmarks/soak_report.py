@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from benchmarks.soak_requests import SIZES, Books
-from evaluation.tables import markdown_table
+from cloze.training.evaluation.tables import markdown_table
 
 GROWTH = 0.05
 DEAF_GROWTH = 0.20  # from the fifth minute on, where answers wait for clients that do not read

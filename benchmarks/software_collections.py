@@ -5,7 +5,7 @@
 `packages`: descriptions of Debian packages, searched by their one-line synopses, from apt's lists. They are there after
 `apt-get update -o Acquire::Languages=en`. `docstrings`: docstrings of the Python packages that are installed here,
 searched by their first lines. Both go to OUT/retrieval in BEIR's layout, so that
-`training.evaluate MODEL --data OUT --suite retrieval` scores them. They depend on Debian's release and on
+`cloze evaluate MODEL --data OUT --suite retrieval` scores them. They depend on Debian's release and on
 constraints.txt: compare only models that were scored on the same files.
 """
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from encoding.machine import available_cpus, processor, versions
-from evaluation.tables import markdown_table
+from cloze.machine import available_cpus, processor, versions
+from cloze.training.evaluation.tables import markdown_table
 
 RESULTS: Final = Path(__file__).parent / "results" / "training.json"
 PACKAGES: Final = ("torch", "transformers", "sentence-transformers")
@@ -47,10 +47,10 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
     """Seconds of the steps after the first WARM ones, with Cloze's trainer."""
     from transformers import TrainerCallback
 
-    from training.loop.prepare import prepare
-    from training.loop.processes import keep_memory
-    from training.loop.trainer import ObjectiveTrainer, training_arguments
-    from training.recipes.command import load_recipe
+    from cloze.training.loop.prepare import prepare
+    from cloze.training.loop.processes import keep_memory
+    from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
+    from cloze.training.recipes.command import load_recipe
 
     keys = {
         "encoder": parent, "corpus": [str(corpus)], "pooling": "mean", "template": "[X]", "batch_size": BATCH,

@@ -18,9 +18,9 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.peers import Server, bundle_of, infinity, ours, with_graphs
-from encoding.machine import versions
-from evaluation import verify
-from evaluation.tables import markdown_table
+from cloze.machine import versions
+from cloze.training.evaluation import verify
+from cloze.training.evaluation.tables import markdown_table
 
 RESULTS: Final = Path(__file__).parent / "results" / "verify.json"
 PACKAGES: Final = ("onnxruntime", "tokenizers", "torch", "sentence-transformers")

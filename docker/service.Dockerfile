@@ -17,10 +17,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install -c constraints.txt ".[$RUNTIME]"
 COPY LICENSE ./
-COPY encoding encoding
-COPY service service
+COPY cloze cloze
 # Compiled here, for the container cannot write, and readable for its user, whatever the modes on the machine that builds.
-RUN rm -rf README.md pyproject.toml constraints.txt models \
+RUN rm -rf README.md pyproject.toml constraints.txt models cloze/training \
  && chmod -R a+rX . \
  && /opt/venv/bin/python -m compileall -q .
 
@@ -29,6 +28,7 @@ COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
 WORKDIR /app
 ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/app \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
@@ -42,4 +42,4 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=3s --timeout=3s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['CLOZE_PORT']), timeout=2); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
 # The list form: the signal that stops the container reaches Python, not a shell.
-ENTRYPOINT ["python", "-m", "service"]
+ENTRYPOINT ["cloze", "serve"]

@@ -1,6 +1,6 @@
 # Training, evaluation and export.
 #
-#   docker compose run --rm training python -m training.fit RECIPE ...
+#   docker compose run --rm training cloze fit RECIPE ...
 #
 # torch is the package index's: on Linux, the build with CUDA. Another build of it is given as an image that holds the
 # wheel and nothing else (FROM scratch, COPY *.whl /):
@@ -19,10 +19,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
  && python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install -c constraints.txt --find-links /wheels ".[report]"
 COPY LICENSE /app/
-COPY encoding /app/encoding
-COPY evaluation /app/evaluation
-COPY training /app/training
-RUN chmod -R a+rX /app
+COPY cloze /app/cloze
+RUN rm -rf /app/cloze/service && chmod -R a+rX /app
 
 FROM python:3.11-slim
 COPY --from=build /opt/venv /opt/venv
@@ -39,4 +37,4 @@ ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/workspace/runs/.hub
 USER 1000:1000
 STOPSIGNAL SIGINT
-CMD ["python", "-m", "training.fit"]
+CMD ["cloze", "fit"]

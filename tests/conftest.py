@@ -186,7 +186,7 @@ def masked_roberta(tmp_path_factory: pytest.TempPathFactory, tiny_roberta: Path)
 def with_masked_head(folder: Path, out: Path) -> Path:
     from transformers import AutoModel, AutoTokenizer, set_seed
 
-    from training.model.masked_words import MaskedHead, save_masked_lm
+    from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 
     backbone = AutoModel.from_pretrained(folder, add_pooling_layer=False)
     set_seed(0)

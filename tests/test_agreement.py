@@ -23,13 +23,13 @@ from reference.vectors import TEXTS as REFERENCE_TEXTS
 from sentence_transformers import SentenceTransformer
 from tiny_bundle import OTHER, sequence, vector, write_bundle
 
-from encoding.bundle import Bundle
-from service.inference.session import Session
-from training.export import bundle as exporting
-from training.export.__main__ import main as export
-from training.fit import main as fit
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
+from cloze.encoding.bundle import Bundle
+from cloze.service.inference.session import Session
+from cloze.training.export import bundle as exporting
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main as fit
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
 
 LONG = " ".join(["the old city", "two dogs run", "a letter to her friend", "rain over the green field"] * 143)
 TEXTS = [

@@ -25,8 +25,8 @@ from made_once import made_once
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.readme import MODEL
-from training.export.__main__ import main as export
-from training.fit import main as fit
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main as fit
 
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 URL = "127.0.0.1:8080"

@@ -12,8 +12,8 @@ import pytest
 from patience import PATIENCE
 from test_imports import WITHOUT, without
 
-from encoding.command import COMMANDS, run
-from encoding.errors import ClozeError
+from cloze.command import COMMANDS, run
+from cloze.encoding.errors import ClozeError
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"torch", "transformers", "sklearn", "scipy", "sentence_transformers"}  # to import
@@ -21,7 +21,7 @@ SLOW = {"torch", "transformers", "sklearn", "scipy", "sentence_transformers"}  #
 
 def cloze(*words: str) -> subprocess.CompletedProcess[str]:
     """`cloze WORDS`, by the function that the installed script calls."""
-    start = "import sys; from encoding.command import main; sys.argv[0] = 'cloze'; sys.exit(main())"
+    start = "import sys; from cloze.command import main; sys.argv[0] = 'cloze'; sys.exit(main())"
     command = [sys.executable, "-c", start, *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
 
@@ -44,7 +44,7 @@ def test_without_a_command_it_shows_a_first_tour_in_ten_lines() -> None:
     assert set(shown) <= set(COMMANDS)
 
 
-def test_a_command_says_what_the_user_typed() -> None:
+def test_a_command_is_called_what_the_user_typed() -> None:
     found = cloze("average", "--help")
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("usage: cloze average ")
@@ -55,7 +55,7 @@ def test_a_command_says_what_the_user_typed() -> None:
 
 def test_every_command_is_a_module_that_can_be_run() -> None:
     for module, _ in COMMANDS.values():
-        path = ROOT.joinpath(*module.split("."))
+        path = ROOT.joinpath("cloze", *module.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
 
 
@@ -79,7 +79,7 @@ def test_an_unknown_command_is_one_line() -> None:
 def test_a_missing_extra_is_one_line(name: str, missing: str, extra: str, words: list[str]) -> None:
     script = f"""
 import contextlib, io
-from encoding.command import main
+from cloze.command import main
 sys.argv = ["cloze", {name!r}, *{words!r}]
 with contextlib.redirect_stderr(io.StringIO()) as said:
     try:
@@ -102,7 +102,9 @@ def run_module(module: str, missing: str, folder: Path, *words: str) -> tuple[in
     return found.returncode, found.stderr
 
 
-@pytest.mark.parametrize("module", [module for module, _ in COMMANDS.values() if module.startswith("training")])
+@pytest.mark.parametrize(
+    "module", ["cloze.training.fit", *(module for module, _ in COMMANDS.values() if module.startswith("training."))]
+)
 def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path) -> None:
     """The package `training` is imported before the module that Python is asked to run."""
     advice = "error: training needs torch, which is not installed: pip install 'cloze[train]'\n"
@@ -110,23 +112,23 @@ def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("module", "missing", "words"),
+    ("module", "command", "missing", "words"),
     [
-        ("training.compare", "scipy", ["a.json", "b.json"]),
-        ("evaluation.calibrate", "sklearn", ["cloze-mini", "--pairs", "a.csv"]),
+        ("training.compare", "compare", "scipy", ["a.json", "b.json"]),
+        ("cloze.training.evaluation.calibrate", "calibrate", "sklearn", ["cloze-mini", "--pairs", "a.csv"]),
     ],
 )
 def test_any_missing_package_is_one_line_for_python_too(
-    module: str, missing: str, words: list[str], tmp_path: Path
+    module: str, command: str, missing: str, words: list[str], tmp_path: Path
 ) -> None:
-    advice = f"error: python -m {module} needs {missing}, which is not installed: pip install 'cloze[train]'\n"
+    advice = f"error: cloze {command} needs {missing}, which is not installed: pip install 'cloze[train]'\n"
     assert run_module(module, missing, tmp_path, *words) == (2, advice)
 
 
 def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) -> None:
-    """Its `__init__` imports `training` while Python locates its `__main__`, as `python -m training.fit` does."""
+    """Its `__init__` imports `training` while Python locates its `__main__`, as `cloze fit` does."""
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "__init__.py").write_text("import training\n", encoding="utf-8")
+    (tmp_path / "other" / "__init__.py").write_text("import cloze.training\n", encoding="utf-8")
     (tmp_path / "other" / "__main__.py").write_text("import none\n", encoding="utf-8")
     status, said = run_module("other", "none", tmp_path)
     assert (status, said.splitlines()[0]) == (1, "Traceback (most recent call last):")
@@ -134,8 +136,8 @@ def test_another_programs_missing_package_keeps_its_traceback(tmp_path: Path) ->
 
 
 def test_neither_side_is_imported_before_it_is_asked_for() -> None:
-    others = {"evaluation", "service", "training", "torch", "fastapi"}
-    script = f"import sys, encoding.command; print({others} & set(sys.modules))"
+    others = {"cloze.service", "cloze.training", "torch", "fastapi"}
+    script = f"import sys, cloze.command; print({others} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout == "set()\n"
 
@@ -145,7 +147,7 @@ def test_no_command_waits_for_torch_before_it_has_read_its_options(word: str, en
     """One process is asked for all commands: what one of them imports stays imported."""
     script = f"""
 import contextlib, io, sys
-from encoding.command import COMMANDS, main
+from cloze.command import COMMANDS, main
 for name in COMMANDS:
     sys.argv = ["cloze", name, {word!r}]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -157,6 +159,14 @@ for name in COMMANDS:
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert found.stdout.splitlines() == [f"{name} {end}" for name in COMMANDS], found.stderr
+
+
+@pytest.mark.parametrize(("module", "name"), [("training.fit", "fit"), ("service", "serve"), ("cloze", "")])
+def test_a_clone_starts_commands_by_python_too(module: str, name: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
+    )
+    assert (found.returncode, found.stdout) == (0, cloze(*name.split(), "--help").stdout)
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +215,7 @@ def test_shells_complete(shell: str, words: list[str], found: list[str], tmp_pat
     if not shutil.which(shell):
         pytest.skip(f"There is no {shell}; Debian's package `{shell}` has it")
     program = tmp_path / "cloze"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m encoding.command "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cloze "$@"\n')
     program.chmod(0o755)
     emulation = "emulate -L sh;" if shell == "zsh" else ""  # as bashcompinit does
     script = f"""

@@ -56,7 +56,7 @@ PHRASES = {
 # File -> exact strings in it that are allowed.
 ALLOWED = {
     "CHANGELOG.md": ("`read_out` is now `pooling`",),
-    "encoding/bundle.py": ("it called `pooling` `read_out`", '"read_out"'),  # of bundles of version 1
+    "cloze/encoding/bundle.py": ("it called `pooling` `read_out`", '"read_out"'),  # of bundles of version 1
     "tests/encoding/test_bundle.py": ('content["read_out"]',),
     "tests/reference/vectors.py": ("Whoever returns one late",),  # a text whose vector is stored
 }

@@ -1,4 +1,4 @@
-"""`training.evaluate` on a real service: the bundle's own figures, and what happens when it is busy half way."""
+"""`cloze evaluate` on a real service: the bundle's own figures, and what happens when it is busy half way."""
 
 import json
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ import pytest
 from harness import Process
 from tiny_bundle import write_bundle
 
-from encoding.command import run
-from encoding.errors import OptionError
-from evaluation.measures import units as unit
-from evaluation.options import EvaluateOptions
-from evaluation.server import ATTEMPTS
-from evaluation.subjects import subjects
-from training import evaluate
+from cloze.command import run
+from cloze.encoding.errors import OptionError
+from cloze.training import evaluate
+from cloze.training.evaluation.measures import units as unit
+from cloze.training.evaluation.options import EvaluateOptions
+from cloze.training.evaluation.server import ATTEMPTS
+from cloze.training.evaluation.subjects import subjects
 
 TEXTS = ["a man plays the guitar", "two dogs run", "the man run", "a sentence of the man", "dogs means two"]
 

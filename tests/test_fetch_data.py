@@ -27,7 +27,7 @@ from benchmarks.fetch_data import (
     main,
     relevant_documents,
 )
-from encoding.errors import ClozeError
+from cloze.encoding.errors import ClozeError
 
 DOCUMENTS = """.I 1
 .T

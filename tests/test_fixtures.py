@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from live import served
 
-from encoding.bundle import Bundle
-from encoding.canaries import CANARY_TEXTS, Canaries
-from service.app import create_app
-from service.settings import Settings
-from training.average import main as average
-from training.encoder_source import encoder_folder
-from training.export.__main__ import main as export
-from training.fit import main as fit
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
-from training.recipes.command import load_recipe
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
+from cloze.training.average import main as average
+from cloze.training.encoder_source import encoder_folder
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main as fit
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.recipes.command import load_recipe
 
 FIXTURES = Path(__file__).with_name("fixtures")
 RUN, BUNDLE = FIXTURES / "run", FIXTURES / "bundle"

@@ -22,7 +22,7 @@ from importlib.machinery import PathFinder
 class Installed(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in {packages!r} else super().find_spec(name, path, target)
+        return None if {{name, name.partition(".")[0]}} & {packages!r} else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 """
@@ -30,9 +30,9 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 ANSWER = """
 import asyncio, httpx
 from pathlib import Path
-import service.__main__, service.server
-from service.app import create_app
-from service.settings import Settings
+import cloze.service.__main__, cloze.service.server
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
 
 async def main():
     app = create_app(Settings(bundle=Path(sys.argv[1]), threads=1))
@@ -54,8 +54,8 @@ def without(packages: set[str], script: str, *arguments: str) -> str:
 
 
 def test_encoding_without_torch_and_without_the_service() -> None:
-    script = "from encoding import bundle, command, errors, template, text; print('imported')"
-    assert without(HEAVY | FRAMEWORKS | {"evaluation", "service", "training"}, script) == "imported\n"
+    script = "from cloze.encoding import bundle, errors, template, text; from cloze import command; print('imported')"
+    assert without(HEAVY | FRAMEWORKS | {"cloze.service", "cloze.training"}, script) == "imported\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
@@ -63,7 +63,7 @@ def test_importing_training_without_its_packages_is_an_import_error(missing: str
     """A library does not end the process that imports it."""
     script = """
 try:
-    import training
+    import cloze.training
 except ModuleNotFoundError as error:
     print(error.name)
 """
@@ -71,18 +71,18 @@ except ModuleNotFoundError as error:
 
 
 def test_bulk_says_what_is_not_installed() -> None:
-    script = "from service.bulk.__main__ import main; sys.stderr = sys.stdout; main(['a', 'b', '--bundle', 'c'])"
+    script = "from cloze.service.bulk.__main__ import main; sys.stderr = sys.stdout; main(['a', 'b', '--bundle', 'c'])"
     found = without({"pyarrow", "ray", "tqdm"}, script)
-    assert found == "error: service.bulk needs ray, which is not installed: pip install 'cloze[cpu,bulk]'\n"
+    assert found == "error: cloze bulk needs ray, which is not installed: pip install 'cloze[cpu,bulk]'\n"
 
 
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "tiny")
-    assert without(HEAVY | {"evaluation", "onnx", "training"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
+    assert without(HEAVY | {"onnx", "cloze.training"}, ANSWER, str(bundle)) == f"200 {DIMENSION}\n"
 
 
 @pytest.mark.parametrize(
-    "module", ["service.inference.session", "training.export.graph", "training.model.graph_encoder"]
+    "module", ["cloze.service.inference.session", "cloze.training.export.graph", "cloze.training.model.graph_encoder"]
 )
 def test_nothing_is_reported_to_anyone(tmp_path: Path, module: str) -> None:
     """If its telemetry is on, ONNX Runtime stores an identifier and its events in the home folder."""
@@ -107,10 +107,9 @@ if sys.platform == "win32":
         delattr(os, name)
     sys.modules |= dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "tty"))
 sys.modules["uvloop"] = None
-for package in ("encoding", "evaluation", "service", "training"):
-    for module in pkgutil.walk_packages([package], package + "."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+for module in pkgutil.walk_packages(["cloze"], "cloze."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 """
 
 

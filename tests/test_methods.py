@@ -144,7 +144,7 @@ class Interrupted(Benchmark):
         self.started.append(log_name)
         if len(self.started) - 1 == self._at:
             raise self._error
-        if module == "training.pretrain":
+        if module == "cloze.training.pretrain":
             _written(self._paths.parent / "model.safetensors", "weights")
             _written(self._paths.runs / "parent" / "run.json", "{}")
             return ""

@@ -9,9 +9,9 @@ from harness import open_client
 from huggingface_hub import ModelCard
 
 from benchmarks.readme import MODEL, PAGE, README, page, parent, with_figures
-from encoding.bundle import Bundle
-from service.app import create_app
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
 
 
 def test_the_figures_are_those_of_the_model_and_the_benchmark() -> None:

@@ -19,7 +19,7 @@ from patience import PATIENCE, wait_until
 from reference import arm64
 from reference.vectors import FILE, ROOT, TEXTS, embed
 
-from training.export.quantise import WEIGHT_LEVELS
+from cloze.training.export.quantise import WEIGHT_LEVELS
 
 LEAST_COSINE = 0.9999
 # Without AVX2, Gelu differs in the last bit, and on arm64 Exp and InstanceNormalization: that changes a quantised value
@@ -72,7 +72,7 @@ def test_arm64_gives_the_reference_vectors_of_most_texts_and_nearly_those_of_the
 def test_arm64_serves_the_readmes_similarities(tmp_path: Path) -> None:
     port = free_port()
     environment = arm64.environment(tmp_path) | {"CLOZE_STALL_SECONDS": str(PATIENCE)}
-    command = arm64.command("-m", "service", "--port", str(port), "--threads", "1")
+    command = arm64.command("-m", "cloze.service", "--port", str(port), "--threads", "1")
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as server:
         try:
             url = f"http://127.0.0.1:{port}"

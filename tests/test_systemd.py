@@ -36,7 +36,7 @@ class Machine:
         self.environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(folder / "config")}
         shutil.copytree(UNITS, units)
         other = {"8080": str(self.port), "8079": str(inner), "10min": "1s"}
-        other["/opt/cloze/bin/cloze"] = f"{sys.executable} -m encoding.command"
+        other["/opt/cloze/bin/cloze"] = f"{sys.executable} -m cloze"
         for unit in list(units.iterdir()):
             text = unit.read_text()
             for mine, yours in other.items():

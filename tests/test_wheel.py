@@ -47,12 +47,13 @@ def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cloze(environment: Path, tmp_path: Path) -> Cloze:
-    """The installed command, in an empty folder."""
+    """The installed command, in a folder of somebody's own packages."""
+    _packages_of_others(tmp_path)
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "bin" / "cloze"), *words]
         found = subprocess.run(
-            command, cwd=tmp_path, env=_environ(), capture_output=True, text=True, timeout=20 * PATIENCE
+            command, cwd=tmp_path, env=_environ(tmp_path), capture_output=True, text=True, timeout=20 * PATIENCE
         )
         assert found.returncode == 0, found.stderr
         return found
@@ -60,9 +61,16 @@ def cloze(environment: Path, tmp_path: Path) -> Cloze:
     return call
 
 
-def _environ() -> dict[str, str]:
-    """No path of the clone's, and no hub."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+def _environ(folder: Path) -> dict[str, str]:
+    """No path of the clone's, but one of somebody's own packages, and no hub."""
+    return os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
+
+
+def _packages_of_others(folder: Path) -> None:
+    """Packages that have the names of folders of Cloze: whatever is imported of them ends the process."""
+    for name in ("encoding", "evaluation", "models", "service", "training"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "__init__.py").write_text(f"raise SystemExit('{name} of another project')\n", encoding="utf-8")
 
 
 def test_the_archives_are_what_an_index_accepts(built: Path) -> None:
@@ -81,17 +89,18 @@ def test_both_archives_have_the_packages_and_the_default_model(built: Path) -> N
     with tarfile.open(source) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    code = {name for name in listing if name.startswith(("encoding/", "evaluation/", "service/", "training/"))}
+    code = {name for name in listing if name.startswith("cloze/")}
     model = {name for name in listing if name.startswith("models/cloze-mini/")}
-    assert installed == code | {name.replace("models/", "encoding/", 1) for name in model}
+    assert installed == code | {name.replace("models/", "cloze/", 1) for name in model}
     assert code | model <= packed
 
 
 def test_it_serves_its_own_model(environment: Path, tmp_path: Path) -> None:
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
+    _packages_of_others(tmp_path)
     command = [str(environment / "bin" / "cloze"), "serve", "--port", port, "--threads", "1"]
-    with subprocess.Popen(command, cwd=tmp_path, env=_environ(), stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(command, cwd=tmp_path, env=_environ(tmp_path), stderr=subprocess.DEVNULL) as server:
         try:
             wait_until(lambda: server.poll() is not None or healthy(url))
             answer = httpx.post(f"{url}/embed", json={"inputs": TEXTS}, timeout=PATIENCE)

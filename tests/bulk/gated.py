@@ -1,4 +1,4 @@
-"""`python -m gated IN OUT ...`: a job of service.bulk whose workers complete a part only when the test lets them.
+"""`python -m gated IN OUT ...`: a job of cloze bulk whose workers complete a part only when the test lets them.
 
 The file `let` in the folder OUT.gate has the number of parts that may be complete. A worker takes one of so many
 tickets before it embeds a part.
@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from service.bulk import job
-from service.bulk.__main__ import main
-from service.bulk.source import Part
+from cloze.service.bulk import job
+from cloze.service.bulk.__main__ import main
+from cloze.service.bulk.source import Part
 
 
 def take_ticket(out: Path) -> None:

@@ -16,7 +16,7 @@ PARTS = ROWS // PER_FILE
 MOMENTS = (0, PARTS // 3, PARTS - 5)  # complete parts when a process is killed
 
 
-def command(source: Path, out: Path, bundle: Path, *options: str, module: str = "service.bulk") -> list[str]:
+def command(source: Path, out: Path, bundle: Path, *options: str, module: str = "cloze.service.bulk") -> list[str]:
     words = [str(source), str(out), "--bundle", str(bundle), "--rows-per-file", str(PER_FILE), "--precision", "fp32"]
     return [sys.executable, "-m", module, *words, *options]
 

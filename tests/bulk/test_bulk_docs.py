@@ -10,7 +10,7 @@ import pytest
 from harness import PATIENCE
 from reference.tables import TABLES, documented
 
-from service.bulk.__main__ import BulkOptions
+from cloze.service.bulk.__main__ import BulkOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bulk.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "models").symlink_to(ROOT / "models")
     (home / "texts.txt").write_text("\n".join(TEXTS))
     words = ["texts.txt", "vectors", "--bundle", "models/cloze-mini", "--rows-per-file", "2"]
-    run([sys.executable, "-m", "service.bulk", *words], home)
+    run([sys.executable, "-m", "cloze.service.bulk", *words], home)
     return home
 
 

@@ -11,14 +11,14 @@ import pytest
 from harness import open_client
 from tiny_bundle import DIMENSION, MAX_TOKENS, TEMPLATE, sequence, vector, write_bundle
 
-from encoding.bundle import Bundle
-from encoding.errors import OptionError
-from service.app import create_app
-from service.bulk import Embed
-from service.bulk.embed import ADDED, FORMATS, _batches, _distinct, check_columns
-from service.bulk.output import Output
-from service.inference.session import Session
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import OptionError
+from cloze.service.app import create_app
+from cloze.service.bulk import Embed
+from cloze.service.bulk.embed import ADDED, FORMATS, _batches, _distinct, check_columns
+from cloze.service.bulk.output import Output
+from cloze.service.inference.session import Session
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

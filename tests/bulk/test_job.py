@@ -13,8 +13,8 @@ from harness import PATIENCE, wait_until
 from jobs import PARTS, PER_FILE, check_same, command, complete, let, run, start, vectors
 from live import metrics, served
 
-from service.app import create_app
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.ray]
 pytest.importorskip("ray")

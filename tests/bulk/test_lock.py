@@ -13,15 +13,15 @@ import pytest
 from harness import PATIENCE, wait_until
 from pyarrow import fs
 
-from service.bulk.__main__ import main
-from service.bulk.lock import LOCK, Lock, LockError, Owner
+from cloze.service.bulk.__main__ import main
+from cloze.service.bulk.lock import LOCK, Lock, LockError, Owner
 
 LOCAL = fs.LocalFileSystem()
 SHARED = fs.SubTreeFileSystem("/", LOCAL)  # stands for every file system that cannot create a file exclusively
 HOLD = """
 import sys
 from pyarrow import fs
-from service.bulk.lock import Lock
+from cloze.service.bulk.lock import Lock
 with Lock(fs.LocalFileSystem(), sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -36,7 +36,7 @@ on_linux = pytest.mark.skipif(not HERE.boot, reason="only Linux shows whether a 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that end by an event are endless, others are none."""
     for name, seconds in {"RENEW": PATIENCE, "STALE": PATIENCE, "SETTLE": 0, "POLL": 0.001}.items():
-        monkeypatch.setattr(f"service.bulk.lock.{name}_SECONDS", seconds)
+        monkeypatch.setattr(f"cloze.service.bulk.lock.{name}_SECONDS", seconds)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_lock_that_is_not_renewed_is_stale(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("service.bulk.lock.STALE_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.bulk.lock.STALE_SECONDS", 0.01)
     (folder / LOCK).write_bytes(content)
     with Lock(filesystem, str(folder)) as lock:
         lock.check()
@@ -157,7 +157,7 @@ def test_a_lock_that_is_not_renewed_is_stale(
 def test_a_lock_that_is_renewed_is_not_stale(
     folder: Path, filesystem: fs.FileSystem, elsewhere: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.bulk.lock.RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.bulk.lock.RENEW_SECONDS", 0.01)
     with pytest.MonkeyPatch.context() as there:
         there.setattr(Owner, "current", lambda: elsewhere)
         other = Lock(filesystem, str(folder))
@@ -167,7 +167,7 @@ def test_a_lock_that_is_renewed_is_not_stale(
 
 def test_a_lock_that_is_released_meanwhile_is_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / LOCK).write_bytes(ELSEWHERE[0].dump())
-    monkeypatch.setattr("service.bulk.lock.sleep", lambda seconds: (folder / LOCK).unlink())
+    monkeypatch.setattr("cloze.service.bulk.lock.sleep", lambda seconds: (folder / LOCK).unlink())
     with Lock(LOCAL, str(folder)) as lock:
         lock.check()
 
@@ -176,7 +176,7 @@ def test_of_two_jobs_that_write_their_locks_at_once_one_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = HERE._replace(token="later")
-    monkeypatch.setattr("service.bulk.lock.sleep", lambda seconds: (folder / LOCK).write_bytes(later.dump()))
+    monkeypatch.setattr("cloze.service.bulk.lock.sleep", lambda seconds: (folder / LOCK).write_bytes(later.dump()))
     with pytest.raises(LockError, match=f"another job, {later}"), Lock(SHARED, str(folder)):
         pass
     assert (folder / LOCK).read_bytes() == later.dump()
@@ -230,7 +230,7 @@ def lose(lock: Lock, path: Path, content: bytes | None) -> None:
 def test_a_job_whose_lock_was_lost_stops(
     folder: Path, filesystem: fs.FileSystem, content: bytes | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.bulk.lock.RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.bulk.lock.RENEW_SECONDS", 0.01)
     done = list[int]()
 
     def job() -> None:
@@ -250,7 +250,7 @@ def test_a_job_whose_lock_was_lost_stops(
 def test_a_lost_lock_explains_the_error_that_follows(
     folder: Path, raised: type[BaseException], expected: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.bulk.lock.RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.bulk.lock.RENEW_SECONDS", 0.01)
 
     def job() -> None:
         with Lock(LOCAL, str(folder)) as lock:
@@ -262,7 +262,7 @@ def test_a_lost_lock_explains_the_error_that_follows(
 
 
 def test_half_a_renewal_is_not_the_loss_of_the_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.bulk.lock.RENEW_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.bulk.lock.RENEW_SECONDS", 0.01)
     with Lock(LOCAL, str(folder)) as lock:
         (folder / LOCK).write_bytes(b"")  # as on a full disk
         wait_until(lambda: Owner.parse((folder / LOCK).read_bytes()))

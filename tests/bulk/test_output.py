@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from encoding.errors import OptionError
-from service.bulk import Embed
-from service.bulk.lock import Lock
-from service.bulk.output import SHARD, Counts, Output, OutputError
-from service.bulk.source import Failure
+from cloze.encoding.errors import OptionError
+from cloze.service.bulk import Embed
+from cloze.service.bulk.lock import Lock
+from cloze.service.bulk.output import SHARD, Counts, Output, OutputError
+from cloze.service.bulk.source import Failure
 
 MANIFEST = {"model": {"sha256": "ab"}, "dtype": "float32", "rows_per_file": 4}
 

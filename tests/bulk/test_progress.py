@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from tqdm import tqdm
 
-from service.bulk.output import Counts
-from service.bulk.progress import Progress, estimated_rows, show
+from cloze.service.bulk.output import Counts
+from cloze.service.bulk.progress import Progress, estimated_rows, show
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for name in ("tqdm.std.time", "service.bulk.progress.time", "service.bulk.progress.perf_counter"):
+        for name in ("tqdm.std.time", "cloze.service.bulk.progress.time", "cloze.service.bulk.progress.perf_counter"):
             monkeypatch.setattr(name, lambda: self.now)
 
     def parts(self) -> Iterator[Progress]:
@@ -46,7 +46,7 @@ def shown(printed: str) -> list[str]:
 def test_the_bar_shows_rows_their_estimate_and_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.bulk.progress.tqdm", partial(tqdm, ncols=100))
+    monkeypatch.setattr("cloze.service.bulk.progress.tqdm", partial(tqdm, ncols=100))
     counts, seconds = show(Clock(monkeypatch).parts(), 1100, Counts())
     assert counts == Counts(rows=90, failed=10)
     assert seconds == 50
@@ -62,7 +62,7 @@ def test_the_bar_shows_rows_their_estimate_and_the_time_left(
 def test_rows_of_an_earlier_start_are_done_and_do_not_count_as_speed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.bulk.progress.tqdm", partial(tqdm, ncols=100))
+    monkeypatch.setattr("cloze.service.bulk.progress.tqdm", partial(tqdm, ncols=100))
     show(Clock(monkeypatch).parts(), 1100, Counts(rows=90, failed=30))
     assert shown(capsys.readouterr().err)[:-1] == [
         "120/about ? rows [00:00, ? left, ? rows/s]",

@@ -15,14 +15,14 @@ from live import metrics, served
 from pydantic import SecretStr
 from tiny_bundle import write_bundle
 
-from encoding.bundle import Bundle
-from encoding.errors import OptionError
-from service.app import create_app
-from service.bulk import remote
-from service.bulk.__main__ import main
-from service.bulk.embed import Embed
-from service.bulk.remote import Remote, RemoteError
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import OptionError
+from cloze.service.app import create_app
+from cloze.service.bulk import remote
+from cloze.service.bulk.__main__ import main
+from cloze.service.bulk.embed import Embed
+from cloze.service.bulk.remote import Remote, RemoteError
+from cloze.service.settings import Settings
 
 KEY = "a-key-of-a-test-0123456789"
 TEXTS = [

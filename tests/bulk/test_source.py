@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from encoding.errors import OptionError
-from service.bulk.source import Part, Source, SourceError
+from cloze.encoding.errors import OptionError
+from cloze.service.bulk.source import Part, Source, SourceError
 
 ROWS = [{"text": f"text {number}, with a comma", "place": number} for number in range(10)]
 
@@ -222,7 +222,7 @@ def test_files_of_other_columns(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoding.rows.MAX_LINE", 100)
+    monkeypatch.setattr("cloze.encoding.rows.MAX_LINE", 100)
     (tmp_path / "a.txt").write_bytes(b"a" * 101)
     with pytest.raises(SourceError, match=f"^{tmp_path}/a.txt has a line of more than 100 bytes"):
         read(Source.find(str(tmp_path / "a.txt")))

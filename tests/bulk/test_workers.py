@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("ray")
 
-from encoding.errors import OptionError
-from service.bulk import workers
-from service.bulk.workers import Resources, resources
+from cloze.encoding.errors import OptionError
+from cloze.service.bulk import workers
+from cloze.service.bulk.workers import Resources, resources
 
 HEAD: dict[str, float] = {"memory": 1e9}  # of KubeRay: it has no CPUs for tasks
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from patience import PATIENCE
 from stack import ROOT, Stack, run
 
-from encoding.bundle import OUTPUT, Bundle
-from service.settings import Settings, variable
+from cloze.encoding.bundle import OUTPUT, Bundle
+from cloze.service.settings import Settings, variable
 
 pytestmark = [pytest.mark.container, pytest.mark.long]
 
@@ -187,7 +187,7 @@ def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack:
     assert clients.wrong == []
     assert stack.state("ExitCode") == "0", log
     stopping = re.search(r"draining requests=(\d+)", log)
-    stopped = re.search(r"service.server drained requests=(\d+)", log)
+    stopped = re.search(r"cloze.service.server drained requests=(\d+)", log)
     assert stopping
     assert stopped
     assert int(stopped[1]) >= int(stopping[1]) > 0

@@ -10,7 +10,7 @@ from live import head, request
 from logging_service import ADMIN_KEY, Service
 from nginx_server import Edge, Nginx, refusal, shipped
 
-from service.settings import Settings
+from cloze.service.settings import Settings
 
 LIMIT = 16 * 1024 * 1024
 TEXTS = ["a man plays the guitar", "two dogs run", 'It says "[MASK]".']

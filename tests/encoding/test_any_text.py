@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram, WordLevel
 from tokenizers.pre_tokenizers import Metaspace, WhitespaceSplit
 
-from encoding.chunks import chunked
-from encoding.template import Template
-from encoding.text import Direction, SpecialTokens, TextEncoder
+from cloze.encoding.chunks import chunked
+from cloze.encoding.template import Template
+from cloze.encoding.text import Direction, SpecialTokens, TextEncoder
 
 ODD = [
     "a",

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoding.bridge import About, Bridge, BridgeError
+from cloze.encoding.bridge import About, Bridge, BridgeError
 
 ABOUT = About(
     kind="affine",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from encoding import bundle as bundles
-from encoding.bundle import (
+from cloze.encoding import bundle as bundles
+from cloze.encoding.bundle import (
     GRAPHS,
     SPEC_FILE,
     Bundle,
@@ -25,8 +25,8 @@ from encoding.bundle import (
     sha256,
     staging,
 )
-from encoding.errors import BundleError
-from encoding.text import TOKENIZER_FILES
+from cloze.encoding.errors import BundleError
+from cloze.encoding.text import TOKENIZER_FILES
 
 READING = EmbeddingConfig(
     template='This sentence of "[X]" means [MASK].', pooling="mask", max_tokens=32, final_period=False, denoising=False
@@ -135,14 +135,14 @@ def test_a_precision_that_is_not_there_is_named(bundle: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named_with_the_command(bundle: Path, name: str) -> None:
     (bundle / name).unlink()
-    with pytest.raises(BundleError, match=rf"{name} is missing.*python -m training\.export RUN OUT"):
+    with pytest.raises(BundleError, match=rf"{name} is missing.*cloze export RUN OUT"):
         Bundle.load(bundle)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_altered_file_is_named_with_the_command(bundle: Path, name: str) -> None:
     (bundle / name).write_bytes((bundle / name).read_bytes() + b" ")
-    with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*training\.export"):
+    with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*cloze export"):
         Bundle.load(bundle)
 
 
@@ -200,7 +200,7 @@ def test_former_versions_are_read(bundle: Path, version: int) -> None:
 
 def test_a_contract_nested_too_deep_is_named(bundle: Path) -> None:
     (bundle / SPEC_FILE).write_text("[" * 100_000)
-    with pytest.raises(BundleError, match=r"embedding\.json cannot be read .*training\.export"):
+    with pytest.raises(BundleError, match=r"embedding\.json cannot be read .*cloze export"):
         Bundle.load(bundle)
 
 
@@ -208,7 +208,7 @@ def test_a_file_that_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.
     def denied(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("encoding.bundle.sha256", denied)
+    monkeypatch.setattr("cloze.encoding.bundle.sha256", denied)
     with pytest.raises(BundleError, match=r"config\.json cannot be read \(Permission denied\); let the user"):
         Bundle.load(bundle)
 
@@ -462,7 +462,7 @@ def test_the_default_is_found_by_its_name_from_any_folder(tmp_path: Path, monkey
 
 def test_an_installation_without_the_default_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("encoding.bundle.default_bundle", lambda: None)
+    monkeypatch.setattr("cloze.encoding.bundle.default_bundle", lambda: None)
     with pytest.raises(BundleError, match="cloze-mini is not part of this installation; name the folder of a bundle"):
         Bundle.load("cloze-mini")
     assert located("other") == Path("other")

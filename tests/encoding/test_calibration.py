@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 from tiny_bundle import write_bundle
 
-from encoding.bundle import SPEC_FILE, Bundle, sha256
-from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
-from encoding.errors import BundleError
+from cloze.encoding.bundle import SPEC_FILE, Bundle, sha256
+from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+from cloze.encoding.errors import BundleError
 
 CURVE: dict[str, Any] = {
     "method": "isotonic", "cosines": [-0.5, 0, 0.5, 1], "values": [0, 1, 1, 5], "error_before": 0.2, "error": 0.01,

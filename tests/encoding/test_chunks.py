@@ -7,9 +7,9 @@ import pytest
 from tiny_bundle import TEMPLATE, tokenizer, vocabulary
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from encoding.chunks import Chunk, chunked
-from encoding.template import Template
-from encoding.text import SpecialTokens, TextEncoder
+from cloze.encoding.chunks import Chunk, chunked
+from cloze.encoding.template import Template
+from cloze.encoding.text import SpecialTokens, TextEncoder
 
 SENTENCES = (
     "A man plays the guitar. Two dogs run! The man means a sentence of the guitar? A man. Two dogs run of a man."

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tiny_bundle import write_bundle
 
-from encoding.bundle import Bundle
-from encoding.errors import ClozeError
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import ClozeError
 
 TEXTS = ["two dogs run", "", "a man [MASK]"]
 

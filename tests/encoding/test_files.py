@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from encoding.errors import OptionError
-from encoding.files import check_new_file, exchange, replacing, write_whole
+from cloze.encoding.errors import OptionError
+from cloze.encoding.files import check_new_file, exchange, replacing, write_whole
 
 
 def test_the_new_text_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from encoding.errors import BundleError
-from encoding.heads import Head
+from cloze.encoding.errors import BundleError
+from cloze.encoding.heads import Head
 
 MADE: dict[str, Any] = {
     "labels": ["a", "b"], "several": False, "weights": [[1, 0], [0, 2]], "biases": [0, 0.5], "threshold": None,

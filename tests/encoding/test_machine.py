@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from encoding.machine import available_cpus, has_bf16, memory_limit, processor
+from cloze.machine import available_cpus, has_bf16, memory_limit, processor
 
 X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"

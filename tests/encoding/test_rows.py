@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from encoding.errors import ClozeError
-from encoding.rows import COMPRESSIONS, ENDINGS, Row, RowsError, ending_of, read_rows, uncompressed
-from service.bulk.source import Part, Source
-from training.data.corpus import read_records
+from cloze.encoding.errors import ClozeError
+from cloze.encoding.rows import COMPRESSIONS, ENDINGS, Row, RowsError, ending_of, read_rows, uncompressed
+from cloze.service.bulk.source import Part, Source
+from cloze.training.data.corpus import read_records
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

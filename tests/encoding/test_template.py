@@ -2,8 +2,8 @@
 
 import pytest
 
-from encoding.errors import TemplateError
-from encoding.template import PoolingMode, Template
+from cloze.encoding.errors import TemplateError
+from cloze.encoding.template import PoolingMode, Template
 
 
 def test_splits_around_the_text() -> None:

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel
 from tokenizers.pre_tokenizers import Metaspace
 
-from encoding.errors import BundleError, TemplateError, TextError, TextTooLong
-from encoding.template import Template
-from encoding.text import Direction, SpecialTokens, TextEncoder, Token, with_final_period
+from cloze.encoding.errors import BundleError, TemplateError, TextError, TextTooLong
+from cloze.encoding.template import Template
+from cloze.encoding.text import Direction, SpecialTokens, TextEncoder, Token, with_final_period
 
 QUOTED = 'This sentence of "[X]" means [MASK].'
 LONG = "rain " * 200

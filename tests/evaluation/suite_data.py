@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.task import Subject
+from cloze.training.evaluation.task import Subject
 
 __all__ = ["embed", "numbers", "text"]
 

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from suite_data import numbers
 from transformers import set_seed
 
-from evaluation.sts import Pairs, spearman
-from evaluation.suites.baselines import BaselineTask, pooled_layers
-from evaluation.suites.own import ScoredPairsTask
-from evaluation.suites.space import AnisotropyTask
-from evaluation.tables import show
-from evaluation.task import Score, Subject, score_tasks
-from training.errors import RunError
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, save_masked_lm
+from cloze.training.errors import RunError
+from cloze.training.evaluation.sts import Pairs, spearman
+from cloze.training.evaluation.suites.baselines import BaselineTask, pooled_layers
+from cloze.training.evaluation.suites.own import ScoredPairsTask
+from cloze.training.evaluation.suites.space import AnisotropyTask
+from cloze.training.evaluation.tables import show
+from cloze.training.evaluation.task import Score, Subject, score_tasks
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 
 TEXTS = ["two dogs run", "a man in the rain", "she wrote a letter", "the markets", "a green field"]
 POOLINGS = ("mean", "cls", "max")

@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from tiny_bundle import WORDS, write_bundle
 
-from encoding.bundle import Bundle
-from encoding.command import run
-from evaluation.calibrate import main
-from evaluation.card import with_section
-from evaluation.curves import calibration_error, fitted
+from cloze.command import run
+from cloze.encoding.bundle import Bundle
+from cloze.training.evaluation.calibrate import main
+from cloze.training.evaluation.card import with_section
+from cloze.training.evaluation.curves import calibration_error, fitted
 
 Numbers = NDArray[np.float64]
 
@@ -123,7 +123,7 @@ def test_the_card_shows_the_reliability_where_matplotlib_is_installed(
     assert "](reliability.svg)" in (bundle.path / "README.md").read_text()
     main(command)
     assert (bundle.path / "reliability.svg").read_bytes() == drawing
-    monkeypatch.setattr("evaluation.curves.find_spec", lambda _name: None)
+    monkeypatch.setattr("cloze.training.evaluation.curves.find_spec", lambda _name: None)
     main(command)
     assert not (bundle.path / "reliability.svg").exists()
     assert "reliability.svg" not in Bundle.load(bundle.path).spec.files

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoding.command import run as run_command
-from evaluation.compare import compared, draws
-from evaluation.sts import STS_TASKS
-from evaluation.task import Items, Score, measured
-from training import compare, evaluate
-from training.errors import RunError
-from training.model.encoder import SentenceEncoder
+from cloze.command import run as run_command
+from cloze.training import compare, evaluate
+from cloze.training.errors import RunError
+from cloze.training.evaluation.compare import compared, draws
+from cloze.training.evaluation.sts import STS_TASKS
+from cloze.training.evaluation.task import Items, Score, measured
+from cloze.training.model.encoder import SentenceEncoder
 
 CHANCE = np.random.default_rng(0)
 GOLD = CHANCE.normal(size=200)

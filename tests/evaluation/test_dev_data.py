@@ -10,13 +10,13 @@ from recipes import load_recipe
 from suite_data import embed, numbers, text
 from test_retrieval import write as write_collection
 
-from encoding.command import run as run_command
-from evaluation.dev import DevData
-from evaluation.suites import load_suites
-from training.errors import CorpusError, RecipeError
-from training.fit import main
-from training.recipes.recipe import Recipe, validate
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.training.errors import CorpusError, RecipeError
+from cloze.training.evaluation.dev import DevData
+from cloze.training.evaluation.suites import load_suites
+from cloze.training.fit import main
+from cloze.training.recipes.recipe import Recipe, validate
+from cloze.training.run_folder import Run
 
 EAST, NORTH, NORTH_EAST = text(1, 0), text(0, 1), text(1, 1)
 PAIRS = [(EAST, NORTH_EAST, 1, 4.5), (EAST, NORTH, 0, 0.5), (EAST, text(2, 1), 0, 3.0), (NORTH, text(1, 3), 1, 5.0)]

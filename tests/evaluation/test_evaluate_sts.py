@@ -12,8 +12,9 @@ import pytest
 from data_folder import DATA
 from numpy.typing import NDArray
 
-from evaluation.measures import cosines, rank_correlation
-from evaluation.sts import (
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.measures import cosines, rank_correlation
+from cloze.training.evaluation.sts import (
     COUNTS,
     DEV_TASKS,
     FILES,
@@ -28,7 +29,6 @@ from evaluation.sts import (
     spearman,
     sts_dev,
 )
-from training.errors import CorpusError
 
 needs_data = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="SentEval's data is missing")
 

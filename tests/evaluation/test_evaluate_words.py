@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from encoding.command import run as run_command
-from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, spearman
-from evaluation.suites.sts import StsTask
-from training import evaluate
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
+from cloze.command import run as run_command
+from cloze.training import evaluate
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, Pairs, spearman
+from cloze.training.evaluation.suites.sts import StsTask
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
 
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "field", "stage"]
 PAIRS = Pairs(
@@ -25,7 +25,7 @@ PAIRS = Pairs(
 @pytest.fixture
 def model(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     tasks = [StsTask(name, {name: PAIRS}) for name in (*STS_TASKS, *DEV_TASKS)]
-    monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
+    monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     encoder = SentenceEncoder.load(str(tiny_bert), template='"[X]" means [MASK].', pooling="mask")
     head = MaskedHead(encoder.backbone.config)

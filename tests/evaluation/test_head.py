@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 from tiny_bundle import WORDS, write_bundle
 
-from encoding.bundle import Bundle
-from encoding.command import run
-from encoding.heads import Head
-from evaluation.classifiers import abstention_threshold, fitted
-from evaluation.head import main
-from evaluation.measures import units
-from training.model.graph_encoder import GraphEncoder
+from cloze.command import run
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.heads import Head
+from cloze.training.evaluation.classifiers import abstention_threshold, fitted
+from cloze.training.evaluation.head import main
+from cloze.training.evaluation.measures import units
+from cloze.training.model.graph_encoder import GraphEncoder
 
 Numbers = NDArray[np.float64]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from suite_data import numbers, text
 
-from evaluation.measures import alignment, rank_correlation, uniformity
-from evaluation.sts import Pairs
-from evaluation.suites.neighbours import NeighbourTask
-from evaluation.suites.space import SpaceTask, anisotropy, cosines_by_gold
-from evaluation.suites.sts import StsTask
-from evaluation.task import MEASURES, Items, Score, best_f1, measured
+from cloze.training.evaluation.measures import alignment, rank_correlation, uniformity
+from cloze.training.evaluation.sts import Pairs
+from cloze.training.evaluation.suites.neighbours import NeighbourTask
+from cloze.training.evaluation.suites.space import SpaceTask, anisotropy, cosines_by_gold
+from cloze.training.evaluation.suites.sts import StsTask
+from cloze.training.evaluation.task import MEASURES, Items, Score, best_f1, measured
 
 SQUARE = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]])
 

@@ -7,8 +7,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from evaluation.postprocessing import Flow, Removal, fit_flow, flow_vectors, static_averages, whiten, wk_pooling
-from training.model.encoder import SentenceEncoder
+from cloze.training.evaluation.postprocessing import (
+    Flow,
+    Removal,
+    fit_flow,
+    flow_vectors,
+    static_averages,
+    whiten,
+    wk_pooling,
+)
+from cloze.training.model.encoder import SentenceEncoder
 
 
 def test_whitening_by_hand() -> None:

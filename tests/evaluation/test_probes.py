@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from tiny_bundle import write_bundle
 
-from encoding.command import run
-from evaluation import rewriting
-from evaluation.suites.probes import PROBES, REWRITTEN, ProbeTask, make_probes, tasks
-from evaluation.task import Subject
-from training.errors import CorpusError
-from training.evaluate import main
+from cloze.command import run
+from cloze.training.errors import CorpusError
+from cloze.training.evaluate import main
+from cloze.training.evaluation import rewriting
+from cloze.training.evaluation.suites.probes import PROBES, REWRITTEN, ProbeTask, make_probes, tasks
+from cloze.training.evaluation.task import Subject
 
 SAID = {
     rewriting.moved: {

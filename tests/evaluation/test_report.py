@@ -14,17 +14,17 @@ import pytest
 from patience import PATIENCE
 from suite_data import numbers, text
 
-from evaluation.report.contents import Figure, Gap
-from evaluation.report.plots import speed_plot, training_curves
-from evaluation.report.tables import baseline_table, published
-from evaluation.report.write import build_report, write_report
-from evaluation.sts import Pairs
-from evaluation.suites.maps import PairMapTask, WordMapTask, kinds_of
-from evaluation.suites.neighbours import NeighbourTask
-from evaluation.suites.space import SpaceTask
-from evaluation.tables import figures, machine_note, machines
-from evaluation.task import Score, Subject, measured
-from training.model.encoder import SentenceEncoder
+from cloze.training.evaluation.report.contents import Figure, Gap
+from cloze.training.evaluation.report.plots import speed_plot, training_curves
+from cloze.training.evaluation.report.tables import baseline_table, published
+from cloze.training.evaluation.report.write import build_report, write_report
+from cloze.training.evaluation.sts import Pairs
+from cloze.training.evaluation.suites.maps import PairMapTask, WordMapTask, kinds_of
+from cloze.training.evaluation.suites.neighbours import NeighbourTask
+from cloze.training.evaluation.suites.space import SpaceTask
+from cloze.training.evaluation.tables import figures, machine_note, machines
+from cloze.training.evaluation.task import Score, Subject, measured
+from cloze.training.model.encoder import SentenceEncoder
 
 MODEL = 'int8 <b>"$x$"</b>'
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from evaluation.search import Collection, find_collections, load_collection, search_metrics, search_score
-from training.errors import CorpusError
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.search import Collection, find_collections, load_collection, search_metrics, search_score
 
 VECTORS = {"north": (0.0, 1.0), "east": (2.0, 0.0), "north east": (1.0, 1.0), "up": (0.1, 0.9), "nowhere": (0.0, 0.0)}
 

@@ -8,12 +8,12 @@ import pytest
 import pytrec_eval
 from suite_data import embed, numbers, text
 
-from evaluation.options import EvaluateOptions
-from evaluation.search import METRICS, Collection, rankings, search_metrics
-from evaluation.subjects import subjects
-from evaluation.suites.retrieval import RetrievalTask
-from evaluation.task import Subject
-from training.errors import RunError
+from cloze.training.errors import RunError
+from cloze.training.evaluation.options import EvaluateOptions
+from cloze.training.evaluation.search import METRICS, Collection, rankings, search_metrics
+from cloze.training.evaluation.subjects import subjects
+from cloze.training.evaluation.suites.retrieval import RetrievalTask
+from cloze.training.evaluation.task import Subject
 
 
 def collection(seed: int = 0) -> Collection:
@@ -91,7 +91,7 @@ def test_a_querys_own_document_is_left_out_of_its_results() -> None:
 def test_collections_of_data_and_own_folders(tmp_path: Path) -> None:
     from test_retrieval import write
 
-    from evaluation.suites.retrieval import tasks
+    from cloze.training.evaluation.suites.retrieval import tasks
 
     write(tmp_path / "data" / "retrieval" / "a")
     own = write(tmp_path / "mine")

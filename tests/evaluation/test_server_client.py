@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from evaluation.server import ATTEMPTS, ServerEncoder
-from training.errors import ServerError
+from cloze.training.errors import ServerError
+from cloze.training.evaluation.server import ATTEMPTS, ServerEncoder
 
 INFO = {"model_id": "tiny", "model_sha": "abc", "max_client_batch_size": 2}
 Answers = Callable[[httpx.Request], httpx.Response]

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from suite_data import embed, numbers, text
 
-from encoding.errors import ClozeError
-from evaluation.options import NAMES, OWN
-from evaluation.sts import Pairs
-from evaluation.suites import SUITES, load_suites
-from evaluation.suites.cost import PASSES, CostTask
-from evaluation.suites.own import DuplicateTask, LabelTask, ScoredPairsTask, TripletTask
-from evaluation.suites.space import SpaceTask
-from evaluation.suites.sts import StsTask
-from evaluation.task import Score, ScoreCache, Subject, score_tasks
-from training.errors import CorpusError, RunError, ServerError
+from cloze.encoding.errors import ClozeError
+from cloze.training.errors import CorpusError, RunError, ServerError
+from cloze.training.evaluation.options import NAMES, OWN
+from cloze.training.evaluation.sts import Pairs
+from cloze.training.evaluation.suites import SUITES, load_suites
+from cloze.training.evaluation.suites.cost import PASSES, CostTask
+from cloze.training.evaluation.suites.own import DuplicateTask, LabelTask, ScoredPairsTask, TripletTask
+from cloze.training.evaluation.suites.space import SpaceTask
+from cloze.training.evaluation.suites.sts import StsTask
+from cloze.training.evaluation.task import Score, ScoreCache, Subject, score_tasks
 
 Rows = list[dict[str, object]]
 
@@ -242,7 +242,7 @@ def test_a_speed_is_always_measured(tmp_path: Path) -> None:
 def test_the_cost_has_the_memory_where_the_system_says_it(
     peak: int | None, shown: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evaluation.suites.cost.peak_memory", lambda: peak)
+    monkeypatch.setattr("cloze.training.evaluation.suites.cost.peak_memory", lambda: peak)
     subject = Subject("a", Counted(), Counted(), "digest", 2_000_000)
     _, *found = CostTask("a", ["1 2"], "machine").run(subject)
     assert {score.metric: score.value for score in found} == {"size MB": 2.0} | shown

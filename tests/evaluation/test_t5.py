@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration, T5Tokenizer, set_seed
 
-from encoding.command import run as run_command
-from encoding.template import Template
-from evaluation.t5 import Example, TemplateWriter, read_definitions
-from training.errors import CorpusError, EncoderError
-from training.model.pretrained import quiet
-from training.templates import main
+from cloze.command import run as run_command
+from cloze.encoding.template import Template
+from cloze.training.errors import CorpusError, EncoderError
+from cloze.training.evaluation.t5 import Example, TemplateWriter, read_definitions
+from cloze.training.model.pretrained import quiet
+from cloze.training.templates import main
 
 EXAMPLES = [Example("dog", "a pet."), Example("orange", "a large round fruit"), Example("rain", "rain")]
 SPECIAL = ["<pad>", "</s>", "<unk>", "▁"]
@@ -102,7 +102,7 @@ def test_with_beams_enough_the_search_finds_the_best_of_all(tiny: TemplateWriter
 
 
 def test_the_order_of_the_examples_does_not_matter_and_rows_are_split(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evaluation import t5 as module
+    from cloze.training.evaluation import t5 as module
 
     writer = TemplateWriter.load(t5)
     found = writer.write(EXAMPLES, 9)

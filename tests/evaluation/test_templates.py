@@ -6,12 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoding.command import run as run_command
-from encoding.errors import TemplateError
-from evaluation.sts import load_pairs, spearman
-from evaluation.templates import PREFIXES, RELATIONS, Scorer, greedy, rank, read_templates, related, wrapped
-from training.model.encoder import SentenceEncoder
-from training.templates import main
+from cloze.command import run as run_command
+from cloze.encoding.errors import TemplateError
+from cloze.training.evaluation.sts import load_pairs, spearman
+from cloze.training.evaluation.templates import (
+    PREFIXES,
+    RELATIONS,
+    Scorer,
+    greedy,
+    rank,
+    read_templates,
+    related,
+    wrapped,
+)
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.templates import main
 
 TABLE_4 = {  # PromptBERT: BERT base on STS-B dev
     "[X] [MASK].": 39.34,

@@ -12,9 +12,18 @@ from sklearn.model_selection import StratifiedKFold
 from suite_data import numbers, text
 from torch import nn
 
-from evaluation.suites import senteval as classifier
-from evaluation.suites.senteval import PENALTIES, Problem, Rows, fit, fold_protocol, nested_protocol, split_protocol
-from evaluation.suites.transfer import (
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.suites import senteval as classifier
+from cloze.training.evaluation.suites.senteval import (
+    PENALTIES,
+    Problem,
+    Rows,
+    fit,
+    fold_protocol,
+    nested_protocol,
+    split_protocol,
+)
+from cloze.training.evaluation.suites.transfer import (
     COUNTS,
     FastTransferTask,
     Labelled,
@@ -23,7 +32,6 @@ from evaluation.suites.transfer import (
     features,
     load_transfer,
 )
-from training.errors import CorpusError
 
 
 def rows(count: int, seed: int = 0, classes: int = 2) -> Rows:

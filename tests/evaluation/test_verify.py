@@ -22,14 +22,14 @@ from tiny_bundle import write_bundle
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
 
-from encoding.bundle import Bundle
-from encoding.command import run
-from encoding.text import TextEncoder
-from evaluation.verify import Check, Reference, Server, checks, main, reference_of
-from service.app import create_app
-from service.settings import Settings
-from training.errors import ServerError
-from training.model.graph_encoder import GraphEncoder
+from cloze.command import run
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.text import TextEncoder
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
+from cloze.training.errors import ServerError
+from cloze.training.evaluation.verify import Check, Reference, Server, checks, main, reference_of
+from cloze.training.model.graph_encoder import GraphEncoder
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,

@@ -13,7 +13,7 @@ import yaml
 from custom_resources import CUSTOM
 from pydantic import ValidationError
 
-from service.settings import Settings
+from cloze.service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docker" / "kubernetes"
 OVERLAYS = (FOLDER / "base", *sorted(path for path in (FOLDER / "overlays").iterdir() if path.is_dir()))

@@ -27,11 +27,11 @@ from reference import prometheus_rule
 from reference.tables import documented_metrics
 from tiny_bundle import write_bundle
 
-from encoding.errors import OptionError
-from encoding.options import flag
-from service.app import create_app
-from service.inference.health import HUNG_AFTER
-from service.settings import Settings, variable
+from cloze.encoding.errors import OptionError
+from cloze.options import flag
+from cloze.service.app import create_app
+from cloze.service.inference.health import HUNG_AFTER
+from cloze.service.settings import Settings, variable
 
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from harness import ROOT, Process, wait_until
 from prometheus_server import FOLDER, Prometheus, send_traffic
 from reference.tables import documented_metrics
 
-from service.routes import LABELS, POST_ROUTES
+from cloze.service.routes import LABELS, POST_ROUTES
 
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana/dashboards/cloze.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]

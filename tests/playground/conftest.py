@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tiny_bundle import graph, write_bundle
 from visitor import KEY, Visitor
 
-from encoding.bundle import Bundle, altered
-from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 MILLISECONDS = 1000 * PATIENCE

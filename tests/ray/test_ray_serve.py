@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from test_imports import ANSWER, without
 from tiny_bundle import DIMENSION, write_bundle
 
-from service.app import create_app
-from service.settings import Settings, variable
+from cloze.service.app import create_app
+from cloze.service.settings import Settings, variable
 
 if TYPE_CHECKING:  # importing Ray takes seconds, also for those who run other tests
     from benchmarks.ray_cluster import Nodes
@@ -202,8 +202,8 @@ def test_a_replica_that_hangs_is_replaced(served: "Nodes", tmp_path: Path) -> No
 
 def test_settings_that_would_reach_one_replica_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
-    from encoding.errors import OptionError
-    from service.ray import Replicas, app
+    from cloze.encoding.errors import OptionError
+    from cloze.service.ray import Replicas, app
 
     monkeypatch.setenv("CLOZE_BUNDLE", str(bundle))
     monkeypatch.setenv("CLOZE_ADMIN_KEYS", "0123456789abcdef")
@@ -215,12 +215,12 @@ def test_the_config_file_is_valid() -> None:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
     from ray.serve.schema import ServeDeploySchema
 
-    from service.ray import Replicas
+    from cloze.service.ray import Replicas
 
     config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "docker/ray/serve.yaml").read_text()))
     (application,) = config.applications
     Replicas.model_validate(application.args)
-    assert application.import_path == "service.ray:app"
+    assert application.import_path == "cloze.service.ray:app"
     assert set(application.runtime_env["env_vars"]) <= {variable(name) for name in Settings.model_fields}
 
 
@@ -229,6 +229,6 @@ def test_usage_reports_are_off_and_the_service_needs_no_ray(bundle: Path) -> Non
     pytest.importorskip("ray.serve", reason="Ray is not installed")
     from ray._common.usage.usage_lib import usage_stats_enabled
 
-    import service.ray  # noqa: F401
+    import cloze.service.ray  # noqa: F401
 
     assert not usage_stats_enabled()

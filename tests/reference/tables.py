@@ -1,4 +1,4 @@
-"""The tables in the docs: settings, metrics and options of service.bulk. `make reference` writes them."""
+"""The tables in the docs: settings, metrics and options of cloze bulk. `make reference` writes them."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from benchmarks import scale_report
-from encoding.options import flag
-from service.bulk.__main__ import BulkOptions
-from service.monitoring.metrics import Metrics
-from service.settings import Settings, variable
+from cloze.options import flag
+from cloze.service.bulk.__main__ import BulkOptions
+from cloze.service.monitoring.metrics import Metrics
+from cloze.service.settings import Settings, variable
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS: dict[Any, str] = {

@@ -45,9 +45,9 @@ TEXTS = (
 
 def embed() -> NDArray[np.float32]:
     """Vectors (20, d) of length 1, each text alone."""
-    from encoding.bundle import Bundle
-    from encoding.text import Batch
-    from service.inference.session import Session
+    from cloze.encoding.bundle import Bundle
+    from cloze.encoding.text import Batch
+    from cloze.service.inference.session import Session
 
     class Unpadded(Session):
         """Runs each text alone: an emulated CPU would spend a minute on the padding of the canary texts."""

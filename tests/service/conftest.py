@@ -16,11 +16,11 @@ from live import Held, ServeHeld
 from numpy.typing import NDArray
 from tiny_bundle import OTHER, write_bundle
 
-from encoding.text import Batch
-from service.__main__ import main
-from service.app import create_app
-from service.inference.session import Session
-from service.settings import Settings
+from cloze.encoding.text import Batch
+from cloze.service.__main__ import main
+from cloze.service.app import create_app
+from cloze.service.inference.session import Session
+from cloze.service.settings import Settings
 
 AnyProcess = TypeVar("AnyProcess", bound=Process)
 
@@ -135,10 +135,10 @@ def _started(kind: type[AnyProcess]) -> Iterator[Callable[..., AnyProcess]]:
 def check_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """`python -m service … --check` in this process, whose signals, log, memory and environment stay what they were."""
+    """`cloze serve … --check` in this process, whose signals, log, memory and environment stay what they were."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    monkeypatch.setattr("service.__main__.configure_logs", lambda *_: caplog.set_level("INFO"))
-    monkeypatch.setattr("service.__main__.limit_free_memory", lambda: None)
+    monkeypatch.setattr("cloze.service.__main__.configure_logs", lambda *_: caplog.set_level("INFO"))
+    monkeypatch.setattr("cloze.service.__main__.limit_free_memory", lambda: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
     def run_here(*arguments: str) -> tuple[int, str, str]:

@@ -23,9 +23,9 @@ from patience import wait_until as wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_bundle import graph
 
-from service.inference.model import Model
-from service.services import Services
-from service.settings import variable
+from cloze.service.inference.model import Model
+from cloze.service.services import Services
+from cloze.service.settings import variable
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +111,7 @@ def samples_of(text: str) -> dict[str, float]:
 class Process:
     """A server in a process of its own, with LIMITS; `log` is all it wrote once it has ended."""
 
-    program: ClassVar[tuple[str, ...]] = ("-m", "service")
+    program: ClassVar[tuple[str, ...]] = ("-m", "cloze.service")
 
     def __init__(self, *arguments: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOZE_")}

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tiny_bundle import graph, vocabulary
 
-from encoding.bundle import INPUTS, OUTPUT
-from encoding.text import Batch
-from service.inference.session import Session
-from service.server import uvicorn_config
+from cloze.encoding.bundle import INPUTS, OUTPUT
+from cloze.encoding.text import Batch
+from cloze.service.inference.session import Session
+from cloze.service.server import uvicorn_config
 
 BODY = json.dumps({"inputs": "a man"}).encode()
 
@@ -206,10 +206,10 @@ def hanging() -> onnx.ModelProto:
 
 TIMED = """
 import signal, sys, threading
-from service.__main__ import main
-from service.inference import session, threads
-from service.inference.session import Session
-from service.inference import health
+from cloze.service.__main__ import main
+from cloze.service.inference import session, threads
+from cloze.service.inference.session import Session
+from cloze.service.inference import health
 
 passed, monotonic = 0.0, session.monotonic
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from service.client import Client
-from service.errors import Overloaded, Unavailable
-from service.inference.admission import Admission, share
+from cloze.service.client import Client
+from cloze.service.errors import Overloaded, Unavailable
+from cloze.service.inference.admission import Admission, share
 
 
 class Clock:

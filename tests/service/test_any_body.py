@@ -14,9 +14,9 @@ from hypothesis import strategies as some
 from live import served
 from numpy.typing import NDArray
 
-from service.app import create_app
-from service.routes import POST_ROUTES
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.routes import POST_ROUTES
+from cloze.service.settings import Settings
 
 CHARACTERS = some.characters(exclude_categories=["Cs"])
 WORDS = some.sampled_from(["a man plays the guitar", "two dogs run", "", "dogs", "[MASK]", "é", "tiny", "query"])

@@ -25,10 +25,10 @@ from harness import (
 from starlette.types import Message
 from tiny_bundle import sequence
 
-from encoding.errors import OptionError
-from service.inference import vectors
-from service.inference.model import Model
-from service.monitoring.logs import JSON, Text, current_request
+from cloze.encoding.errors import OptionError
+from cloze.service.inference import vectors
+from cloze.service.inference.model import Model
+from cloze.service.monitoring.logs import JSON, Text, current_request
 
 pytestmark = pytest.mark.anyio
 
@@ -477,7 +477,9 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def line_of(log: pytest.LogCaptureFixture, path: str) -> dict[str, Any]:
     """The one line about this path."""
-    [record] = [record for record in log.records if record.name == "service.http.middleware" and record.args[1] == path]
+    [record] = [
+        record for record in log.records if record.name == "cloze.service.http.middleware" and record.args[1] == path
+    ]
     return {"level": record.levelname, **record.fields}
 
 
@@ -520,7 +522,7 @@ async def test_a_path_forges_no_field(client: MakeClient, log: pytest.LogCapture
     async with client() as http:
         await http.post("/x%20status=200%20client=root%0A", json={})
         await http.post("/" + "x" * 10_000, json={})
-    forged, long = [each for each in log.records if each.name == "service.http.middleware"]
+    forged, long = [each for each in log.records if each.name == "cloze.service.http.middleware"]
     assert " POST /x%20status%3D200%20client%3Droot%0A status=404 " in Text().format(forged)
     assert len(Text().format(long)) < 500
 
@@ -567,7 +569,7 @@ async def test_neither_texts_nor_keys_are_logged(
         def broken(*args: object, **options: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr("service.http.embed.to_json", broken)
+        monkeypatch.setattr("cloze.service.http.embed.to_json", broken)
         assert (await http.post("/embed", json={"inputs": secret})).status_code == 500
     assert len(log.records) > 60
     written = "\n".join(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from encoding.errors import OptionError
-from service.client import Client
-from service.errors import Unauthorized
-from service.http.auth import Authentication, Keys
+from cloze.encoding.errors import OptionError
+from cloze.service.client import Client
+from cloze.service.errors import Unauthorized
+from cloze.service.http.auth import Authentication, Keys
 
 ONE, TWO, THREE, FOUR = (f"{each}-secret-key-0123456789" for each in ("one", "two", "three", "four"))
 PUBLIC = ("/", "/health*", "/metrics", "/assets/*")
@@ -67,7 +67,7 @@ def test_what_is_sent_instead_is_refused_and_not_said(header: str | None) -> Non
 
 
 def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.http import auth
+    from cloze.service.http import auth
 
     compared: list[bytes] = []
     compare = auth.hmac.compare_digest

@@ -10,9 +10,9 @@ from harness import PATIENCE
 from hypothesis import given
 from hypothesis import strategies as some
 
-from service.client import Client, Priority
-from service.errors import DeadlineExceeded, Unavailable
-from service.inference.batcher import SLICE, Batcher, Failed
+from cloze.service.client import Client, Priority
+from cloze.service.errors import DeadlineExceeded, Unavailable
+from cloze.service.inference.batcher import SLICE, Batcher, Failed
 
 pytestmark = pytest.mark.anyio
 

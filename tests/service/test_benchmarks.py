@@ -20,7 +20,7 @@ from patience import PATIENCE
 from benchmarks import gpu, peers, serving_report, training
 from benchmarks.load import Workload, ask, load
 from benchmarks.peers import Server, ours
-from encoding.machine import versions
+from cloze.machine import versions
 
 WORK = ("short, 1 per request", "mixed, 32 per request", "long, 8 per request")
 SPEEDS = {"Cloze, int8": 300.0, "Cloze, fp32": 200.0, "infinity, torch": 100.0, "infinity, ONNX": 50.0}

@@ -13,9 +13,9 @@ from hypothesis import strategies as some
 from test_native import JSON, refused
 from tiny_bundle import vector
 
-from service.http.embed import embed_texts
-from service.http.request import Context, JSONRoute, _values
-from service.http.schemas import EmbedRequest
+from cloze.service.http.embed import embed_texts
+from cloze.service.http.request import Context, JSONRoute, _values
+from cloze.service.http.schemas import EmbedRequest
 
 WORDS = some.text(alphabet='a,[]{}:"\\é\n', max_size=8)
 ANY = some.recursive(

@@ -1,6 +1,7 @@
 """The service with --bridge: vectors in the old space, and everything that says so."""
 
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from harness import MakeApp, MakeClient
 from live import unit
 from tiny_bundle import DIMENSION, OTHER, calibrate, sequence, vector
 
-from encoding.bridge import About, Bridge, BridgeError
-from encoding.bundle import Bundle
+from cloze.encoding.bridge import About, Bridge, BridgeError
+from cloze.encoding.bundle import Bundle
 
 pytestmark = pytest.mark.anyio
 
@@ -62,9 +63,11 @@ async def test_everything_says_the_old_space(client: MakeClient, bridge: Path) -
         assert f'space="{OLD}"' in (await http.get("/metrics")).text
 
 
-async def test_heads_and_calibration_do_not_fit_the_old_space(client: MakeClient, bundle: Path, bridge: Path) -> None:
-    calibrate(bundle)
-    async with client(bridge=str(bridge)) as http:
+async def test_heads_and_calibration_do_not_fit_the_old_space(
+    client: MakeClient, bundle: Path, bridge: Path, tmp_path: Path
+) -> None:
+    calibrated = calibrate(Path(copytree(bundle, tmp_path / "calibrated" / "tiny")))
+    async with client(bundle=calibrated, bridge=str(bridge)) as http:
         for path, body, words in (
             ("/predict", {"inputs": "a man"}, "the heads of model tiny do not fit the vectors that its bridge gives"),
             (

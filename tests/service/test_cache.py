@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.inference.model import OVERHEAD, Cache
-from service.inference.model import _key as key_of
+from cloze.service.inference.model import OVERHEAD, Cache
+from cloze.service.inference.model import _key as key_of
 
 GRAPH, OTHER = "0" * 64, "1" * 64
 ENTRY = 4 * 8 + OVERHEAD

@@ -7,11 +7,11 @@ from harness import MakeBundle, has_cuda, open_client
 from onnx import TensorProto, helper, numpy_helper
 from tiny_bundle import graph, sequence, vector
 
-from encoding.bundle import Bundle, Precision
-from service.app import create_app
-from service.errors import BackendFailed
-from service.inference.session import Session
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle, Precision
+from cloze.service.app import create_app
+from cloze.service.errors import BackendFailed
+from cloze.service.inference.session import Session
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.skipif(not has_cuda(), reason="ONNX Runtime finds no CUDA device here")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_bundle import write_bundle
 
-from service.doctor import _gpu, _memory, _versions, main
+from cloze.service.doctor import _gpu, _memory, _versions, main
 
 
 def facts(output: str) -> dict[str, str]:
@@ -16,7 +16,7 @@ def facts(output: str) -> dict[str, str]:
 
 
 def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.doctor.default_bundle", lambda: None)
+    monkeypatch.setattr("cloze.service.doctor.default_bundle", lambda: None)
     assert main([]) == 0
     found = facts(capsys.readouterr().out)
     assert list(found) == ["cloze", "processor", "CPUs", "memory", "packages", "training", "GPU"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.monitoring.drift import PER_REQUEST, DriftSample, Shape
+from cloze.service.monitoring.drift import PER_REQUEST, DriftSample, Shape
 
 
 def fill(space: DriftSample, vectors: object, cut: int = 0) -> None:

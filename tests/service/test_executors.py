@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from patience import PATIENCE
 from tiny_bundle import DIMENSION
 
-from encoding.bundle import Bundle
-from encoding.text import Batch
-from service.inference.session import Session
-from service.inference.threads import Executors, Threads, share_threads
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.text import Batch
+from cloze.service.inference.session import Session
+from cloze.service.inference.threads import Executors, Threads, share_threads
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def test_threads_are_shared_between_batches(total: int, shared: tuple[int,
 
 
 async def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.inference.threads.available_cpus", lambda: 6)
+    monkeypatch.setattr("cloze.service.inference.threads.available_cpus", lambda: 6)
     assert share_threads(0) == (2, 3)
 
 
@@ -38,7 +38,7 @@ class Held:
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         for module in ("session", "threads"):
-            monkeypatch.setattr(f"service.inference.{module}.monotonic", lambda: self.now)
+            monkeypatch.setattr(f"cloze.service.inference.{module}.monotonic", lambda: self.now)
         self.executors = Executors(Threads(2, 1))
         session = Session.load(Bundle.load(settings.bundle), provider="cpu", threads=1)
         session.running = self.executors.running

@@ -12,9 +12,9 @@ import pytest
 from harness import LIMITS, PATIENCE, Hold, MakeApp, MakeClient, open_client, services, until
 from tiny_bundle import MAX_TOKENS, sequence, write_bundle
 
-from service.app import create_app
-from service.http.explain import WORD, Word, without
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.http.explain import WORD, Word, without
+from cloze.service.settings import Settings
 
 FIRST = "Two dogs run, and the man plays the guitar."
 SECOND = "a man doesn't run"

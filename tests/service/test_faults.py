@@ -39,10 +39,10 @@ from live import (
 )
 from tiny_bundle import sequence, vector
 
-from service.app import create_app
-from service.inference.health import HUNG, LOST
-from service.inference.model import Model
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.inference.health import HUNG, LOST
+from cloze.service.inference.model import Model
+from cloze.service.settings import Settings
 
 POST, GET = (partial(send, timeout=PATIENCE) for send in (httpx.post, httpx.get))
 TEXTS = ["a man", "two dogs run", "the guitar", "a man plays the guitar"]
@@ -379,7 +379,7 @@ def test_ten_thousand_texts_of_one_do_not_hold_up_one_text_of_another(house: Cal
     response = single.result
     assert response.status_code == 200
     assert many.is_alive()
-    assert made.model.batcher.waiting_items > 9_900
+    wait_until(lambda: made.model.batcher.waiting_items > 9_900)  # they enter in slices, also after the answer
     made.gate.let()
     assert len(many.result.json()) == 10_000
     assert statuses(made.url) == {200: 2}

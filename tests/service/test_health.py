@@ -8,10 +8,10 @@ import threading
 import pytest
 from harness import PATIENCE, samples_of, until
 
-from service.errors import Unavailable
-from service.inference.health import HUNG, LOST, Health
-from service.monitoring.background import Background
-from service.monitoring.metrics import Metrics
+from cloze.service.errors import Unavailable
+from cloze.service.inference.health import HUNG, LOST, Health
+from cloze.service.monitoring.background import Background
+from cloze.service.monitoring.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -171,7 +171,7 @@ async def test_nothing_is_tried_while_a_batch_hangs(world: World) -> None:
 
 
 async def test_the_watch_looks_again_and_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.inference.health.PERIOD", 0.001)
+    monkeypatch.setattr("cloze.service.inference.health.PERIOD", 0.001)
     world.health.watch()
     world.busy_for = 91
     await until(lambda: len(world.ends) > 2)
@@ -184,7 +184,7 @@ async def test_an_event_loop_that_hangs_is_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread judges while the loop is held."""
-    monkeypatch.setattr("service.inference.health.PERIOD", 0.001)
+    monkeypatch.setattr("cloze.service.inference.health.PERIOD", 0.001)
     ended = threading.Event()
     world.health.end = lambda status: (world.ends.append(status), ended.set())
     world.health.watch()
@@ -212,7 +212,7 @@ async def test_the_loop_may_take_its_time(world: World) -> None:
 async def test_the_watch_goes_on_after_an_error_and_readiness_shows_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.inference.health.PERIOD", 0.001)
+    monkeypatch.setattr("cloze.service.inference.health.PERIOD", 0.001)
     models, world.models = world.models, None  # type: ignore[assignment]
     world.health.watch()
     await until(lambda: errors(world) > 3)

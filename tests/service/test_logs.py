@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from patience import PATIENCE
 
-from service.monitoring.logs import JSON, RequestRecord, Text, accept_id, current_request
+from cloze.service.monitoring.logs import JSON, RequestRecord, Text, accept_id, current_request
 
 
 def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
     made = logging.LogRecord(
-        "service.app", logging.WARNING, "app.py", 1, message, arguments, more.pop("exc_info", None)
+        "cloze.service.app", logging.WARNING, "app.py", 1, message, arguments, more.pop("exc_info", None)
     )
     made.created, made.msecs = 1769851613.0379, 37.9
     vars(made).update(more)
@@ -32,7 +32,8 @@ def failed() -> Any:
 
 def test_text() -> None:
     line = Text().format(record("loaded %s", "tiny", fields={"seconds": 0.5, "path": "a b", "empty": "", "none": None}))
-    assert line == '2026-01-31T09:26:53.037Z WARNING service.app loaded tiny seconds=0.5 path="a b" empty="" none=None'
+    said = 'loaded tiny seconds=0.5 path="a b" empty="" none=None'
+    assert line == f"2026-01-31T09:26:53.037Z WARNING cloze.service.app {said}"
 
 
 def test_json() -> None:
@@ -41,7 +42,7 @@ def test_json() -> None:
     assert json.loads(line, parse_constant=pytest.fail) == {
         "time": "2026-01-31T09:26:53.037Z",
         "level": "warning",
-        "logger": "service.app",
+        "logger": "cloze.service.app",
         "message": "loaded tiny",
         "texts": 3,
         "share": "nan",
@@ -65,7 +66,7 @@ def test_a_value_cannot_add_a_field() -> None:
 
 def test_a_traceback_forges_no_line_in_text() -> None:
     first, *rest = Text().format(record("failed", exc_info=failed())).split("\n")
-    assert first.endswith("service.app failed")
+    assert first.endswith("cloze.service.app failed")
     assert rest
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert "  2026-01-31T00:00:00.000Z INFO forged line\\x1b[2J" in rest
@@ -110,12 +111,12 @@ def test_any_other_id_is_replaced(refused: str | None) -> None:
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from service.monitoring.logs import RequestRecord, configure_logs, current_request
+from cloze.service.monitoring.logs import RequestRecord, configure_logs, current_request
 configure_logs(sys.argv[1], "json")
 configure_logs(sys.argv[1], "json")  # a second time adds nothing
 current_request.set(RequestRecord("abc"))
-logging.getLogger("service.a").debug("one")
-logging.getLogger("service.a").info("two", extra={"fields": {"n": 1}})
+logging.getLogger("cloze.service.a").debug("one")
+logging.getLogger("cloze.service.a").info("two", extra={"fields": {"n": 1}})
 logging.getLogger("uvicorn.error").info("three")
 logging.getLogger("uvicorn.error").warning("four")
 warnings.warn("five")
@@ -143,11 +144,11 @@ def test_a_process_logs_nothing_but_json(level: str, messages: list[str]) -> Non
 
 FLOOD = """
 import logging, sys, time
-from service.monitoring.logs import LogQueue, configure_logs
+from cloze.service.monitoring.logs import LogQueue, configure_logs
 configure_logs("info", "text")
 counted = []
 LogQueue.on_drop = lambda: counted.append(1)
-logger = logging.getLogger("service.a")
+logger = logging.getLogger("cloze.service.a")
 for number in range(12_000):
     logger.info("record %d of a flood, long enough that a pipe holds only few of them", number)
 print(len(counted), flush=True)

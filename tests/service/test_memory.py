@@ -10,12 +10,12 @@ from live import served
 from test_models import ADMIN, no_operator, reload
 from tiny_bundle import OTHER, write_bundle
 
-from encoding.bundle import Bundle, Precision
-from encoding.errors import OptionError
-from service.app import create_app
-from service.inference import memory
-from service.inference.memory import MIB, PROCESS, Need, check, need, resident
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle, Precision
+from cloze.encoding.errors import OptionError
+from cloze.service.app import create_app
+from cloze.service.inference import memory
+from cloze.service.inference.memory import MIB, PROCESS, Need, check, need, resident
+from cloze.service.settings import Settings
 
 
 def test_an_estimate_by_hand(tmp_path: Path) -> None:

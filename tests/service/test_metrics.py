@@ -9,11 +9,11 @@ from harness import MakeClient, samples_of
 from prometheus_client.parser import text_string_to_metric_families
 from reference.tables import documented, metrics_table
 
-from service.client import STRIDES
-from service.errors import ERROR_TYPES
-from service.inference.model import Cache
-from service.monitoring.metrics import REASONS, Metrics, ModelMetrics
-from service.routes import LABELS, MODEL_ROUTES, OTHER, label
+from cloze.service.client import STRIDES
+from cloze.service.errors import ERROR_TYPES
+from cloze.service.inference.model import Cache
+from cloze.service.monitoring.metrics import REASONS, Metrics, ModelMetrics
+from cloze.service.routes import LABELS, MODEL_ROUTES, OTHER, label
 
 FACTS = {
     "provider": "cpu",

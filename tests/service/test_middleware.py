@@ -11,9 +11,9 @@ import pytest
 from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
 from live import BODY, Gate, answer, connect, head, metrics, request, served
 
-from service.app import create_app
-from service.http.protocol import Protocol
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.http.protocol import Protocol
+from cloze.service.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_body_behind_a_long_answer_is_not_late(bundle: Path, monkeypatch: pyte
     with served(app) as url, Gate(default_model(app).session) as gate, connect(url) as stream:
         stream.sendall(request({"inputs": "a man"}) + request({"inputs": "a"}))
         wait_until(lambda: gate.batches)
-        monkeypatch.setattr("service.http.middleware.perf_counter", lambda: perf_counter() + 2 * PATIENCE)
+        monkeypatch.setattr("cloze.service.http.middleware.perf_counter", lambda: perf_counter() + 2 * PATIENCE)
         gate.let()
         assert [answer(stream)[0] for _ in range(2)] == [200, 200]
 

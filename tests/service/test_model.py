@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from patience import PATIENCE
 from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
-from encoding.bundle import Bundle
-from encoding.errors import TextError, TextTooLong
-from encoding.text import Batch
-from service.client import Client
-from service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
-from service.inference.admission import Admission
-from service.inference.model import Cache, Model, Part
-from service.inference.threads import Executors, Threads
-from service.monitoring.metrics import Metrics
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import TextError, TextTooLong
+from cloze.encoding.text import Batch
+from cloze.service.client import Client
+from cloze.service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
+from cloze.service.inference.admission import Admission
+from cloze.service.inference.model import Cache, Model, Part
+from cloze.service.inference.threads import Executors, Threads
+from cloze.service.monitoring.metrics import Metrics
+from cloze.service.settings import Settings
 
 A = Client("a")
 
@@ -182,7 +182,7 @@ async def test_the_time_in_the_graph_begins_when_another_models_batch_has_left_i
     cold: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("service.inference.model.perf_counter", lambda: now)
+    monkeypatch.setattr("cloze.service.inference.model.perf_counter", lambda: now)
     other, model = cold(), cold()
     begun, free, run = threading.Event(), threading.Event(), other.session._infer
 

@@ -22,14 +22,14 @@ from live import Background, Gate, embed, metrics, served, statuses, unit
 from numpy.typing import NDArray
 from tiny_bundle import OTHER, graph, not_finite, sequence, vector, write_bundle
 
-from encoding.bundle import Bundle
-from service.app import create_app
-from service.errors import ModelNotFound
-from service.http.request import RequestContext, lease
-from service.inference.model import Model
-from service.inference.session import Session
-from service.monitoring.logs import RequestRecord
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.service.app import create_app
+from cloze.service.errors import ModelNotFound
+from cloze.service.http.request import RequestContext, lease
+from cloze.service.inference.model import Model
+from cloze.service.inference.session import Session
+from cloze.service.monitoring.logs import RequestRecord
+from cloze.service.settings import Settings
 
 ADMIN = "an-admin-key-of-a-test"
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
@@ -203,7 +203,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(
         assert_is(embed(url, TEXTS), seed=5)
 
 
-@pytest.mark.parametrize("where", ["encoding.bundle.sha256", "service.inference.models.Path.iterdir"])
+@pytest.mark.parametrize("where", ["cloze.encoding.bundle.sha256", "cloze.service.inference.models.Path.iterdir"])
 def test_a_folder_that_cannot_be_read_is_told(
     where: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_bundle_exchanged_while_it_is_loaded(
     with served(create_app(settings)) as url:
         write_bundle(folder / "tiny", seed=5)
         with monkeypatch.context() as patch:
-            patch.setattr("service.app.Model", exchanged)
+            patch.setattr("cloze.service.app.Model", exchanged)
             status, body = reload(url)
         assert (status, body["error_type"]) == (409, "ReloadFailed")
         assert "tiny changed while it was loaded" in body["error"]

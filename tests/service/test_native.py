@@ -13,8 +13,8 @@ from harness import Hold, MakeApp, MakeClient, default_model, open_client, servi
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vector, vocabulary
 
-from service.http.errors import ErrorBody
-from service.settings import Settings
+from cloze.service.http.errors import ErrorBody
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -352,7 +352,7 @@ async def test_a_list_too_long_is_refused_whatever_is_in_it(
     client: MakeClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], words: str
 ) -> None:
     """Before its items are looked at: millions of wrong ones would hold the event loop for seconds."""
-    monkeypatch.setattr("service.http.request.MAX_TEXT_CHARACTERS", 5)
+    monkeypatch.setattr("cloze.service.http.request.MAX_TEXT_CHARACTERS", 5)
     async with client(max_client_batch_size=2) as http:
         refused(await http.post(path, json=body), 422, "Validation", words, "at most", "split it")
 
@@ -726,7 +726,7 @@ async def test_a_bug_answers_500_and_tells_only_the_log(
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("service.http.embed.to_json", broken)
+    monkeypatch.setattr("cloze.service.http.embed.to_json", broken)
     response = await both.post("/embed", json={"inputs": "a"})
     refused(response, 500, "Internal", "its log says more")
     assert "secret" not in response.text

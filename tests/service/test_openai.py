@@ -255,7 +255,7 @@ async def test_a_bug_is_a_fault_of_the_server(both: httpx.AsyncClient, monkeypat
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("service.http.openai.finish", broken)
+    monkeypatch.setattr("cloze.service.http.openai.finish", broken)
     response = await both.post(ROUTE, json={"input": "a"})
     refused(response, 500, "server_error", None, "its log says more")
     assert "secret" not in response.text

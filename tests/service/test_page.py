@@ -15,7 +15,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FOLDER = files("service").joinpath("playground")
+FOLDER = files("cloze.service").joinpath("playground")
 NAMES = sorted(file.name for file in FOLDER.iterdir())
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness import MakeClient
 from tiny_bundle import head, write_bundle
 
-from encoding.heads import Head
+from cloze.encoding.heads import Head
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_what_it_cannot_answer_is_one_line(http: httpx.AsyncClient, body: 
 
 
 async def test_an_answer_has_a_limit(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.predict.MAX_PREDICTIONS", 6)
+    monkeypatch.setattr("cloze.service.http.predict.MAX_PREDICTIONS", 6)
     assert len(await post(http, "/predict", inputs=[["a"]] * 2, head="topic")) == 2
     response = await http.post("/predict", json={"inputs": [["a"]] * 3, "head": "topic"})
     assert response.status_code == 422

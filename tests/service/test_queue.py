@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from service.client import Client, Priority
-from service.inference.queue import FairQueue, PriorityQueue, Waiting
+from cloze.service.client import Client, Priority
+from cloze.service.inference.queue import FairQueue, PriorityQueue, Waiting
 
 Queue = FairQueue[Waiting]
 

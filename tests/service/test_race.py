@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_bundle import not_finite, write_bundle
 
-from encoding.bundle import Bundle
-from encoding.text import Batch
-from service.errors import SessionError
-from service.inference.session import ROUNDS, SHAPES, Session, fastest
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.text import Batch
+from cloze.service.errors import SessionError
+from cloze.service.inference.session import ROUNDS, SHAPES, Session, fastest
 
 
 class Clock:
@@ -58,7 +58,7 @@ def test_the_least_time_over_both_shapes_wins(
 ) -> None:
     clock = Clock()
     runners = [Runner("fp32", clock, *fp32), Runner("int8", clock, *int8)]
-    with caplog.at_level(logging.INFO, "service.inference.session"):
+    with caplog.at_level(logging.INFO, "cloze.service.inference.session"):
         chosen = fastest(runners, Bundle.load(bundle).text_encoder, "mini", clock)
     assert chosen.precision == winner
     assert [runner.runs for runner in runners] == [ROUNDS * len(SHAPES)] * 2

@@ -21,13 +21,13 @@ from live import Background, embed, metrics, served, statuses, unit
 from numpy.typing import NDArray
 from tiny_bundle import sequence, vector, write_bundle
 
-from encoding.bundle import Bundle
-from service.app import create_app
-from service.http import embed as embed_route
-from service.inference import session
-from service.inference.health import HUNG
-from service.inference.session import Session
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.service.app import create_app
+from cloze.service.http import embed as embed_route
+from cloze.service.inference import session
+from cloze.service.inference.health import HUNG
+from cloze.service.inference.session import Session
+from cloze.service.settings import Settings
 
 ADMIN = "an-admin-key-of-a-test"
 HEADERS = {"authorization": f"Bearer {ADMIN}"}
@@ -273,7 +273,7 @@ START = """
 import sys, threading
 import pytest
 import test_reloads
-from service.__main__ import main
+from cloze.service.__main__ import main
 
 def block(*arguments):
     print("blocked", file=sys.stderr, flush=True)

@@ -48,11 +48,11 @@ from live import (
 )
 from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
-from encoding.errors import OptionError
-from service.app import create_app
-from service.inference.health import HUNG
-from service.server import FORCED, bind
-from service.settings import Settings
+from cloze.encoding.errors import OptionError
+from cloze.service.app import create_app
+from cloze.service.inference.health import HUNG
+from cloze.service.server import FORCED, bind
+from cloze.service.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_a_warm_up_that_hangs_ends_the_process(make_bundle: MakeBundle, option: 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Port 8080, the default, may be another service's."""
-    command = [sys.executable, "-m", "service", *arguments]
+    command = [sys.executable, "-m", "cloze.service", *arguments]
     return subprocess.run(
         command, env=os.environ | {"CLOZE_PORT": "0"}, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE
     )
@@ -413,7 +413,7 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle: Path) -> None:
 @pytest.mark.parametrize("closed", [">&- 2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_do_not_abort_it(bundle: Path, closed: str) -> None:
     port = free_port()
-    words = shlex.join([sys.executable, "-m", "service", "--bundle", str(bundle), "--port", str(port)])
+    words = shlex.join([sys.executable, "-m", "cloze.service", "--bundle", str(bundle), "--port", str(port)])
     with subprocess.Popen(["sh", "-c", f"exec {words} {closed}"], cwd=ROOT) as process:
         wait_until(lambda: process.poll() is not None or healthy(f"http://127.0.0.1:{port}"))
         assert embed(f"http://127.0.0.1:{port}", ["a man"]).shape == (1, DIMENSION)
@@ -424,7 +424,7 @@ def test_closed_descriptors_do_not_abort_it(bundle: Path, closed: str) -> None:
 def test_a_log_that_nobody_reads_stops_no_request(bundle: Path) -> None:
     """A pipe holds some 350 lines of requests."""
     port = free_port()
-    url, words = f"http://127.0.0.1:{port}", ["-m", "service", "--bundle", str(bundle), "--port", str(port)]
+    url, words = f"http://127.0.0.1:{port}", ["-m", "cloze.service", "--bundle", str(bundle), "--port", str(port)]
     with subprocess.Popen([sys.executable, *words], cwd=ROOT, stderr=subprocess.PIPE) as process:
         wait_until(lambda: process.poll() is not None or healthy(url))
         with httpx.Client(timeout=PATIENCE) as client:

@@ -12,11 +12,11 @@ import pytest
 from harness import MakeBundle, has_cuda
 from tiny_bundle import DIMENSION, graph
 
-from encoding.bundle import Bundle
-from encoding.errors import BundleError
-from service.errors import BackendFailed, SessionError
-from service.inference import session as module
-from service.inference.session import PROFILES, Session
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import BundleError
+from cloze.service.errors import BackendFailed, SessionError
+from cloze.service.inference import session as module
+from cloze.service.inference.session import PROFILES, Session
 
 TEXTS = ["a man plays the guitar", "dogs", "", "two dogs run " * 20]
 

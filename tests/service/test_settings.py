@@ -9,9 +9,9 @@ import yaml
 from pydantic import ValidationError
 from reference.tables import documented, settings_table
 
-from encoding.bundle import PRECISIONS
-from encoding.errors import OptionError
-from service.settings import PrecisionChoice, Settings, variable
+from cloze.encoding.bundle import PRECISIONS
+from cloze.encoding.errors import OptionError
+from cloze.service.settings import PrecisionChoice, Settings, variable
 
 
 def read(arguments: str = "--bundle b", **environ: str) -> Settings:

@@ -19,8 +19,8 @@ from live import served
 
 from benchmarks.soak_report import Run, Sample, criteria, draw, figures, table
 from benchmarks.soak_requests import Books, Known, Mix, client
-from service.app import create_app
-from service.settings import Settings
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TEXTS = ["a man", "two dogs run", "", "a woman plays the guitar and a man sings " * 4]

@@ -14,14 +14,14 @@ from harness import MakeBundle, MakeClient
 from onnx import numpy_helper
 from tiny_bundle import OTHER, write_bundle
 
-from encoding.bundle import GRAPHS, SPEC_FILE, Bundle
-from encoding.canaries import CANARY_FILE, CANARY_TEXTS
-from encoding.errors import BundleError
-from service.app import create_app
-from service.errors import SessionError
-from service.http.errors import ErrorBody
-from service.inference.session import Session
-from service.settings import Settings
+from cloze.encoding.bundle import GRAPHS, SPEC_FILE, Bundle
+from cloze.encoding.canaries import CANARY_FILE, CANARY_TEXTS
+from cloze.encoding.errors import BundleError
+from cloze.service.app import create_app
+from cloze.service.errors import SessionError
+from cloze.service.http.errors import ErrorBody
+from cloze.service.inference.session import Session
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -12,13 +12,13 @@ from harness import PATIENCE, Hold, MakeApp, MakeClient, default_model, open_cli
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vocabulary
 
-from encoding.bundle import Bundle
-from encoding.text import Batch
-from service.errors import BackendFailed
-from service.inference.session import Session
-from service.monitoring.metrics import REASONS
-from service.routes import LABELS, MODEL_ROUTES
-from service.settings import Settings
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.text import Batch
+from cloze.service.errors import BackendFailed
+from cloze.service.inference.session import Session
+from cloze.service.monitoring.metrics import REASONS
+from cloze.service.routes import LABELS, MODEL_ROUTES
+from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +66,7 @@ async def test_ready_says_why_it_is_not_and_is_again(
 async def test_busy_is_ready_and_hung_is_not(make_app: MakeApp, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that the test moves on, less than three times the limit: that would end this process."""
     app, passed = make_app(stall_seconds=PATIENCE), 0.0
-    monkeypatch.setattr("service.inference.threads.monotonic", lambda: monotonic() + passed)
+    monkeypatch.setattr("cloze.service.inference.threads.monotonic", lambda: monotonic() + passed)
     async with open_client(app) as http:
         with hold():
             work = asyncio.create_task(http.post("/embed", json={"inputs": "a"}))

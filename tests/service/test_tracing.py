@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
-from encoding.errors import OptionError
-from service.app import create_app
-from service.monitoring.tracing import Tracing, configure_tracing
-from service.settings import Settings
+from cloze.encoding.errors import OptionError
+from cloze.service.app import create_app
+from cloze.service.monitoring.tracing import Tracing, configure_tracing
+from cloze.service.settings import Settings
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "a text that nobody else may read"
@@ -73,7 +73,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setattr("service.monitoring.tracing.FLUSH_SECONDS", PATIENCE)
+    monkeypatch.setattr("cloze.service.monitoring.tracing.FLUSH_SECONDS", PATIENCE)
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -182,7 +182,7 @@ async def test_a_trace_that_its_caller_does_not_sample_is_not_sent(collector: Co
 async def test_a_collector_that_does_not_answer_holds_up_nothing(
     listening: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.monitoring.tracing.FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr("cloze.service.monitoring.tracing.FLUSH_SECONDS", 0.01)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -222,7 +222,8 @@ def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
     program = (
-        "import sys; from service.monitoring.tracing import configure_tracing; configure_tracing('', 'cloze', '1');"
+        "import sys; from cloze.service.monitoring.tracing import configure_tracing;"
+        "configure_tracing('', 'cloze', '1');"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)

@@ -7,9 +7,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from service.errors import ValidationFailed
-from service.inference import vectors as written
-from service.inference.vectors import Array, Format, cosine_matrix, cosines, finish, pair_cosines, rows, stacked
+from cloze.service.errors import ValidationFailed
+from cloze.service.inference import vectors as written
+from cloze.service.inference.vectors import Array, Format, cosine_matrix, cosines, finish, pair_cosines, rows, stacked
 
 FORMATS = get_args(Format)
 

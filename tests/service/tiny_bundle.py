@@ -13,11 +13,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from encoding.bundle import GRAPHS, INPUTS, OUTPUT, SPEC_FILE, EmbeddingConfig, Precision, Provenance, seal, staging
-from encoding.calibration import CALIBRATION_FILE, Calibration, Curve
-from encoding.canaries import CANARY_TEXTS, Canaries
-from encoding.heads import HEAD_FOLDER, Head
-from encoding.template import PoolingMode
+from cloze.encoding.bundle import (
+    GRAPHS,
+    INPUTS,
+    OUTPUT,
+    SPEC_FILE,
+    EmbeddingConfig,
+    Precision,
+    Provenance,
+    seal,
+    staging,
+)
+from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve
+from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.heads import HEAD_FOLDER, Head
+from cloze.encoding.template import PoolingMode
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -7,10 +7,10 @@ import torch
 from recipes import load_recipe
 from torch import Tensor
 
-from training.methods import OBJECTIVES
-from training.methods.contrastive import Contrastive
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, save_masked_lm
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.contrastive import Contrastive
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar.", "Rain.", "She wrote a letter to the city.", "A stage."]
 ROWS = [(text,) for text in TEXTS]

@@ -1,4 +1,4 @@
-"""training.fit where processes kill themselves once: each at the step that DIES, JSON, has for its rank.
+"""cloze.training.fit where processes kill themselves once: each at the step that DIES, JSON, has for its rank.
 
 One that has died leaves a file with its rank in the folder DEAD, and goes on when torchrun starts it again.
 """
@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training.fit import main
-from training.loop import run as loop
-from training.loop.callbacks import Journal
+from cloze.training.fit import main
+from cloze.training.loop import run as loop
+from cloze.training.loop.callbacks import Journal
 
 RANK = os.environ.get("RANK", "0")
 STEP = json.loads(os.environ["DIES"])[RANK]

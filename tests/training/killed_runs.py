@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.loop import run as loop
-from training.loop.callbacks import Journal
-from training.recipes.recipe import Recipe
-from training.run_folder import Run
+from cloze.training.loop import run as loop
+from cloze.training.loop.callbacks import Journal
+from cloze.training.recipes.recipe import Recipe
+from cloze.training.run_folder import Run
 
 __all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "whole_and_resumed"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from training.recipes.command import recipe_of
-from training.recipes.recipe import Recipe
+from cloze.training.recipes.command import recipe_of
+from cloze.training.recipes.recipe import Recipe
 
 __all__ = ["arguments", "load_recipe"]
 
@@ -25,4 +25,4 @@ def arguments(keys: Mapping[str, object]) -> list[str]:
 def load_recipe(source: str, words: Mapping[str, Sequence[str]] | None = None, preset: str | None = None) -> Recipe:
     """The recipe `source` with the words of each key."""
     given = [*(["--preset", preset] if preset else []), *arguments(words or {})]
-    return recipe_of(source, given, "python -m training.fit")[0]
+    return recipe_of(source, given, "cloze fit")[0]

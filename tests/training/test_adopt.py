@@ -18,11 +18,11 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Poolin
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, set_seed
 
-from encoding.bundle import Bundle
-from encoding.errors import ClozeError
-from training.adopt import main
-from training.hub.adoption import adopted
-from training.model.graph_encoder import GraphEncoder
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import ClozeError
+from cloze.training.adopt import main
+from cloze.training.hub.adoption import adopted
+from cloze.training.model.graph_encoder import GraphEncoder
 
 TEXTS = [
     "",

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny_graphs import export_graphs_of
 
-from encoding.bundle import Bundle
-from encoding.command import run as run_command
-from training.average import main
-from training.errors import EncoderError, RunError
-from training.export.__main__ import main as export
-from training.loop.soup import average
-from training.model.encoder import SentenceEncoder
-from training.run_folder import parent_name
+from cloze.command import run as run_command
+from cloze.encoding.bundle import Bundle
+from cloze.training.average import main
+from cloze.training.errors import EncoderError, RunError
+from cloze.training.export.__main__ import main as export
+from cloze.training.loop.soup import average
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import parent_name
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
@@ -80,7 +80,7 @@ def test_the_parent_has_its_share(runs: list[Path], tiny_bert: Path, tmp_path: P
     assert half.config == first.config
     export([str(tmp_path / "half"), str(tmp_path / "bundle")])
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
-    assert "python -m training.average RUN-1 --out RUN --weights 1 --parent-share 0.5\n" in card
+    assert "cloze average RUN-1 --out RUN --weights 1 --parent-share 0.5\n" in card
     assert "The weights are 0.5 of the trained ones and 0.5 of the parent's." in card
 
 
@@ -141,7 +141,7 @@ def test_a_bundle_tells_of_all_its_runs(runs: list[Path], tmp_path: Path) -> Non
     assert [source.sha256[-1] for source in provenance.data] == ["1", "2"]
     assert provenance.recipe["runs"] == [RECIPE, RECIPE]
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
-    assert "python -m training.average RUN-1 RUN-2 --out RUN --weights 2 1" in card
+    assert "cloze average RUN-1 RUN-2 --out RUN --weights 2 1" in card
     assert card.count('method = "simcse"') == 2
 
 

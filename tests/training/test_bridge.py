@@ -10,11 +10,11 @@ from scipy.linalg import orthogonal_procrustes
 from scipy.stats import ortho_group
 from tiny_bundle import OTHER, WORDS, write_bundle
 
-from encoding.bridge import Bridge
-from encoding.bundle import Bundle
-from encoding.errors import ClozeError
-from evaluation.measures import units
-from training import bridge
+from cloze.encoding.bridge import Bridge
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import ClozeError
+from cloze.training import bridge
+from cloze.training.evaluation.measures import units
 
 
 def unit_vectors(rows: int, width: int, seed: int) -> NDArray[np.float64]:

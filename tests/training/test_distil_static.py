@@ -11,16 +11,16 @@ from live import served
 from numpy.typing import NDArray
 from tiny_graphs import export_graphs_of
 
-from encoding.bundle import Bundle
-from encoding.command import run as run_command
-from evaluation.measures import units
-from service.app import create_app
-from service.settings import Settings
-from training.distil_static import main
-from training.export.__main__ import main as export
-from training.export.static import Rows, fit, graph, measured, quantised, vocabulary_vectors
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder, session
+from cloze.command import run as run_command
+from cloze.encoding.bundle import Bundle
+from cloze.service.app import create_app
+from cloze.service.settings import Settings
+from cloze.training.distil_static import main
+from cloze.training.evaluation.measures import units
+from cloze.training.export.__main__ import main as export
+from cloze.training.export.static import Rows, fit, graph, measured, quantised, vocabulary_vectors
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder, session
 
 WORDS = [
     "a",

@@ -6,8 +6,8 @@ To write the table again: python tests/training/test_docs.py
 import json
 from pathlib import Path
 
-from training.recipes.methods import RECIPES
-from training.recipes.recipe import Recipe
+from cloze.training.recipes.methods import RECIPES
+from cloze.training.recipes.recipe import Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
 BEGIN, END = "<!-- keys: made from the code; tests/training/test_docs.py compares -->\n", "<!-- end of keys -->"

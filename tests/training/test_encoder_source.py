@@ -8,14 +8,14 @@ import pytest
 from harness import ROOT
 from recipes import arguments, load_recipe
 
-from encoding.bundle import Bundle
-from training.encoder_source import encoder_folder, own_reading
-from training.errors import EncoderError, RunError
-from training.fit import main
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead
-from training.pretrain import main as pretrain
-from training.recipes import command
+from cloze.encoding.bundle import Bundle
+from cloze.training.encoder_source import encoder_folder, own_reading
+from cloze.training.errors import EncoderError, RunError
+from cloze.training.fit import main
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead
+from cloze.training.pretrain import main as pretrain
+from cloze.training.recipes import command
 
 MODEL = ROOT / "models" / "cloze-mini"
 AT_MASK = {"template": "It says [X], that is [MASK].", "pooling": "mask", "final_period": True}

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from encoding.command import run as run_command
-from training.explain import main
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
+from cloze.command import run as run_command
+from cloze.training.explain import main
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, MaskedWords, save_masked_lm
 
 TEMPLATE = '"[X]" means [MASK].'
 

@@ -21,14 +21,14 @@ from recipes import arguments
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from encoding.command import run as run_command
-from encoding.errors import ClozeError
-from training import run_folder
-from training.errors import RunError
-from training.fit import main
-from training.loop.trainer import ObjectiveTrainer
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.encoding.errors import ClozeError
+from cloze.training import run_folder
+from cloze.training.errors import RunError
+from cloze.training.fit import main
+from cloze.training.loop.trainer import ObjectiveTrainer
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 MODEL = str(ROOT / "models" / "cloze-mini")
 DYING = Path(__file__).with_name("dying_processes.py")
@@ -142,12 +142,12 @@ def test_a_run_killed_and_resumed_ends_with_the_same_weights(
 
 def test_ctrl_c_saves_and_resume_goes_on(tmp_path: Path, words: list[str]) -> None:
     folder = tmp_path / "run"
-    command = ["-m", "training.fit", "simcse", *words, "--eval-steps", "1000", "--max-steps", "100000"]
+    command = ["-m", "cloze.training.fit", "simcse", *words, "--eval-steps", "1000", "--max-steps", "100000"]
     process = start(*command, "--out", folder)
     signal_after(process, signal.SIGINT, lambda: len(steps(folder)) >= 3)
     output = end(process)
     assert process.returncode == 130, output
-    assert f"continue with: python -m training.fit --resume {folder}" in output
+    assert f"continue with: cloze fit --resume {folder}" in output
     checkpoint = next(folder.glob("checkpoint-*"))
     last = max(steps(folder))
     assert checkpoint.name == f"checkpoint-{last}"
@@ -165,7 +165,7 @@ def test_dry_run_shows_each_view_and_keeps_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("training.loop.dry_run.peak_memory", lambda: peak)
+    monkeypatch.setattr("cloze.training.loop.dry_run.peak_memory", lambda: peak)
     assert main(["promptbert", *words, "--dry-run", "--out", str(tmp_path / "run")]) == 0
     output = capsys.readouterr().err
     assert "view first: (8, " in output
@@ -180,7 +180,7 @@ def test_without_arguments_the_recipes_and_an_example(capsys: pytest.CaptureFixt
     assert main([]) == 0
     output = capsys.readouterr().out
     assert "promptbert-same " in output
-    assert "python -m training.fit promptbert --corpus" in output
+    assert "cloze fit promptbert --corpus" in output
 
 
 def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,10 +189,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
             main([*words, "--help"])
         return " ".join(capsys.readouterr().out.split())
 
-    assert "usage: python -m training.fit RECIPE " in help_text()
+    assert "usage: cloze fit RECIPE " in help_text()
     assert "--cosine-weight X weight of 1 - cosine with the teacher's vector (default: 5.0)" in help_text("distill")
     simcse = help_text("simcse")
-    assert "usage: python -m training.fit simcse " in simcse
+    assert "usage: cloze fit simcse " in simcse
     assert "--resume PATH" in simcse
     assert "--preset bert-large --encoder google-bert/bert-large-uncased --learning-rate 1e-05" in simcse
     assert "(default: google-bert/bert-base-uncased)" in simcse
@@ -212,11 +212,11 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
         (
             ["mlm", "--corpus", "{text}", "--encoder", MODEL, "--head", "kept"],
-            f"error: {MODEL!r} is a bundle, which has no masked-word head; give it one: python -m training.pretrain",
+            f"error: {MODEL!r} is a bundle, which has no masked-word head; give it one: cloze pretrain",
         ),
         (
             ["mlm", "--corpus", "{text}", "--encoder", "cloze-mini", "--head", "kept"],
-            "cloze-mini' is a bundle, which has no masked-word head; give it one: python -m training.pretrain",
+            "cloze-mini' is a bundle, which has no masked-word head; give it one: cloze pretrain",
         ),
         (["simcse", "--corpus", "{text}", "--dev", "gone.csv"], "error: gone.csv is not a file"),
         (["simcse", "--corpus", "{text}", "--batch-size", "100000"], "fewer than one batch of 100000"),
@@ -241,8 +241,8 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["--resume", "{text}", "--seed", "3"], "omit RECIPE and its keys"),
         (["--resume", "{text}", "--out", "elsewhere"], "omit RECIPE and its keys"),
         (["--resume", "{text}", "--dry-run"], "omit RECIPE and its keys"),
-        (["--corpus", "{text}", "simcse"], "RECIPE comes before its keys: python -m training.fit RECIPE --corpus"),
-        (["--dry-run"], "RECIPE is missing: python -m training.fit RECIPE --dry-run"),
+        (["--corpus", "{text}", "simcse"], "RECIPE comes before its keys: cloze fit RECIPE --corpus"),
+        (["--dry-run"], "RECIPE is missing: cloze fit RECIPE --dry-run"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(
@@ -340,7 +340,7 @@ def test_a_file_that_vanishes_is_no_part_of_the_folders_size(tmp_path: Path) -> 
 def _disk(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> None:
     """A disk with so many bytes free, each time it is asked."""
     answers = iter(free)
-    monkeypatch.setattr("training.run_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=next(answers)))
+    monkeypatch.setattr("cloze.training.run_folder.shutil.disk_usage", lambda _: SimpleNamespace(free=next(answers)))
 
 
 def _refused(*_: object) -> None:
@@ -514,7 +514,7 @@ def test_more_tokens_than_the_encoder_has_places_for_are_refused(
 def test_help_and_wrong_keys_do_not_wait_for_torch(words: list[str]) -> None:
     script = f"""
 import contextlib, sys
-from training.fit import main
+from cloze.training.fit import main
 with contextlib.suppress(SystemExit, Exception):
     main({words!r})
 print(sorted({{"torch", "transformers", "scipy"}} & set(sys.modules)))
@@ -523,7 +523,7 @@ print(sorted({{"torch", "transformers", "scipy"}} & set(sys.modules)))
     assert found.stdout.splitlines()[-1] == "[]", found.stderr
 
 
-@pytest.mark.parametrize(("place", "known"), [("training", True), (".venv/lib/site-packages/training", False)])
+@pytest.mark.parametrize(("place", "known"), [("cloze/training", True), (".venv/site-packages/training", False)])
 def test_a_run_names_no_commit_but_that_of_cloze(
     place: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

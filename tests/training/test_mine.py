@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from encoding.command import run as run_command
-from evaluation.measures import nearest, units
-from training import mine
-from training.data.corpus import read_corpus
-from training.model.encoder import SentenceEncoder
+from cloze.command import run as run_command
+from cloze.training import mine
+from cloze.training.data.corpus import read_corpus
+from cloze.training.evaluation.measures import nearest, units
+from cloze.training.model.encoder import SentenceEncoder
 
 PAIRS = [
     ("two dogs run", "dogs are running"),

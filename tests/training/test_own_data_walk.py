@@ -13,10 +13,10 @@ import pytest
 from harness import ROOT, Process
 from patience import PATIENCE
 
-from encoding.bundle import Bundle
-from encoding.command import COMMANDS
-from training.adaptation import rounds
-from training.model.graph_encoder import GraphEncoder
+from cloze.command import COMMANDS
+from cloze.encoding.bundle import Bundle
+from cloze.training.adaptation import rounds
+from cloze.training.model.graph_encoder import GraphEncoder
 
 PAGE = ROOT / "docs" / "training.md"
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "stage", "field", "text", "green", "old"]
@@ -69,12 +69,10 @@ def commands(mark: str) -> list[list[str]]:
 
 
 def run(words: list[str]) -> None:
-    """`cloze NAME ...`, or `python -m MODULE ...`."""
-    if words[0] == "cloze":
-        name, arguments = COMMANDS[words[1]][0], words[2:]
-    else:
-        python, option, name, *arguments = words
-        assert (python, option) == ("python", "-m")
+    """`cloze NAME ...`."""
+    cloze, command, *arguments = words
+    assert cloze == "cloze"
+    name = f"cloze.{COMMANDS[command][0]}"
     spec = find_spec(name)
     assert spec is not None
     module = import_module(name if spec.submodule_search_locations is None else f"{name}.__main__")
@@ -125,8 +123,8 @@ def test_each_step_is_one_command(
     pairs = [f"{TEXTS[at]},{TEXTS[at + 1 if at % 2 else 13 * at]},{at % 2}\n" for at in range(2, 102)] * 2
     Path("pairs.csv").write_text("sentence1,sentence2,label\n" + "".join(pairs), encoding="utf-8")
     *steps, serve = commands(", with a recipe")
-    assert [words[2] for words in steps] == [f"training.{name}" for name in ("fit", "evaluate", "compare", "export")]
-    assert serve == ["python", "-m", "service", "--bundle", "models/mine"]
+    assert [words[1] for words in steps] == ["fit", "evaluate", "compare", "export"]
+    assert serve == ["cloze", "serve", "--bundle", "models/mine"]
     for words in steps:
         run(words)
     shown = capsys.readouterr()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE
 
-from encoding.machine import peak_memory
+from cloze.machine import peak_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +19,8 @@ import os, sys
 import torch, transformers.trainer  # which may ask Linux what they like
 del os.sched_getaffinity
 sys.modules["resource"] = None  # as on Windows
-import evaluation.evaluate, training.export.bundle, training.loop.run
-from encoding.machine import available_cpus
+import cloze.training.evaluation.evaluate, cloze.training.export.bundle, cloze.training.loop.run
+from cloze.machine import available_cpus
 print(available_cpus())
 """
 

@@ -24,7 +24,7 @@ def bundle(tmp_path: Path) -> Path:
 def push(url: str, home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
-        [sys.executable, "-m", "training.push", *words],
+        [sys.executable, "-m", "cloze.training.push", *words],
         capture_output=True,
         text=True,
         cwd=ROOT,

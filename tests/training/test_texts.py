@@ -1,4 +1,4 @@
-"""The texts that `training.texts` makes: each once, none that is excluded or held out, and a collection to search."""
+"""The texts that `cloze texts` makes: each once, none that is excluded or held out, and a collection to search."""
 
 import csv
 import gzip
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from encoding.command import run as run_command
-from evaluation.search import load_collection
-from training.errors import CorpusError
-from training.texts import QUERY_WORDS, _texts_of, main, query_of, words_of
+from cloze.command import run as run_command
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.search import load_collection
+from cloze.training.texts import QUERY_WORDS, _texts_of, main, query_of, words_of
 
 ARTICLES, EACH = 60, 50
 SENTENCES = [

@@ -9,14 +9,14 @@ import pytest
 from test_average import make_run
 from tiny_graphs import export_graphs_of
 
-from encoding.bundle import Bundle
-from encoding.command import run as run_command
-from training.average import main as average
-from training.export.__main__ import main as export
-from training.fit import main as fit
-from training.hub.sentence_transformer import write
-from training.model.encoder import SentenceEncoder
-from training.weigh import main
+from cloze.command import run as run_command
+from cloze.encoding.bundle import Bundle
+from cloze.training.average import main as average
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main as fit
+from cloze.training.hub.sentence_transformer import write
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.weigh import main
 
 LINES = ["two dogs run over the city", "the rain over the city", "the letter", "a man", "the"]
 TEXTS = ["two dogs run over the city", "the the letter", ""]
@@ -81,8 +81,8 @@ def test_a_bundle_of_it_names_the_text_and_is_trained_further(run: Path, corpus:
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
     assert "The more often a token occurs in a corpus, the less it counts in the mean." in card
     assert "a token that makes up the share p of texts.csv has the weight 0.5 / (0.5 + p), a special one 1." in card
-    command = "python -m training.weigh RUN --corpus texts.csv --columns title text --smoothing 0.5 --out WEIGHED\n"
-    assert f"--out RUN\n{command}python -m training.export WEIGHED OUT" in card
+    command = "cloze weigh RUN --corpus texts.csv --columns title text --smoothing 0.5 --out WEIGHED\n"
+    assert f"--out RUN\n{command}cloze export WEIGHED OUT" in card
     assert "token_weights" not in card
     trained, read = (SentenceEncoder.load(str(path)) for path in (tmp_path / "weighed" / "model", tmp_path / "bundle"))
     assert trained.token_weights is not None
@@ -104,7 +104,7 @@ def test_an_encoder_needs_no_training(
     export([str(tmp_path / "weighed"), str(tmp_path / "bundle")])
     card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
     assert f"{tiny_bert.name} was not trained further." in card
-    assert f"With {tiny_bert.name} in `RUN`:\n\n```sh\npython -m training.weigh RUN --corpus lines.txt" in card
+    assert f"With {tiny_bert.name} in `RUN`:\n\n```sh\ncloze weigh RUN --corpus lines.txt" in card
 
 
 def test_what_cannot_be_weighed_is_one_line(
@@ -133,5 +133,5 @@ def test_what_cannot_be_weighed_is_one_line(
         assert message in shown
         assert shown.count("\n") == 1
     assert run_command(lambda: average([str(run), str(tmp_path / "weighed"), "--out", str(out)])) == 2
-    assert "weighed came from training.weigh; average the runs first" in capsys.readouterr().err
+    assert "weighed came from cloze weigh; average the runs first" in capsys.readouterr().err
     assert not out.exists()

@@ -9,11 +9,11 @@ import pytest
 from made_once import made_once
 from onnx import ModelProto
 
-from training.export import bundle as exporting
-from training.export.graph import trace
-from training.export.layers import Form
-from training.export.parity import Difference
-from training.model.encoder import SentenceEncoder
+from cloze.training.export import bundle as exporting
+from cloze.training.export.graph import trace
+from cloze.training.export.layers import Form
+from cloze.training.export.parity import Difference
+from cloze.training.model.encoder import SentenceEncoder
 
 
 def traced(encoder: SentenceEncoder, folder: Path, form: Form) -> ModelProto:

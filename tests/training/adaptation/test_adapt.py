@@ -11,20 +11,20 @@ import torch
 from numpy.typing import NDArray
 from test_adopt import model_of
 
-from encoding.command import run as run_command
-from evaluation.search import search_metrics
-from training.adapt import main
-from training.adaptation import held_out as held_out_queries
-from training.adaptation import rounds
-from training.adaptation.adapt import Found
-from training.adaptation.held_out import HeldOutQueries, interval
-from training.adaptation.pairs import Judgements
-from training.adaptation.queries import QueryMaker, sentences_of
-from training.adaptation.rounds import made_queries
-from training.export.__main__ import main as export
-from training.fit import main as fit
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.training.adapt import main
+from cloze.training.adaptation import held_out as held_out_queries
+from cloze.training.adaptation import rounds
+from cloze.training.adaptation.adapt import Found
+from cloze.training.adaptation.held_out import HeldOutQueries, interval
+from cloze.training.adaptation.pairs import Judgements
+from cloze.training.adaptation.queries import QueryMaker, sentences_of
+from cloze.training.adaptation.rounds import made_queries
+from cloze.training.evaluation.search import search_metrics
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main as fit
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 THINGS = ("dog", "man", "letter", "city", "rain", "guitar", "field", "house")
 PLACES = ("river", "door", "road", "table", "hill", "wall", "gate", "tree")

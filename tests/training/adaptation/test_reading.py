@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from training.adaptation.documents import PASSAGE_WORDS, Document, read_documents
-from training.adaptation.pairs import read_pairs
-from training.errors import CorpusError
+from cloze.training.adaptation.documents import PASSAGE_WORDS, Document, read_documents
+from cloze.training.adaptation.pairs import read_pairs
+from cloze.training.errors import CorpusError
 
 MARKDOWN = """\
 # Opening hours

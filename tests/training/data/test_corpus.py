@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow
 import pytest
 
-from encoding.bundle import sha256
-from training.data.corpus import Corpus, read_corpus
-from training.data.stored_rows import BATCH, ChosenRows, StoredRows
-from training.errors import CorpusError
+from cloze.encoding.bundle import sha256
+from cloze.training.data.corpus import Corpus, read_corpus
+from cloze.training.data.stored_rows import BATCH, ChosenRows, StoredRows
+from cloze.training.errors import CorpusError
 
 COMPRESS = {
     ".gz": gzip.compress,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
-from training.errors import EncoderError
+from cloze.training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
+from cloze.training.errors import EncoderError
 
 VOCABULARY = 50_000  # a random token is hardly ever the one it replaces
 MASK = 4

@@ -11,14 +11,14 @@ import torch
 from killed_runs import assert_same_weights, fit, fit_until_killed
 from recipes import arguments, load_recipe
 
-from encoding.command import run as run_command
-from training.data.corpus import Row
-from training.data.sampler import DistinctSampler
-from training.fit import main
-from training.methods.simcse import SimCSE
-from training.model.views import View
-from training.recipes.command import recipe_of
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.training.data.corpus import Row
+from cloze.training.data.sampler import DistinctSampler
+from cloze.training.fit import main
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.model.views import View
+from cloze.training.recipes.command import recipe_of
+from cloze.training.run_folder import Run
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar", "field", "text"]
 
@@ -130,5 +130,5 @@ def test_what_cannot_be_is_refused(
     ("words", "expected"), [([], False), (["--no-duplicates"], True), (["--no-no-duplicates"], False)]
 )
 def test_a_switch_whose_name_begins_with_no(words: list[str], expected: bool) -> None:
-    recipe, _ = recipe_of("simcse", ["--corpus", "unused.txt", *words], "training.fit simcse")
+    recipe, _ = recipe_of("simcse", ["--corpus", "unused.txt", *words], "cloze.training.fit simcse")
     assert recipe.no_duplicates is expected

@@ -9,13 +9,13 @@ import torch
 from datasets import Dataset
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 
-from training.data.sampler import (
+from cloze.training.data.sampler import (
     DistinctSampler,
     LengthGroupedSampler,
     RandomSampler,
     WeightedSampler,
 )
-from training.errors import CorpusError
+from cloze.training.errors import CorpusError
 
 LENGTHS = random.Random(0).choices(range(1, 101), k=203)
 

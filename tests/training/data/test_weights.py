@@ -12,13 +12,13 @@ from killed_runs import fit, whole_and_resumed
 from numpy.typing import NDArray
 from recipes import load_recipe
 
-from encoding.errors import ClozeError
-from training.data.corpus import Corpus, read_corpus
-from training.data.stored_rows import ChosenRows
-from training.errors import CorpusError
-from training.loop.prepare import prepare
-from training.methods.simcse import SimCSE
-from training.run_folder import Run
+from cloze.encoding.errors import ClozeError
+from cloze.training.data.corpus import Corpus, read_corpus
+from cloze.training.data.stored_rows import ChosenRows
+from cloze.training.errors import CorpusError
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.run_folder import Run
 
 Words = dict[str, list[str]]
 UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
@@ -87,7 +87,7 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
         corpus = read_corpus(*arguments)
         return InMemory(**vars(corpus) | {"rows": list(corpus.rows), "numbers": corpus.files()})
 
-    monkeypatch.setattr("training.loop.prepare.read_corpus", read_into_memory)
+    monkeypatch.setattr("cloze.training.loop.prepare.read_corpus", read_into_memory)
     fit(recipe, Run(tmp_path / "memory"))
     assert log(tmp_path / "disk") == log(tmp_path / "memory")
 

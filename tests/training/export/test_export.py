@@ -15,31 +15,31 @@ from huggingface_hub import ModelCard
 from onnx import ModelProto
 from tiny_graphs import export_graphs_of, traced
 
-from encoding.bundle import Bundle, altered
-from encoding.command import run as run_command
-from encoding.errors import BundleError
-from evaluation.card import with_figures
-from evaluation.options import ModelOptions
-from evaluation.search import Collection
-from evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
-from evaluation.subjects import subjects
-from evaluation.suites.cost import CostTask
-from evaluation.suites.retrieval import RetrievalTask
-from evaluation.suites.space import SpaceTask
-from evaluation.suites.sts import StsTask
-from evaluation.task import Score, Subject, Task, score_tasks
-from training import evaluate
-from training.encoder_source import encoder_folder, kind_of
-from training.errors import ExportError, RunError
-from training.export import __main__ as export
-from training.export import bundle as exporting
-from training.export.card import model_card, parent_metadata, provenance_of
-from training.export.layers import Form
-from training.export.parity import Difference
-from training.model.continuous_template import ContinuousTemplate
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
-from training.model.heads import Head
+from cloze.command import run as run_command
+from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.errors import BundleError
+from cloze.training import evaluate
+from cloze.training.encoder_source import encoder_folder, kind_of
+from cloze.training.errors import ExportError, RunError
+from cloze.training.evaluation.card import with_figures
+from cloze.training.evaluation.options import ModelOptions
+from cloze.training.evaluation.search import Collection
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS, Pairs
+from cloze.training.evaluation.subjects import subjects
+from cloze.training.evaluation.suites.cost import CostTask
+from cloze.training.evaluation.suites.retrieval import RetrievalTask
+from cloze.training.evaluation.suites.space import SpaceTask
+from cloze.training.evaluation.suites.sts import StsTask
+from cloze.training.evaluation.task import Score, Subject, Task, score_tasks
+from cloze.training.export import __main__ as export
+from cloze.training.export import bundle as exporting
+from cloze.training.export.card import model_card, parent_metadata, provenance_of
+from cloze.training.export.layers import Form
+from cloze.training.export.parity import Difference
+from cloze.training.model.continuous_template import ContinuousTemplate
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.model.heads import Head
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64
@@ -81,7 +81,7 @@ def few_pairs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     weather = Collection("weather", ["rain over the city", "two dogs", "a letter"], ["rain", "dogs"], [{0: 1}, {1: 2}])
     tasks: list[Task] = [StsTask(name, {name: pairs}) for name in (*STS_TASKS, *DEV_TASKS)]
     tasks.append(RetrievalTask("weather", weather))
-    monkeypatch.setattr("evaluation.evaluate.load_suites", lambda *_: tasks)
+    monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", lambda *_: tasks)
     monkeypatch.setattr(exporting, "load_suites", lambda *_: tasks)
     monkeypatch.chdir(tmp_path)  # the cache is a folder below it
     return tasks
@@ -186,7 +186,7 @@ def test_evaluate_writes_more_suites_and_other_models_to_the_card(
     def load(data: Path, names: Sequence[str] = ("",), *_: object) -> list[Task]:
         return [task for name in names or [""] for task in more[name]]
 
-    monkeypatch.setattr("evaluation.evaluate.load_suites", load)
+    monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", load)
     scored = ["--data", "anywhere", "--cache", str(tmp_path / "scores"), "--suite"]
     parent = [str(tiny_bert), "--template", "[X]", "--pooling", "mean", *scored, "", "space", "cost"]
     evaluate.main([*parent, "--json", str(beside)])
@@ -266,7 +266,7 @@ def test_scores_are_not_written_to_a_bundle_that_took_the_place_of_the_scored_on
         with altered(Bundle.load(out)):
             return few_pairs
 
-    monkeypatch.setattr("evaluation.evaluate.load_suites", load)
+    monkeypatch.setattr("cloze.training.evaluation.evaluate.load_suites", load)
     with pytest.raises(BundleError, match=r"out was replaced since it was read; start again"):
         evaluate.main([str(out), "--data", "anywhere", "--cache", str(tmp_path / "scores"), "--card"])
     assert (out / "README.md").read_bytes() == card

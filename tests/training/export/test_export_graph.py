@@ -15,12 +15,12 @@ from onnx import ModelProto, helper, numpy_helper
 from tiny_graphs import traced as traced_once
 from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
-from encoding.bundle import INPUTS, OUTPUT
-from training.errors import ExportError
-from training.export.graph import fuse, halve, trace
-from training.export.layers import BITS, Form, WrittenOut, coarse, one_row
-from training.export.parity import difference, probes
-from training.export.quantise import (
+from cloze.encoding.bundle import INPUTS, OUTPUT
+from cloze.training.errors import ExportError
+from cloze.training.export.graph import fuse, halve, trace
+from cloze.training.export.layers import BITS, Form, WrittenOut, coarse, one_row
+from cloze.training.export.parity import difference, probes
+from cloze.training.export.quantise import (
     BLOCK,
     DAMPING,
     GELU_LEAST,
@@ -35,11 +35,11 @@ from training.export.quantise import (
     quantise,
     vocabulary_feeds,
 )
-from training.model.continuous_template import ContinuousTemplate
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
-from training.model.heads import Head, HeadKind
-from training.model.pretrained import BERTS
+from cloze.training.model.continuous_template import ContinuousTemplate
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.model.heads import Head, HeadKind
+from cloze.training.model.pretrained import BERTS
 
 CASES = {
     "mask": ('This sentence of "[X]" means [MASK].', "mask", False),

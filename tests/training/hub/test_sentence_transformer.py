@@ -32,22 +32,22 @@ from transformers import (
     set_seed,
 )
 
-from encoding.bundle import Bundle
-from encoding.template import PoolingMode, Template
-from encoding.text import SpecialTokens, TextEncoder
-from training.convert import convert
-from training.errors import EncoderError, ExportError, RunError
-from training.export import __main__ as export
-from training.export import bundle as exporting
-from training.export.layers import Form
-from training.hub.prompted_transformer import PromptedTransformer
-from training.hub.sentence_transformer import saved_settings, write
-from training.methods import OBJECTIVES
-from training.model.continuous_template import ContinuousTemplate
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
-from training.model.heads import Head
-from training.model.token_weights import TokenWeights
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.template import PoolingMode, Template
+from cloze.encoding.text import SpecialTokens, TextEncoder
+from cloze.training.convert import convert
+from cloze.training.errors import EncoderError, ExportError, RunError
+from cloze.training.export import __main__ as export
+from cloze.training.export import bundle as exporting
+from cloze.training.export.layers import Form
+from cloze.training.hub.prompted_transformer import PromptedTransformer
+from cloze.training.hub.sentence_transformer import saved_settings, write
+from cloze.training.methods import OBJECTIVES
+from cloze.training.model.continuous_template import ContinuousTemplate
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.model.heads import Head
+from cloze.training.model.token_weights import TokenWeights
 
 pytestmark = pytest.mark.usefixtures("custom_code")
 
@@ -235,7 +235,7 @@ os.chdir(sys.argv[1])
 from sentence_transformers import SentenceTransformer
 print(SentenceTransformer(".", device="cpu", trust_remote_code=True).encode(["rain"]).shape)
 """
-    assert without({"encoding", "evaluation", "service", "training"}, script, str(tmp_path / "model")) == "(1, 32)\n"
+    assert without({"cloze"}, script, str(tmp_path / "model")) == "(1, 32)\n"
 
 
 def test_others_can_read_the_weights(tiny_bert: Path, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     types = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
     (tmp_path / "config_sentence_transformers.json").write_text("{}")
-    with pytest.raises(EncoderError, match=r"modules Transformer, Pooling, Dense, .* `python -m training\.adopt`"):
+    with pytest.raises(EncoderError, match=r"modules Transformer, Pooling, Dense, .* `cloze adopt`"):
         saved_settings(tmp_path)
     types = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
@@ -276,10 +276,10 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     ):
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompt))
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"} | pooling))
-        with pytest.raises(EncoderError, match=r"has a default prompt, shorter vectors or .*training\.adopt"):
+        with pytest.raises(EncoderError, match=r"has a default prompt, shorter vectors or .*cloze adopt"):
             saved_settings(tmp_path)
     (tmp_path / "modules.json").write_text("[1]")
-    with pytest.raises(EncoderError, match=r"has no settings that Cloze wrote .*training\.adopt"):
+    with pytest.raises(EncoderError, match=r"has no settings that Cloze wrote .*cloze adopt"):
         saved_settings(tmp_path)
 
 
@@ -384,7 +384,7 @@ def test_its_trainer_goes_on_and_export_takes_the_result(
     np.testing.assert_allclose(opened(tmp_path / "back").encode(TEXTS), after, atol=1e-5, rtol=0)
     card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
     assert "Trained by sentence-transformers" in card
-    assert "training.fit" not in card
+    assert "cloze.training.fit" not in card
     assert "`SentenceTransformer(FOLDER, trust_remote_code=True)` runs" in card
 
 

@@ -6,8 +6,8 @@ import pytest
 from contrastive_methods import add_masked_head
 from recipes import arguments
 
-from training.fit import main
-from training.recipes.recipe import shipped_recipes
+from cloze.training.fit import main
+from cloze.training.recipes.recipe import shipped_recipes
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
 COLUMNS = ("sent0", "sent1", "hard_neg", "sentence", "translation", "sentence1", "sentence2", "query", "document")

@@ -8,10 +8,10 @@ from recipes import load_recipe
 from safetensors.torch import load_file
 from test_lora import LINEARS, backbone
 
-from training.errors import RecipeError
-from training.loop.prepare import prepare
-from training.loop.trainable import first_layers, freeze_embeddings
-from training.run_folder import Run
+from cloze.training.errors import RecipeError
+from cloze.training.loop.prepare import prepare
+from cloze.training.loop.trainable import first_layers, freeze_embeddings
+from cloze.training.run_folder import Run
 
 KEYS = {"batch_size": 8, "max_steps": 4, "held_out": 0, "save_steps": 2, "log_steps": 1, "learning_rate": 1e-2}
 

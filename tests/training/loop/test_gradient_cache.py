@@ -8,11 +8,11 @@ import torch
 from contrastive_methods import METHODS, ROWS, add_masked_head, build, gradients
 from torch import Tensor
 
-from training.errors import RecipeError
-from training.loop.gradient_cache import backward_in_chunks
-from training.methods.contrastive import Contrastive
-from training.model.encoder import SentenceEncoder
-from training.model.views import View, encode_trimmed
+from cloze.training.errors import RecipeError
+from cloze.training.loop.gradient_cache import backward_in_chunks
+from cloze.training.methods.contrastive import Contrastive
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View, encode_trimmed
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_without_its_random_state_the_second_pass_would_be_another(
     torch.manual_seed(1)
     plain(objective, objective.views(ROWS), 2)
     expected = gradients(objective)
-    monkeypatch.setattr("training.loop.gradient_cache._RandomState.restored", lambda _: nullcontext())
+    monkeypatch.setattr("cloze.training.loop.gradient_cache._RandomState.restored", lambda _: nullcontext())
     torch.manual_seed(1)
     backward_in_chunks(objective, objective.views(ROWS), 2)
     found = gradients(objective)

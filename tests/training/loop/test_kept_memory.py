@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from training.loop.processes import keep_memory
+from cloze.training.loop.processes import keep_memory
 
 if sys.argv[1] == "kept":
     keep_memory()

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from two_processes import in_two
 
-from encoding.errors import OptionError
-from evaluation.dev import DevData
-from training.errors import RecipeError, RunError
-from training.export import __main__ as export
-from training.fit import main
-from training.loop.prepare import prepare
-from training.loop.trainer import ObjectiveTrainer, training_arguments
-from training.methods.mlm import MLM
-from training.run_folder import Run
+from cloze.encoding.errors import OptionError
+from cloze.training.errors import RecipeError, RunError
+from cloze.training.evaluation.dev import DevData
+from cloze.training.export import __main__ as export
+from cloze.training.fit import main
+from cloze.training.loop.prepare import prepare
+from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
+from cloze.training.methods.mlm import MLM
+from cloze.training.run_folder import Run
 
 STEPS = 4
 SECOND_EPOCH: dict[str, list[str]] = {"max_steps": ["8"], "group_by_length": ["false"]}  # an epoch has 4 steps
@@ -301,7 +301,7 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
 
 def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"precision": ["tf32"]})
-    monkeypatch.setattr("training.loop.prepare.is_torch_tf32_available", lambda: False)
+    monkeypatch.setattr("cloze.training.loop.prepare.is_torch_tf32_available", lambda: False)
     with pytest.raises(RecipeError, match="precision is 'tf32', which needs an NVIDIA GPU"):
         fit(recipe, Run(tmp_path / "run"))
 
@@ -309,7 +309,7 @@ def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch:
 def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("simcse", words | {"compile": ["true"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("training.loop.prepare.shutil.which", lambda program: None)
+    monkeypatch.setattr("cloze.training.loop.prepare.shutil.which", lambda program: None)
     with pytest.raises(RecipeError, match="on a CPU that needs a C"):
         fit(recipe, Run(tmp_path / "run"))
 

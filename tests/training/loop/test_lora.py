@@ -23,11 +23,11 @@ from transformers import (
     RobertaModel,
 )
 
-from training.errors import RecipeError
-from training.loop.prepare import prepare
-from training.loop.trainable import add_lora, merge_lora
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.training.errors import RecipeError
+from cloze.training.loop.prepare import prepare
+from cloze.training.loop.trainable import add_lora, merge_lora
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 THIN = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "vocab_size": 50}

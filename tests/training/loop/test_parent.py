@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from test_adopt import model_of
 from two_processes import in_two
 
-from evaluation.measures import units
-from training.fit import main
-from training.loop import prepare as preparing
-from training.loop import run as loop
-from training.methods import distill, teacher
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.training.evaluation.measures import units
+from cloze.training.fit import main
+from cloze.training.loop import prepare as preparing
+from cloze.training.loop import run as loop
+from cloze.training.methods import distill, teacher
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 THINGS = ("dog", "man", "letter", "city", "rain", "guitar")
 TEXTS = [f"The {a} and the {b} run over the field." for a in THINGS for b in THINGS]
@@ -130,7 +130,7 @@ def run_with_dev(folder: Path, encoder: Path, second: float, *words: str, **keys
 
 
 def spearman_of(encoder: SentenceEncoder, dev: Path) -> float:
-    from evaluation.sts import load_pairs, spearman
+    from cloze.training.evaluation.sts import load_pairs, spearman
 
     return spearman(encoder.embed, load_pairs(dev))
 
@@ -163,7 +163,7 @@ def test_a_run_that_ends_below_its_parent_says_so_in_its_last_line(
     assert found["below_parent"] is True
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"warning: {run.path} is worse than {served} as it is served by itself: dev_spearman ")
-    from training.export import __main__ as export
+    from cloze.training.export import __main__ as export
 
     export.main([str(run.path), str(tmp_path / "bundle")])
     assert last in capsys.readouterr().err.splitlines()
@@ -172,7 +172,7 @@ def test_a_run_that_ends_below_its_parent_says_so_in_its_last_line(
 def test_the_weights_before_training_are_kept_if_no_step_is_better(
     served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evaluation.dev import DevData
+    from cloze.training.evaluation.dev import DevData
 
     scores = iter([50.0, 60.0, 40.0, 59.0])  # the parent, step 0, steps 2 and 4
     monkeypatch.setattr(DevData, "score", lambda *_: {"spearman": next(scores)})
@@ -185,7 +185,7 @@ def test_the_weights_before_training_are_kept_if_no_step_is_better(
 
 
 def test_a_tie_with_step_0_is_won_by_the_step(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evaluation.dev import DevData
+    from cloze.training.evaluation.dev import DevData
 
     monkeypatch.setattr(DevData, "score", lambda *_: {"spearman": 50.0})
     found, _ = run_with_dev(tmp_path, served, 0)

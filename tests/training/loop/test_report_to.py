@@ -10,8 +10,8 @@ import pytest
 from killed_runs import fit
 from recipes import arguments, load_recipe
 
-from encoding.errors import ClozeError
-from training.run_folder import Run
+from cloze.encoding.errors import ClozeError
+from cloze.training.run_folder import Run
 
 Words = dict[str, list[str]]
 
@@ -39,7 +39,7 @@ def test_tensorboard_is_written_where_it_is_asked_for(
 def test_a_missing_package_is_refused_before_work(
     package: str, install: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.loop.prepare.find_spec", lambda name: None)
+    monkeypatch.setattr("cloze.training.loop.prepare.find_spec", lambda name: None)
     recipe = load_recipe("simcse", words | {"report_to": [package], "encoder": ["no/such"]})
     with pytest.raises(ClozeError, match=f"report_to has {package}, which is not installed: pip install {install}"):
         fit(recipe, Run(tmp_path / "run"))
@@ -60,7 +60,7 @@ def test_bad_values_are_refused(report_to: list[str], message: str, words: Words
 
 def run_with(words: Words, folder: Path, report_to: str, **variables: str) -> None:
     """The command, in a process of its own, because the libraries keep threads and change the working folder."""
-    command = [sys.executable, "-m", "training.fit", "simcse", *arguments(words), "--report-to", report_to]
+    command = [sys.executable, "-m", "cloze.training.fit", "simcse", *arguments(words), "--report-to", report_to]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])} | variables
     done = subprocess.run(
         [*command, "--out", str(folder / "mine")], env=environment, cwd=folder, capture_output=True, text=True

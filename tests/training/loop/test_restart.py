@@ -16,14 +16,14 @@ from recipes import arguments, load_recipe
 from transformers import Trainer
 from two_processes import in_two
 
-from encoding.command import run as run_command
-from training.errors import RecipeError, RunError
-from training.fit import main
-from training.loop import processes
-from training.loop import run as loop
-from training.loop.callbacks import Journal
-from training.recipes.recipe import Recipe
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.training.errors import RecipeError, RunError
+from cloze.training.fit import main
+from cloze.training.loop import processes
+from cloze.training.loop import run as loop
+from cloze.training.loop.callbacks import Journal
+from cloze.training.recipes.recipe import Recipe
+from cloze.training.run_folder import Run
 
 STEPS = 15
 Words = dict[str, list[str]]

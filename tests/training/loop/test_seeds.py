@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import RecipeError, RunError
-from training.fit import main
-from training.loop.seeds import parse_seeds, summary
+from cloze.training.errors import RecipeError, RunError
+from cloze.training.fit import main
+from cloze.training.loop.seeds import parse_seeds, summary
 
 TEXT = [f"The {a} and the {b} run." for a in ("dog", "man", "city", "rain") for b in ("letter", "guitar", "market")]
 DEV = "sentence1\tsentence2\tscore\nTwo dogs run.\tA dog runs.\t4.5\nRain.\tA city.\t1.0\nRain.\tThe guitar.\t0.5\n"

@@ -7,8 +7,8 @@ import torch
 from contrastive_methods import METHODS, add_masked_head, build
 from torch import Tensor
 
-from encoding.errors import ClozeError
-from training.methods.losses import info_nce
+from cloze.encoding.errors import ClozeError
+from cloze.training.methods.losses import info_nce
 
 TEMPERATURE = 0.05
 ODD = ["[SEP] [PAD]", "[MASK]", "\u200b", "[CLS] a [MASK] b [SEP]", "?!"]  # special tokens as text; nothing visible

@@ -10,13 +10,13 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from training.errors import EncoderError, RecipeError
-from training.fit import main
-from training.methods import diffcse
-from training.methods.diffcse import DiffCSE
-from training.methods.edits import Edited
-from training.methods.losses import edit_detection, info_nce
-from training.model.encoder import SentenceEncoder
+from cloze.training.errors import EncoderError, RecipeError
+from cloze.training.fit import main
+from cloze.training.methods import diffcse
+from cloze.training.methods.diffcse import DiffCSE
+from cloze.training.methods.edits import Edited
+from cloze.training.methods.losses import edit_detection, info_nce
+from cloze.training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 

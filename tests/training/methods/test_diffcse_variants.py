@@ -12,16 +12,16 @@ from contrastive_methods import ROWS, add_masked_head, build, gradients
 from recipes import arguments, load_recipe
 from torch import Tensor
 
-from encoding.errors import ClozeError
-from training.data.corpus import read_corpus
-from training.errors import EncoderError
-from training.fit import main
-from training.loop.gradient_cache import backward_in_chunks
-from training.loop.prepare import prepare
-from training.methods.diffcse import DiffCSE
-from training.methods.edits import Edited
-from training.methods.losses import corrected_words, edit_detection, info_nce
-from training.model.views import View
+from cloze.encoding.errors import ClozeError
+from cloze.training.data.corpus import read_corpus
+from cloze.training.errors import EncoderError
+from cloze.training.fit import main
+from cloze.training.loop.gradient_cache import backward_in_chunks
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.diffcse import DiffCSE
+from cloze.training.methods.edits import Edited
+from cloze.training.methods.losses import corrected_words, edit_detection, info_nce
+from cloze.training.model.views import View
 
 PAIRS = [(text, ROWS[(place + 1) % len(ROWS)][0]) for place, (text,) in enumerate(ROWS)]
 
@@ -170,7 +170,7 @@ def test_masked_words_are_a_share_of_the_text_and_no_special_token(make: Any) ->
 
 @pytest.mark.parametrize("task", ["mlm", "correction"])
 def test_guessers_begin_with_the_encoders_masked_word_head(task: str, make: Any, folder: Path, tiny_bert: Path) -> None:
-    from training.model.masked_words import MaskedHead
+    from cloze.training.model.masked_words import MaskedHead
 
     head = make(task=task).discriminator.head.state_dict()
     assert all(torch.equal(head[key], weight) for key, weight in MaskedHead.load(str(folder)).state_dict().items())
@@ -372,7 +372,7 @@ def test_a_tokenizer_without_mask_token_cannot_guess(make: Any, folder: Path) ->
 
 def test_views_of_next_sentences_are_encoded_in_parts_of_their_own_length(make: Any) -> None:
     """The next sentence is longer than the first: trimming the first to its length must not cut it."""
-    from training.model.views import encode_trimmed
+    from cloze.training.model.views import encode_trimmed
 
     objective = make(dropout=False, edited="next")
     rows = [("Rain.", "She wrote a letter to the city and a dog ran over the field."), PAIRS[0]]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-from training.data.masking import mask_tokens, maskable_tokens
-from training.errors import EncoderError
-from training.methods.edits import Edited, Editor
-from training.model.encoder import SentenceEncoder
-from training.model.views import view
+from cloze.training.data.masking import mask_tokens, maskable_tokens
+from cloze.training.errors import EncoderError
+from cloze.training.methods.edits import Edited, Editor
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import view
 
 SENTENCES = ["Two dogs run over the green field.", "She wrote a letter to her old friend in the city.", "Rain.", ""]
 KINDS = ["replace", "insert", "delete"]

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
 
-from training.loop.gradient_cache import backward_in_chunks
-from training.methods.contrastive import Contrastive
-from training.methods.gather import average_gradients, gather, many, own
-from training.model.views import View
+from cloze.training.loop.gradient_cache import backward_in_chunks
+from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.gather import average_gradients, gather, many, own
+from cloze.training.model.views import View
 
 COUNT = 4  # rows; two a process
 ROWS, SEED = EVERY[1:], 2  # of DiffCSE: with it, more words of one half than of the other are to guess

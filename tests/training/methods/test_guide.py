@@ -19,15 +19,15 @@ from sentence_transformers.sentence_transformer.losses import GISTEmbedLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor
 
-from encoding.command import run as run_command
-from training.data.corpus import Corpus
-from training.errors import RecipeError
-from training.fit import main
-from training.loop.gradient_cache import backward_in_chunks
-from training.methods.contrastive import FromPairs, Guide
-from training.methods.losses import false_negatives, info_nce
-from training.methods.simcse import SimCSE
-from training.model.encoder import SentenceEncoder
+from cloze.command import run as run_command
+from cloze.training.data.corpus import Corpus
+from cloze.training.errors import RecipeError
+from cloze.training.fit import main
+from cloze.training.loop.gradient_cache import backward_in_chunks
+from cloze.training.methods.contrastive import FromPairs, Guide
+from cloze.training.methods.losses import false_negatives, info_nce
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.model.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_methods_leave_out_what_the_guide_finds(
     plain.load_state_dict(objective.state_dict())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "training.methods.contrastive.info_nce",
+            "cloze.training.methods.contrastive.info_nce",
             lambda *given: seen.append(info_nce(*given[:5], left_out)) or seen[-1],
         )
         plain(**plain.views(rows))

@@ -15,17 +15,17 @@ from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from two_processes import in_two
 
-from encoding.bundle import SEARCH_NAMES
-from encoding.command import run as run_command
-from evaluation.measures import alignment, uniformity
-from training.data.corpus import Corpus
-from training.fit import main
-from training.loop import run as loop
-from training.methods import OBJECTIVES
-from training.methods.held_out import HeldOut
-from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder
-from training.run_folder import Run
+from cloze.command import run as run_command
+from cloze.encoding.bundle import SEARCH_NAMES
+from cloze.training.data.corpus import Corpus
+from cloze.training.evaluation.measures import alignment, uniformity
+from cloze.training.fit import main
+from cloze.training.loop import run as loop
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.held_out import HeldOut
+from cloze.training.methods.objective import Objective
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend"]
 TEXTS = [f"The {a} and the {b} run {c} times." for a in WORDS for b in WORDS for c in range(11)]  # 704

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evaluation.measures import uniformity as evaluated
-from training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence, uniformity
+from cloze.training.evaluation.measures import uniformity as evaluated
+from cloze.training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence, uniformity
 
 
 def unit_rows(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

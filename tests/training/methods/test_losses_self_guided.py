@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.methods.losses import SELF_GUIDED, info_nce, parameter_drift
+from cloze.training.methods.losses import SELF_GUIDED, info_nce, parameter_drift
 
 
 def similarity(u: Tensor, v: Tensor, temperature: float) -> float:

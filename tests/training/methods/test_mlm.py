@@ -26,14 +26,14 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from encoding.command import run as run_command
-from training.errors import EncoderError, RecipeError
-from training.methods.diffcse import DiffCSE
-from training.methods.mlm import MLM
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, load_masked_lm, save_masked_lm
-from training.model.pretrained import quiet
-from training.pretrain import main
+from cloze.command import run as run_command
+from cloze.training.errors import EncoderError, RecipeError
+from cloze.training.methods.diffcse import DiffCSE
+from cloze.training.methods.mlm import MLM
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, load_masked_lm, save_masked_lm
+from cloze.training.model.pretrained import quiet
+from cloze.training.pretrain import main
 
 ROWS = [("Two dogs run over the green field.",), ("A man is playing the guitar.",), ("Rain.",), ("",)]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -93,7 +93,7 @@ def test_the_head_of_another_architecture_is_refused() -> None:
 
 
 def test_a_checkpoint_without_a_head_says_how_to_get_one(tiny_bert: Path) -> None:
-    with pytest.raises(EncoderError, match=r"has no masked-word head .* python -m training.pretrain --encoder"):
+    with pytest.raises(EncoderError, match=r"has no masked-word head .* cloze pretrain --encoder"):
         load_masked_lm(str(tiny_bert))
 
 
@@ -109,7 +109,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_chosen_tokens(
     family: str, whole_words: str, tied: str, tiny_bert: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-log p(token) of one chosen token after the other, from transformers' softmax over the vocabulary."""
-    from training.methods import mlm
+    from cloze.training.methods import mlm
 
     drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
     mask_tokens = mlm.mask_tokens
@@ -203,7 +203,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in checkpoints whose embeddings are padded to a round number."""
-    from training.methods import mlm
+    from cloze.training.methods import mlm
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     config = BertConfig.from_pretrained(tiny_bert, vocab_size=len(tokenizer) + 7)

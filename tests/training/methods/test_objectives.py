@@ -8,11 +8,11 @@ from contrastive_methods import leaves
 from recipes import load_recipe
 from torch.nn.functional import normalize
 
-from training.errors import RecipeError
-from training.methods import OBJECTIVES
-from training.methods.losses import info_nce
-from training.methods.objective import Objective
-from training.model.encoder import SentenceEncoder
+from cloze.training.errors import RecipeError
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.losses import info_nce
+from cloze.training.methods.objective import Objective
+from cloze.training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 ROBERTA = {

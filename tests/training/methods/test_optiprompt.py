@@ -7,13 +7,13 @@ import pytest
 import torch
 from recipes import load_recipe
 
-from encoding.errors import TemplateError
-from training.errors import EncoderError
-from training.methods import OBJECTIVES
-from training.methods.optiprompt import OptiPrompt
-from training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
-from training.model.encoder import SentenceEncoder
-from training.model.masked_words import MaskedHead, save_masked_lm
+from cloze.encoding.errors import TemplateError
+from cloze.training.errors import EncoderError
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.optiprompt import OptiPrompt
+from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead, save_masked_lm
 
 BERT = 'This sentence : "[X]" means [MASK].'
 TEMPLATES = {"bert": BERT, "roberta": "This sentence : ' [X] ' means [MASK].", "before": "A [MASK] is what [X] says."}
@@ -144,7 +144,7 @@ def test_the_head_begins_as_the_masked_words_transform(masked_bert: Path) -> Non
 
 
 def test_an_encoder_without_a_masked_word_head_is_refused(tiny_bert: Path) -> None:
-    with pytest.raises(EncoderError, match=r"has no masked-word head.*training\.pretrain"):
+    with pytest.raises(EncoderError, match=r"has no masked-word head.*cloze pretrain"):
         build(tiny_bert)
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from recipes import load_recipe
 
-from encoding.errors import ClozeError
-from training.errors import EncoderError, RecipeError
-from training.loop.prepare import prepare
-from training.methods.losses import info_nce
-from training.methods.promptbert import PromptBERT
-from training.model.encoder import SentenceEncoder
-from training.model.heads import HEAD_FILE, Head
-from training.model.views import View
-from training.recipes.recipe import shipped_recipes
+from cloze.encoding.errors import ClozeError
+from cloze.training.errors import EncoderError, RecipeError
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.losses import info_nce
+from cloze.training.methods.promptbert import PromptBERT
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.heads import HEAD_FILE, Head
+from cloze.training.model.views import View
+from cloze.training.recipes.recipe import shipped_recipes
 
 ROWS = [
     ("Two dogs run.", "Dogs are running.", "The dogs sleep."),
@@ -288,7 +288,7 @@ def test_impossible_recipes_are_refused(name: str, words: dict[str, list[str]], 
 
 
 def test_a_transform_needs_a_masked_word_head(tiny_bert: Path) -> None:
-    with pytest.raises(EncoderError, match=r"has no masked-word head.*training\.pretrain"):
+    with pytest.raises(EncoderError, match=r"has no masked-word head.*cloze pretrain"):
         build(tiny_bert)
 
 

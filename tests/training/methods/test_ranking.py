@@ -12,15 +12,15 @@ from killed_runs import whole_and_resumed
 from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 
-from encoding.command import run as run_command
-from evaluation.measures import units
-from training.data.corpus import Corpus
-from training.data.lexical import Lexical, words_of
-from training.fit import main
-from training.loop.prepare import prepare
-from training.methods.losses import ranking_divergence
-from training.methods.ranking import Ranking
-from training.model.encoder import SentenceEncoder
+from cloze.command import run as run_command
+from cloze.training.data.corpus import Corpus
+from cloze.training.data.lexical import Lexical, words_of
+from cloze.training.evaluation.measures import units
+from cloze.training.fit import main
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.losses import ranking_divergence
+from cloze.training.methods.ranking import Ranking
+from cloze.training.model.encoder import SentenceEncoder
 
 DOCUMENTS = [f"The {colour} {thing} stands in the {place}." for colour in ("red", "old") for thing in ("dog", "house")
              for place in ("city", "field")]  # fmt: skip

@@ -9,10 +9,10 @@ from scipy.stats import truncnorm
 from torch import Tensor, nn
 from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel, MPNetConfig, MPNetModel
 
-from training.errors import EncoderError
-from training.methods.ssimcse import Dropouts, SampledDropout, draw_rates
-from training.model.encoder import SentenceEncoder
-from training.recipes.methods import Distribution, well_formed
+from cloze.training.errors import EncoderError
+from cloze.training.methods.ssimcse import Dropouts, SampledDropout, draw_rates
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.methods import Distribution, well_formed
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "Rain.", "She wrote a letter to the city."]
 

@@ -17,11 +17,11 @@ from recipes import arguments, load_recipe
 from sentence_transformers.sentence_transformer.losses import AnglELoss, CoSENTLoss
 from torch import Tensor
 
-from encoding.command import run as run_command
-from training.fit import main
-from training.loop.prepare import prepare
-from training.methods.losses import PAIR_SIMILARITIES, angle_similarity, cosent
-from training.methods.scored import Scored
+from cloze.command import run as run_command
+from cloze.training.fit import main
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.losses import PAIR_SIMILARITIES, angle_similarity, cosent
+from cloze.training.methods.scored import Scored
 
 LOSSES = list(PAIR_SIMILARITIES)
 

@@ -11,15 +11,15 @@ from contrastive_methods import TRIPLES, build
 from test_retrieval import write as write_collection
 from tiny_graphs import export_graphs_of
 
-from encoding.bundle import Bundle
-from encoding.errors import ClozeError
-from evaluation.dev import DevData
-from evaluation.options import ModelOptions
-from evaluation.subjects import subjects
-from training.export.__main__ import main as export
-from training.fit import main
-from training.methods.losses import info_nce
-from training.model.encoder import SentenceEncoder
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import ClozeError
+from cloze.training.evaluation.dev import DevData
+from cloze.training.evaluation.options import ModelOptions
+from cloze.training.evaluation.subjects import subjects
+from cloze.training.export.__main__ import main as export
+from cloze.training.fit import main
+from cloze.training.methods.losses import info_nce
+from cloze.training.model.encoder import SentenceEncoder
 
 QUERY, DOCUMENT = "find: [X]", "it says: [X]"
 COLUMNS = {"columns": ["a", "b", "c"]}

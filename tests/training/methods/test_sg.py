@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from contrastive_methods import leaves
 from recipes import arguments, load_recipe
 
-from encoding.errors import ClozeError
-from training.data.corpus import Corpus
-from training.errors import CorpusError
-from training.fit import main
-from training.loop.prepare import prepare
-from training.loop.trainer import ObjectiveTrainer, training_arguments
-from training.methods import OBJECTIVES
-from training.methods.losses import SELF_GUIDED
-from training.methods.sg import SG
-from training.model.encoder import SentenceEncoder
+from cloze.encoding.errors import ClozeError
+from cloze.training.data.corpus import Corpus
+from cloze.training.errors import CorpusError
+from cloze.training.fit import main
+from cloze.training.loop.prepare import prepare
+from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.losses import SELF_GUIDED
+from cloze.training.methods.sg import SG
+from cloze.training.model.encoder import SentenceEncoder
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar on a stage.",), ("Rain.",), ("She wrote a letter.",)]
 PAIRS = [("Two dogs run.", "A dog runs."), ("The city.", "A town of the field."), ("Rain.", "Little rain grows.")]

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from recipes import load_recipe
 from torch import Tensor
 
-from encoding.command import run as run_command
-from training.errors import EncoderError, RecipeError
-from training.fit import main
-from training.methods import OBJECTIVES
-from training.methods.losses import info_nce
-from training.methods.simcse import SimCSE
-from training.model.encoder import SentenceEncoder
+from cloze.command import run as run_command
+from cloze.training.errors import EncoderError, RecipeError
+from cloze.training.fit import main
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.losses import info_nce
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.model.encoder import SentenceEncoder
 
 TRIPLES = [
     ("Two dogs run.", "Dogs are running over the field.", "Nothing runs here."),
@@ -234,7 +234,7 @@ def test_a_batch_in_which_nothing_is_masked_costs_the_contrast_alone(
     def nothing(ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return ids, torch.zeros_like(ids, dtype=torch.bool)
 
-    monkeypatch.setattr("training.methods.simcse.mask_tokens", nothing)
+    monkeypatch.setattr("cloze.training.methods.simcse.mask_tokens", nothing)
     objective = build(tiny_bert, **MASKED).train()
     outputs = objective(**objective.views(TEXTS))
     outputs["loss"].backward()
@@ -284,7 +284,7 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     assert counts[:2].sum() != counts[2:].sum()
 
     def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        for module in ("training.methods.contrastive", "training.methods.simcse"):
+        for module in ("cloze.training.methods.contrastive", "cloze.training.methods.simcse"):
             monkeypatch.setattr(f"{module}.gather", gather)
         own = {name: {key: value[rows] for key, value in view.items()} for name, view in views.items()}
         shares = {pass_: {name: value[rows] for name, value in of.items()} for pass_, of in results.items()}

@@ -8,13 +8,13 @@ from recipes import load_recipe
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from encoding.command import run as run_command
-from encoding.errors import ClozeError
-from training.fit import main
-from training.methods import OBJECTIVES
-from training.methods.simcse import SimCSE
-from training.model.encoder import SentenceEncoder
-from training.recipes.methods import SSimCSERecipe
+from cloze.command import run as run_command
+from cloze.encoding.errors import ClozeError
+from cloze.training.fit import main
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.methods import SSimCSERecipe
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 

@@ -1,4 +1,4 @@
-"""Distillation from vectors that service.bulk wrote: the same loss as with the teacher in the loop, in its parts."""
+"""Distillation from vectors that cloze bulk wrote: the same loss as with the teacher in the loop, in its parts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from scipy.linalg import orthogonal_procrustes
 from test_objectives import build
 from tiny_bundle import write_bundle
 
-from evaluation.measures import uniformity
-from service.bulk.embed import Embed
-from service.bulk.output import Output
-from training.data.teacher_vectors import TeacherVectors
-from training.errors import CorpusError, RecipeError
-from training.loop.prepare import prepare
-from training.methods.distill import Distill
-from training.model.encoder import SentenceEncoder
+from cloze.service.bulk.embed import Embed
+from cloze.service.bulk.output import Output
+from cloze.training.data.teacher_vectors import TeacherVectors
+from cloze.training.errors import CorpusError, RecipeError
+from cloze.training.evaluation.measures import uniformity
+from cloze.training.loop.prepare import prepare
+from cloze.training.methods.distill import Distill
+from cloze.training.model.encoder import SentenceEncoder
 
 THINGS = ["dog", "man", "letter", "city", "rain", "guitar"]
 TEXTS = [f"The {a} and the {b} run over the field." for a in THINGS for b in THINGS]
@@ -31,7 +31,7 @@ TEXTS = [f"The {a} and the {b} run over the field." for a in THINGS for b in THI
 def written(
     folder: Path, texts: Sequence[str], vectors: NDArray[Any], space: str = "one", number: int = 0, **columns: Any
 ) -> str:
-    """A part of a folder as service.bulk writes it."""
+    """A part of a folder as cloze bulk writes it."""
     kind = pa.from_numpy_dtype(vectors.dtype)
     table = pa.table(
         {
@@ -70,7 +70,7 @@ def test_products_are_the_weighted_mean_of_the_teachers_cosines(tmp_path: Path) 
 
 
 def test_a_text_is_found_whatever_blanks_are_around_it(tmp_path: Path) -> None:
-    """A corpus strips its texts, and service.bulk embeds them as they are."""
+    """A corpus strips its texts, and cloze bulk embeds them as they are."""
     vectors = random(8)
     folder = written(tmp_path / "one", [f" {text}\u00a0" for text in TEXTS], vectors)
     np.testing.assert_allclose(TeacherVectors.read([folder], [1], "text").of(TEXTS), units(vectors), atol=1e-3)
@@ -196,7 +196,7 @@ def broken(folder: Path, kind: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("empty", r"has no vectors/\*/\*\.parquet; give a folder that python -m service\.bulk wrote"),
+        ("empty", r"has no vectors/\*/\*\.parquet; give a folder that cloze bulk wrote"),
         ("two models", r"has vectors of several models \(one, two\); embed it anew"),
         ("binary", r"has vectors of type .*uint8.*; embed it with --dtype float32, float16 or int8"),
         ("torn", "cannot be read .*; embed it anew"),

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from encoding.text import TextEncoder, token_batches
-from training.errors import EncoderError
-from training.model.encoder import SentenceEncoder
+from cloze.encoding.text import TextEncoder, token_batches
+from cloze.training.errors import EncoderError
+from cloze.training.model.encoder import SentenceEncoder
 
 BERT = 'This sentence of "[X]" means [MASK].'
 ROBERTA = "This sentence : ' [X] ' means [MASK]."

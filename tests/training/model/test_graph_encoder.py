@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from training.model import graph_encoder
+from cloze.training.model import graph_encoder
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,20 @@ import torch
 from made_once import made_once
 from onnx import ModelProto
 
-from encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
-from encoding.canaries import CANARY_TEXTS, Canaries
-from encoding.text import TOKENIZER_FILES
-from training.convert import convert
-from training.errors import EncoderError
-from training.export.graph import fuse, trace
-from training.export.layers import one_row
-from training.export.parity import probes
-from training.export.quantise import WEIGHT_LEVELS, quantise, vocabulary_feeds
-from training.fit import main as fit
-from training.model.encoder import SentenceEncoder, positions
-from training.model.graph_encoder import GraphEncoder
-from training.model.graph_weights import KEY, VALUE
-from training.model.token_weights import TokenWeights
+from cloze.encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
+from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.text import TOKENIZER_FILES
+from cloze.training.convert import convert
+from cloze.training.errors import EncoderError
+from cloze.training.export.graph import fuse, trace
+from cloze.training.export.layers import one_row
+from cloze.training.export.parity import probes
+from cloze.training.export.quantise import WEIGHT_LEVELS, quantise, vocabulary_feeds
+from cloze.training.fit import main as fit
+from cloze.training.model.encoder import SentenceEncoder, positions
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.model.graph_weights import KEY, VALUE
+from cloze.training.model.token_weights import TokenWeights
 
 MASK = {"template": '"[X]" means [MASK].', "pooling": "mask"}
 MEAN = {"template": "[X]", "pooling": "mean"}

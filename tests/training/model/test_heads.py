@@ -9,12 +9,12 @@ import torch
 from recipes import load_recipe
 from transformers import BertConfig
 
-from training.methods import OBJECTIVES
-from training.methods.contrastive import projection
-from training.methods.losses import info_nce
-from training.methods.simcse import SimCSE
-from training.model.encoder import SentenceEncoder
-from training.model.heads import HEAD_FILE, Head
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.contrastive import projection
+from cloze.training.methods.losses import info_nce
+from cloze.training.methods.simcse import SimCSE
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.heads import HEAD_FILE, Head
 
 PAIRS = [("Two dogs run.", "Dogs."), ("A man plays.", "Music."), ("Rain.", "The city"), ("A letter.", "She wrote.")]
 TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city."]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from encoding.errors import TemplateError
-from evaluation.measures import cosines
-from training.errors import EncoderError
-from training.model.encoder import SentenceEncoder
-from training.model.heads import Head
-from training.model.masked_words import MaskedHead, MaskedWords, load_masked_lm, save_masked_lm
+from cloze.encoding.errors import TemplateError
+from cloze.training.errors import EncoderError
+from cloze.training.evaluation.measures import cosines
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.heads import Head
+from cloze.training.model.masked_words import MaskedHead, MaskedWords, load_masked_lm, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "", "Rain."]
 TEMPLATE = 'This sentence of "[X]" means [MASK].'

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from training.errors import EncoderError
-from training.export.graph import fuse, trace
-from training.export.layers import one_row
-from training.export.quantise import quantise, vocabulary_feeds
-from training.model.encoder import SentenceEncoder
-from training.model.graph_encoder import GraphEncoder
-from training.model.pooling import Pooling
-from training.model.token_weights import STEP, WEIGHTS_FILE, TokenWeights
+from cloze.training.errors import EncoderError
+from cloze.training.export.graph import fuse, trace
+from cloze.training.export.layers import one_row
+from cloze.training.export.quantise import quantise, vocabulary_feeds
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+from cloze.training.model.pooling import Pooling
+from cloze.training.model.token_weights import STEP, WEIGHTS_FILE, TokenWeights
 
 TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city.", "rain over the old city " * 30]
 MEAN: dict[str, Any] = {"template": "[X]", "pooling": "mean", "max_tokens": 48}

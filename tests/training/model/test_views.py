@@ -8,11 +8,11 @@ from contrastive_methods import METHODS, add_masked_head, build
 from recipes import load_recipe
 from torch import Tensor
 
-from training.methods import OBJECTIVES
-from training.methods.objective import Objective
-from training.model import views as module
-from training.model.encoder import SentenceEncoder
-from training.model.views import View, encode_trimmed, trimmed, view
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.objective import Objective
+from cloze.training.model import views as module
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View, encode_trimmed, trimmed, view
 
 TEXTS = ["rain", "two dogs run " * 12, "", "a letter", "the old friend in the city", "dogs", "a man"]
 

@@ -3,7 +3,7 @@
 import pytest
 from recipes import load_recipe
 
-from training.recipes.recipe import PRESETS, read_toml, shipped_recipes
+from cloze.training.recipes.recipe import PRESETS, read_toml, shipped_recipes
 
 BACKBONES = {
     None: "google-bert/bert-base-uncased",

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from recipes import load_recipe
 
-from encoding.errors import ClozeError, OptionError
-from training.errors import RecipeError
-from training.recipes.command import recipe_of
-from training.recipes.recipe import PRESETS, read_toml, shipped_recipes, to_toml
+from cloze.encoding.errors import ClozeError, OptionError
+from cloze.training.errors import RecipeError
+from cloze.training.recipes.command import recipe_of
+from cloze.training.recipes.recipe import PRESETS, read_toml, shipped_recipes, to_toml
 
 CORPUS = {"corpus": ["text.txt"]}
 

@@ -1,0 +1,146 @@
+"""The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
+
+0 done, 1 a difference (`verify`), 2 an error that its user can put right (a ClozeError or a full disk), 3 done but for
+some rows (`bulk`), 130 interrupted. Any other exception is a bug and keeps its traceback. Commands are named by
+strings, so that neither side is imported before it is asked for.
+"""
+
+import errno
+import runpy
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from cloze.encoding.errors import ClozeError
+
+__all__ = ["end_in_one_line", "is_full", "main", "run"]
+
+COMMANDS: Final = {  # the module of each, below `cloze`
+    "serve": ("service", "serve bundles over HTTP"),
+    "doctor": ("service.doctor", "show what this machine offers"),
+    "bulk": ("service.bulk", "embed the texts of files"),
+    "adapt": ("training.adapt", "make an encoder better on your own documents and queries"),
+    "fit": ("training.fit", "train a sentence encoder by a recipe"),
+    "pretrain": ("training.pretrain", "masked language modelling, continued or from scratch"),
+    "evaluate": ("training.evaluate", "score a run, a bundle, an encoder or a server"),
+    "compare": ("training.compare", "show which differences between models are more than chance"),
+    "calibrate": ("training.evaluation.calibrate", "learn what a cosine means from judged pairs"),
+    "head": ("training.evaluation.head", "learn to answer with labels from labelled texts"),
+    "verify": ("training.evaluation.verify", "compare a server's vectors with those of a model"),
+    "texts": ("training.texts", "make texts to learn search and similarity from"),
+    "bridge": ("training.bridge", "search an old index with a new model"),
+    "mine": ("training.mine", "find hard negatives for pairs"),
+    "export": ("training.export", "make a bundle of a finished run"),
+    "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
+    "convert": ("training.convert", "make a bundle loadable by sentence-transformers too"),
+    "distil-static": ("training.distil_static", "make a much faster bundle whose vectors are means of word vectors"),
+    "push": ("training.push", "upload a bundle to the Hugging Face hub"),
+    "templates": ("training.templates", "find the template that suits an encoder best"),
+    "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
+    "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
+    "average": ("training.average", "average the weights of several runs"),
+    "completion": ("completion", "print what bash and zsh need to complete commands and options"),
+}
+GUIDE: Final = """\
+Cloze turns your own text into a sentence-embedding service. A first tour:
+
+  cloze serve                                    serve the model that comes with Cloze on 127.0.0.1:8080
+  cloze bulk texts.jsonl vectors                 write the vectors of a file, as parquet
+  cloze adapt --documents docs --pairs queries.csv --out run        train it on your text, see if it helps
+  cloze compare cloze-mini run --pairs pairs.csv                    is it better than before?
+  cloze export run model --precision fp32,int8   make a bundle of it, a folder that stands alone
+  cloze serve --bundle model                     serve that
+
+All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
+EXTRAS: Final = {  # that a module or its package needs
+    "service": "cpu",
+    "service.bulk": "cpu,bulk",
+    "training": "train",
+}
+REPORTS: Final = ("matplotlib", "tensorboard")  # packages of the extra `report`
+
+
+def run(command: Callable[[], int | None]) -> int:
+    """Call a command and return its exit code; a ClozeError or a full disk becomes one line on stderr."""
+    try:
+        return command() or 0
+    except ClozeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not is_full(error):
+            raise
+        print(f"error: {error}; free space on that disk, and start the command again", file=sys.stderr)
+        return 2
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a full disk raised it: an OSError, or one of a library in Rust, such as safetensors."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)
+
+
+def main() -> int:
+    """Run the command that the first word names, with the words after it."""
+    return run(_dispatch)
+
+
+def _dispatch() -> int:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage() if words else GUIDE)
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        raise ClozeError(f"cloze has no command {name!r}; it has {', '.join(COMMANDS)}")
+    module, _ = COMMANDS[name]
+    sys.argv = [f"cloze {name}", *rest]
+    try:
+        runpy.run_module(f"cloze.{module}", run_name="__main__")
+    except ModuleNotFoundError as error:
+        if advice := _advice(module, error):
+            raise ClozeError(advice) from error
+        raise
+    return 0
+
+
+def end_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The `sys.excepthook` of `python -m training.NAME`: for a package that is not installed, one line and status 2.
+
+    `run` cannot do it, because a command's module imports some packages before it calls `run`.
+    """
+    spec = sys.modules["__main__"].__spec__  # None until Python has located the module
+    module = spec.name.removeprefix("cloze.").removesuffix(".__main__") if spec else "training"
+    advice = _advice(module, error) if isinstance(error, ModuleNotFoundError) else None
+    if advice is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(f"error: {advice}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _advice(module: str, error: ModuleNotFoundError) -> str | None:
+    """What to install for a command's module; None if the missing one is not of an extra, which is a bug."""
+    extra = EXTRAS.get(module, EXTRAS.get(module.partition(".")[0]))
+    missing = (error.name or "").partition(".")[0]
+    if extra is None or missing in ("", "cloze"):
+        return None
+    if missing in REPORTS:
+        extra = "report"
+    command = next((f"cloze {name}" for name, (started, _) in COMMANDS.items() if started == module), module)
+    return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
+
+
+def _usage() -> str:
+    lines = [f"  {name:13} {meaning}" for name, (_, meaning) in COMMANDS.items()]
+    return "\n".join(["usage: cloze COMMAND ...", "", *lines, "", "Options of a command: cloze COMMAND --help"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""A long text in chunks: each fits into the template, ends with a word, and with a sentence where one ends."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from cloze.encoding.text import TextEncoder
+
+__all__ = ["Chunk", "chunked"]
+
+SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\n\s*""")
+
+
+class Chunk(NamedTuple):
+    """`text[start:stop]` of a text, in characters."""
+
+    start: int
+    stop: int
+
+
+def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> Iterator[Chunk]:
+    """Cut a text into chunks of at most `tokens` tokens, which begin up to `overlap` tokens before the last one ended.
+
+    `tokens` is 1 to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last sentence that
+    ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text without
+    tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
+    """
+    spans = encoder.spans(text)
+    if not spans:
+        yield Chunk(0, 0)
+    cuts, room = _Cuts(text, [start for start, _ in spans]), max(1, tokens - encoder.final_period)
+    begin, end = -1, 0  # of the last chunk, in tokens
+    while end < len(spans):
+        first = cuts.word(max(end - overlap, begin + 1), end)
+        last = cuts.end(first, first + room, end)
+        if last is None or _tokens(encoder, text, spans[first:last]) > tokens:  # a word is cut, and there is no overlap
+            first, last = end, min(end + room, len(spans))
+            while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
+                last -= 1
+        if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only further tokens of the last character
+            yield Chunk(spans[first][0], spans[last - 1][1])
+        begin, end = first, last
+
+
+def _tokens(encoder: TextEncoder, text: str, spans: Sequence[tuple[int, int]]) -> int:
+    """Return how many tokens these are on their own: the rest of a word that was cut may have more."""
+    return encoder.count(text[spans[0][0] : spans[-1][1]])
+
+
+class _Cuts:
+    """Where a text may be cut: the indices of the tokens that begin a word, and of those that begin a sentence."""
+
+    def __init__(self, text: str, starts: list[int]) -> None:
+        self.count = len(starts)
+        self.words = [at for at, start in enumerate(starts) if start == 0 or text[start - 1].isspace()]
+        self.sentences = [bisect_left(starts, end.end()) for end in SENTENCE_END.finditer(text)]
+
+    def word(self, first: int, last: int) -> int:
+        """Return the first beginning of a word from the token `first` on; `last` where there is none before."""
+        at = bisect_left(self.words, first)
+        return min(self.words[at], last) if at < len(self.words) else last
+
+    def end(self, first: int, last: int, former: int) -> int | None:
+        """Return the best end, at most `last` and behind `former`, of a chunk that begins with the token `first`."""
+        if last >= self.count:
+            return self.count
+        for places, least in ((self.sentences, max(former, (first + last) // 2)), (self.words, former)):
+            at = bisect_left(places, last + 1) - 1
+            if at >= 0 and places[at] > least:
+                return places[at]
+        return None

@@ -1,0 +1,71 @@
+"""Files and folders that appear when they are complete, and where a result can be written."""
+
+import ctypes
+import errno
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cloze.encoding.errors import OptionError
+
+__all__ = ["check_new_file", "exchange", "replacing", "write_whole"]
+
+HERE: Final = -100  # AT_FDCWD: paths are relative to the working directory
+EXCHANGE: Final = 2  # RENAME_EXCHANGE, renameat2(2)
+NOT_HERE: Final = (errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.ENOTSUP)  # a kernel or a file system without it
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which takes the place of `path` at the end of the block.
+
+    Of two that write at a time, the later one's file stays. After an error there is none.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, so that there is a whole one at both paths at any time.
+
+    False, and nothing is done, where the system cannot: elsewhere than on Linux, and on some network file systems.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if call is None:
+        return False
+    if call(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in NOT_HERE:
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write all of the text, or nothing, even if the machine stops."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_new_file(path: Path) -> None:
+    """Check before long work that its result can be written to the file `path`. Raises OptionError."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; name a file to write in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} is not a folder; make it first, {path.name} is written there at the end")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OptionError(f"{path.parent} cannot be written to ({error.strerror}); name a file elsewhere") from error

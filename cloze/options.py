@@ -1,0 +1,180 @@
+"""The options of a command: a pydantic model whose fields are the flags, and errors of one line.
+
+Used by both sides, so that all commands have the same spelling, help and errors.
+"""
+
+import difflib
+import inspect
+import json
+import re
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from cloze.encoding.errors import OptionError
+
+__all__ = ["Command", "Options", "flag", "key_of"]
+
+METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
+
+
+class Options(BaseSettings):
+    """A subclass's docstring describes the command, and its fields are the options."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+    )
+    groups: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Titles in the help, each with the names of the fields below it; the others stand first, under `options`."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], program: str, unless_given: Mapping[str, Any] = {}) -> Self:
+        """Read the command line; for options that it does not set, `unless_given` precedes the defaults.
+
+        Raises OptionError, one line that says what to write; words that may be a key are never shown. Ends the process
+        after --help.
+        """
+        titles = {flag(name): title for title, names in cls.groups.items() for name in names}
+        try:
+            source = CliSettingsSource[Any](
+                _described(cls),
+                cli_prog_name=program,
+                add_argument_method=partial(_add_argument, titles, {}),
+                parse_args_method=partial(_parse_arguments, bool(titles)),
+            )
+            return cls(_cli_settings_source=source(args=list(arguments)), **unless_given)
+        except SettingsError as error:
+            raise OptionError(cls._explain_usage(str(error).removeprefix("error parsing CLI: "), arguments)) from None
+        except ValidationError as error:  # it holds every value
+            raise OptionError("; ".join(map(cls._explain, error.errors()))) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Leave the process's environment out: a variable named ENCODER is not meant for Cloze."""
+        return (init_settings,)
+
+    @classmethod
+    def called(cls, name: str) -> str:
+        """Return what an error calls an option."""
+        return flag(name)
+
+    @classmethod
+    def _explain_usage(cls, reason: str, arguments: Sequence[str]) -> str:
+        kind, _, found = reason.partition(": ")
+        if kind != "unrecognized arguments":
+            return reason
+        if any("key" in argument.lower() for argument in arguments):  # as in `--api-key KEY` for `--api-keys KEY`
+            found = " ".join(word.partition("=")[0] if word.startswith("--") else "***" for word in found.split())
+        known = [flag(field.alias or name) for name, field in cls.model_fields.items()]
+        option = re.search(r"--[\w-]+", found)
+        close = difflib.get_close_matches(option[0], known, 1) if option else []
+        return f"{kind}: {found}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
+
+    @classmethod
+    def _explain(cls, detail: ErrorDetails) -> str:
+        if not detail["loc"]:
+            return detail["msg"].removeprefix("Value error, ")
+        name = str(detail["loc"][0])
+        meaning = {field.alias or key: field.description or "" for key, field in cls.model_fields.items()}[name]
+        if detail["type"] == "missing":
+            return f"{cls.called(name)} is missing: {meaning.rstrip('.')}"
+        problem = detail["msg"][0].lower() + detail["msg"][1:]
+        return f"{cls.called(name)} is {detail['input']!r:.200}: {problem} ({meaning.rstrip('.')})"
+
+
+class Command(Options):
+    """Options that only the command line sets."""
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], program: str) -> Self:
+        """Raises OptionError, one line that says what to write. Ends the process after --help."""
+        for word in arguments:
+            name, _, _ = word.partition("=")
+            if name.startswith("--") and "_" in name:
+                raise OptionError(f"{name} is now written {flag(name[2:])}")
+        return cls.parse(arguments, program)
+
+
+class _Switch(BooleanOptionalAction):
+    """`--NAME` or `--no-NAME`, also where the name itself begins with "no-"."""
+
+    def __call__(
+        self,
+        parser: ArgumentParser,
+        namespace: Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        opposite = "--" + str(option_string).removeprefix("--no-")
+        setattr(namespace, self.dest, opposite == option_string or opposite not in self.option_strings)
+
+
+def flag(name: str) -> str:
+    """`batch_size` -> `--batch-size`"""
+    return "--" + name.replace("_", "-")
+
+
+def _described(options: type[Options]) -> type[Options]:
+    options.__doc__ = inspect.cleandoc(options.__doc__ or "")  # the help shows it as it is
+    return options
+
+
+def _add_argument(titles: Mapping[str, str], groups: dict[str, Any], parser: Any, *names: str, **keywords: Any) -> Any:
+    """Simpler help: the kind of one word, and no default for an option that is unset. A switch is a `_Switch`.
+
+    `groups` has the argument groups that were made for `titles`.
+    """
+    group, title = parser, titles.get(names[-1])
+    if title is not None:
+        group = groups.get(title) or groups.setdefault(title, parser.add_argument_group(title))
+    if keywords.get("action") is BooleanOptionalAction:
+        keywords["action"] = _Switch
+    if "metavar" in keywords:
+        word = re.sub(r"^(?:list|tuple)\[(.*?)(?:,\.\.\.)?\]$", r"\1", keywords["metavar"])
+        keywords["metavar"] = METAVARS.get(word, word)
+    if keywords.get("help"):
+        keywords["help"] = re.sub(r" ?\(default: (?:None|\(\)|\[\]|)\)", "", keywords["help"])
+    return group.add_argument(*names, **keywords)
+
+
+def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Lists as JSON: pydantic-settings would split their words at commas. So many options are not listed twice."""
+    if grouped:
+        parser.usage = "%(prog)s [--NAME VALUE ...]"
+    found = parser.parse_args(arguments)
+    for name, value in vars(found).items():
+        if isinstance(value, list):
+            setattr(found, name, json.dumps(value))
+    return found
+
+
+def key_of(file: Path) -> str:
+    """The API key in a file. Raises OptionError."""
+    try:
+        words = file.read_text(encoding="utf-8-sig").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--key-file {file} cannot be read ({error}); give a file that holds the API key") from error
+    if len(words) != 1 or not (words[0].isascii() and words[0].isprintable()):
+        raise OptionError(f"--key-file {file} has to hold one API key of ASCII characters, and nothing else")
+    return words[0]

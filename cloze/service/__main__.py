@@ -1,0 +1,115 @@
+"""`cloze serve`: read the settings, load the bundles and serve them; with `--check`, only check them."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import Final, NoReturn
+
+from pydantic import Field
+
+from cloze.command import run
+from cloze.service.inference.threads import APART
+from cloze.service.monitoring.logs import configure_logs, end_process
+from cloze.service.settings import Settings
+
+M_TRIM_THRESHOLD: Final = -1  # glibc's malloc.h
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+LARGE: Final = 1_048_576  # bytes
+
+
+class ServeOptions(Settings):
+    """Serve sentence embeddings of one bundle, or of several, over HTTP."""
+
+    check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 2 where the settings or a bundle cannot be used; one line on stderr says why."""
+    return run(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    open_descriptors()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
+    settings = ServeOptions.read(arguments)
+    configure_logs(settings.log_level, settings.log_format)
+    limit_free_memory()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
+    if settings.check:
+        _check(settings)
+    else:
+        _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    from cloze.service.app import (
+        create_app,  # importing ONNX Runtime and FastAPI takes a second, which --help does not need
+    )
+    from cloze.service.server import bind, serve
+
+    gc.freeze()  # a collection, which follows each reload, need not look through what was imported
+    with bind(settings.hostname, settings.port) as listener:
+        serve(create_app(settings), settings, listener)
+
+
+def _check(settings: Settings) -> None:
+    from cloze.service.app import create_app
+    from cloze.service.server import resolve
+
+    resolve(settings.hostname, settings.port)  # not bound: the service that it replaces may still run
+    models = create_app(settings).state.services.models
+    for model in models:
+        spec = model.bundle.spec
+        print(
+            f"{model.name}{' (default)' * (model.name == models.default)}: {spec.template!r}, pooling {spec.pooling}, "
+            f"dimension {model.dimension}, {model.session.precision} on {model.session.provider}"
+        )
+    print("ok")
+
+
+def open_descriptors() -> None:
+    """Open the null device for each of stdin, stdout and stderr that is closed.
+
+    The next file or socket would take its number otherwise, and the event loop would abort.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+
+
+def limit_free_memory() -> None:
+    """Make glibc return freed blocks of a mebibyte or more, and use two arenas; does nothing with another C library.
+
+    By default glibc raises that threshold to 32 MiB by itself, and each thread keeps the largest bodies and answers it
+    has ever held.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows has no such library
+        return
+    for parameter, value in ((M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 2)):
+        mallopt(parameter, value)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
+    if any(thread.name == APART for thread in threading.enumerate()):
+        end_process(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,242 @@
+"""`cloze bulk IN OUT --bundle B`: embed the texts of files into parquet files."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+
+from cloze.command import run
+from cloze.encoding.bundle import DEFAULT, GRAPHS, Bundle, Precision
+from cloze.encoding.errors import OptionError
+from cloze.encoding.text import TOKENIZER_FILES
+from cloze.options import Command, key_of
+from cloze.service.settings import PrecisionChoice
+
+if TYPE_CHECKING:
+    from cloze.service.bulk.output import Counts, Output
+    from cloze.service.bulk.source import Source
+
+NEEDED: Final = ("pyarrow", "ray", "tqdm", "urllib3")
+SOME_FAILED: Final = 3  # the exit status where some rows have no vector
+INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
+
+
+class BulkOptions(Command):
+    """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
+
+    An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 where some
+    rows have no vector; the folder `errors` in OUT says which, and why.
+    """
+
+    input: CliPositionalArg[str] = Field(
+        description="A file, a folder, a pattern or a URL: .parquet, .jsonl, .csv, .tsv, .txt, also with .gz, .bz2, "
+        ".xz or .zst"
+    )
+    out: CliPositionalArg[str] = Field(description="The folder to write, or its URL")
+    bundle: Path = Field(
+        Path(DEFAULT),
+        description="Folder of the bundle, at the same path on every node. cloze-mini: the model that comes with Cloze",
+    )
+    text_column: str = Field("text", description="Column of the texts")
+    id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
+    columns: CliVariadicArg[list[str]] = Field([], description="Columns to keep beside these two; else all")
+    prompt_name: str | None = Field(None, description="Name of one of the bundle's templates, such as document")
+    dtype: Literal["float32", "float16", "int8", "binary"] = Field(
+        "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
+    )
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+    normalize: bool = Field(True, description="Give each vector length 1")
+    auto_truncate: bool = Field(True, description="Truncate texts that are too long; else they have no vector")
+    chunk_tokens: int | None = Field(
+        None, ge=1, description="Embed a text of more tokens as the mean of its chunks, of so many tokens at most"
+    )
+    server: str = Field(
+        "",
+        description="URL of a running service of the same bundle, which computes the vectors. It serves interactive "
+        "requests first",
+    )
+    key_file: Path | None = Field(None, description="File with an API key of that service")
+    precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine")
+    rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
+    address: str | None = Field(
+        None,
+        description="Ray cluster: auto or HOST:6379 on one of its nodes, ray://HOST:10001 elsewhere; else this machine "
+        "alone",
+    )
+    worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
+    worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
+    workers: int = Field(0, ge=0, description="Workers at most. 0: as many as fit")
+    check: bool = Field(
+        False, description="Say whether OUT is complete, and embed nothing. Exit status 1 where it is not"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 2 where the job cannot be done, and SOME_FAILED where it is done but for some rows."""
+    return run(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = BulkOptions.read(arguments, "cloze bulk")
+    try:
+        return _check(options) if options.check else _embed(options)
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        raise OptionError(
+            f"cloze bulk needs {error.name}, which is not installed: pip install 'cloze[cpu,bulk]'"
+        ) from error
+
+
+def _embed(options: BulkOptions) -> int:
+    from cloze.service.bulk import job  # importing Ray takes seconds, which --help does not need
+    from cloze.service.bulk.embed import Embed
+    from cloze.service.bulk.lock import Lock
+    from cloze.service.bulk.output import Counts
+    from cloze.service.bulk.progress import show
+    from cloze.service.bulk.workers import resources
+
+    bundle, source, output = _checked(options)
+    with Lock(output.filesystem, output.root) as lock:
+        precision = _precision(options, bundle, output.manifest())
+        vectors = _vectors(options) | {"precision": precision}
+        output.begin(_manifest(bundle, source, vectors))
+        complete = output.finished()
+        before = Counts.total(complete.values())
+        started = perf_counter()
+        with job.connection(options.address):
+            waiting = int(bool(options.server))  # one worker, whose CPU is enough for its requests
+            given = resources(
+                options.worker_cpus or waiting,
+                options.worker_gpus,
+                options.workers or waiting,
+                wait=bool(options.address),
+            )
+            vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
+            vectors |= {"server": options.server, "key": _key(options)}
+            make = partial(Embed, bundle.path.absolute(), **vectors)
+            parts = lock.guard(job.run(make, source, output, given, complete))
+            counts, seconds = show(parts, sum(file.size for file in source.files), before)
+            engine = perf_counter() - started - seconds
+    return _report(options.out, counts, before, seconds, engine)
+
+
+def _check(options: BulkOptions) -> int:
+    """Print how much of the job is done. Return 0, SOME_FAILED where some rows have no vector, or INCOMPLETE."""
+    from cloze.service.bulk.output import Counts
+
+    bundle, source, output = _checked(options)
+    former = output.manifest()
+    if former is None:
+        raise OptionError(f"{options.out} has no job; start it without --check")
+    here = options.model_copy(update={"server": ""})  # nothing is embedded
+    vectors = _vectors(options) | {"precision": _precision(here, bundle, former)}
+    output.check_same(former, _manifest(bundle, source, vectors))
+    complete = output.finished()
+    counts = Counts.total(complete.values())
+    done = [{number for of, number in complete if of == file} for file in range(len(source.files))]
+    parts = chain.from_iterable(source.parts(file, known.__contains__) for file, known in enumerate(done))
+    missing = sum(len(part.table) + len(part.failures) for part in parts)
+    print(f"{counts.rows} rows have vectors, {counts.failed} have none for good, {missing} are still to be embedded")
+    return INCOMPLETE if missing else SOME_FAILED if counts.failed else 0
+
+
+def _manifest(bundle: Bundle, source: "Source", vectors: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of the job: the model, how its vectors are made, and the rows."""
+    return {"model": _identity(bundle, vectors["precision"]), **vectors, **source.identity()}
+
+
+def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
+    """Check all that can be checked before anything is written and Ray starts."""
+    from cloze.service.bulk.embed import check_chunks, check_dimensions, text_encoder
+    from cloze.service.bulk.output import Output
+    from cloze.service.bulk.source import Source
+
+    if options.key_file and not options.server:
+        raise OptionError("key_file is the key of a server; give --server, or leave it out")
+    bundle = Bundle.load(options.bundle)
+    check_dimensions(options.dimensions, bundle)
+    check_chunks(options.chunk_tokens, text_encoder(options.prompt_name, bundle))
+    if options.precision != "auto":
+        bundle.graph(options.precision)
+    source = Source.find(
+        options.input,
+        text_column=options.text_column,
+        id_column=options.id_column,
+        columns=tuple(options.columns),
+        rows_per_part=options.rows_per_file,
+    )
+    return bundle, source, Output.at(options.out, options.rows_per_file)
+
+
+def _vectors(options: BulkOptions) -> dict[str, Any]:
+    return {
+        "text_column": options.text_column,
+        "prompt_name": options.prompt_name,
+        "dtype": options.dtype,
+        "dimensions": options.dimensions,
+        "normalize": options.normalize,
+        "truncate": options.auto_truncate,
+        "chunk_tokens": options.chunk_tokens,
+    }
+
+
+def _report(out: str, counts: "Counts", before: "Counts", seconds: float, engine: float) -> int:
+    """Print what was done; `engine` is what Ray took in seconds. Return the exit status."""
+    print(
+        f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
+        f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
+    )
+    if before.rows or before.failed:
+        print(f"{before.rows} rows had their vectors from an earlier start")
+    if failed := before.failed + counts.failed:
+        print(f"{failed} rows have no vector; {out}/errors says which, and why")
+        return SOME_FAILED
+    return 0
+
+
+def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
+    """Return one precision for all workers: vectors of two precisions are close but not the same."""
+    from cloze.service.bulk.remote import Remote
+    from cloze.service.inference.session import PROFILES, Session
+
+    if options.server:
+        served = Remote(options.server, _key(options), bundle).precision
+        if options.precision not in ("auto", served):
+            raise OptionError(f"precision is {options.precision}, and {options.server} runs {served}; leave it out")
+        return served
+    if options.precision != "auto":
+        return options.precision
+    if former is not None and former.get("precision") in GRAPHS:
+        found: Precision = former["precision"]
+        return found
+    if options.worker_gpus:
+        return next(precision for precision in PROFILES["cuda"].precisions if precision in bundle.precisions)
+    return Session.load(bundle, provider="cpu", threads=1).precision
+
+
+def _key(options: BulkOptions) -> SecretStr:
+    return SecretStr(key_of(options.key_file) if options.key_file else "")
+
+
+def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:
+    """Return what decides a bundle's vectors, for the output folder's record of the job."""
+    spec = bundle.spec
+    files = {name: spec.files[name] for name in (GRAPHS[precision], *TOKENIZER_FILES)}
+    options = {
+        "embedding_space": spec.space,
+        "template": spec.template,
+        "max_tokens": spec.max_tokens,
+        "final_period": spec.final_period,
+    }
+    return options | {"sha256": files}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

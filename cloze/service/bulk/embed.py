@@ -1,0 +1,283 @@
+"""Many texts to vectors at once, with the same template, truncation and graph as `POST /embed`."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import SecretStr
+
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.chunks import chunked
+from cloze.encoding.errors import OptionError, TextError
+from cloze.encoding.text import TextEncoder, Tokens
+from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
+from cloze.service.errors import BackendFailed
+from cloze.service.inference.model import MAX_TEXT_CHARACTERS
+from cloze.service.inference.session import Session
+from cloze.service.inference.threads import share_threads
+from cloze.service.inference.vectors import Array, Format, chunk_means, finish, pack
+from cloze.service.settings import PrecisionChoice, ProviderChoice
+
+Dtype = Literal["float32", "float16", "int8", "binary"]
+FORMATS: Final[dict[Dtype, tuple[Format, pa.DataType]]] = {
+    "float32": ("float", pa.float32()),
+    "float16": ("float16", pa.float16()),
+    "int8": ("int8", pa.int8()),
+    "binary": ("ubinary", pa.uint8()),
+}
+SPACE: Final = b"embedding_space"  # key of a table's metadata
+ADDED: Final = ("embedding", "tokens", "truncated", "error")
+SLICE: Final = 256  # texts that are tokenised in one call
+NO_KEY: Final = SecretStr("")
+
+
+class Embedded(NamedTuple):
+    """What became of each text: `errors` has the reason for each text without a vector, by its index."""
+
+    vectors: Array  # (texts, dimensions), in the numbers of the dtype; zeros for a text with an error
+    tokens: NDArray[np.int32]  # of the whole sequence, the template included
+    truncated: NDArray[np.bool_]
+    errors: dict[int, str]
+
+
+class Embed:
+    """Adds vectors to tables of texts. Thread-safe; a process needs one.
+
+        ray.data.read_parquet("texts").map_batches(
+            Embed, fn_constructor_args=["models/cloze-mini"], batch_format="pyarrow", compute=ActorPoolStrategy(size=2)
+        )
+
+    The columns `embedding` (a list of fixed size), `tokens`, `truncated` and `error` are added. A row whose text cannot
+    be embedded has no embedding, and the reason in `error`. The schema's metadata has the `embedding_space`.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        text_column: str = "text",
+        prompt_name: str | None = None,
+        dtype: Dtype = "float32",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = True,
+        chunk_tokens: int | None = None,
+        precision: PrecisionChoice = "auto",
+        provider: ProviderChoice = "auto",
+        threads: int = 0,
+        server: str = "",
+        key: SecretStr = NO_KEY,
+    ) -> None:
+        """Load the bundle. `threads` run the graph on the CPU; 0 takes the available CPUs.
+
+        With `server`, the address of a service of the same bundle, its graph runs, and none is loaded here.
+
+        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. With `chunk_tokens`, a
+        text of more tokens has the mean of the vectors of chunks of at most as many. Raises BundleError,
+        SessionError, and OptionError where the bundle has fewer dimensions, no such template or no room for a chunk.
+        """
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
+        self.bundle = Bundle.load(bundle)
+        check_dimensions(dimensions, self.bundle)
+        self._text_encoder = text_encoder(prompt_name, self.bundle)
+        check_chunks(chunk_tokens, self._text_encoder)
+        shared = share_threads(threads)
+        self._compute: Callable[[list[str], list[Tokens]], NDArray[np.float32]]
+        if server:
+            remote = Remote(server, key, self.bundle, prompt_name)
+            self._compute = lambda texts, tokens: remote.embed(texts)
+            self._limits, batches, on_cpu = (REQUEST_TOKENS, remote.most_texts), CONNECTIONS, False
+        else:
+            session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
+            pad = self._text_encoder.pad
+            self._compute = lambda texts, tokens: session.run(pad([each.ids for each in tokens]))
+            self._limits, on_cpu = (session.batch_tokens, sys.maxsize), session.provider == "cpu"
+            batches = shared.batches if on_cpu else 1
+        self.text_column = text_column
+        self.dtype: Dtype = dtype
+        self.dimensions = dimensions
+        self.normalize = normalize
+        self.truncate = truncate
+        self.chunk_tokens = chunk_tokens
+        self._graphs: Executor = ThreadPoolExecutor(batches)
+        self._tokenizers = self._graphs if on_cpu else ThreadPoolExecutor(shared.batches * shared.per_batch)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Return the table with the columns ADDED. Raises OptionError where its columns do not allow that."""
+        check_columns(table.schema, self.text_column)
+        found = self.embed(as_texts(table.column(self.text_column)))
+        failed = np.isin(np.arange(len(table)), list(found.errors))
+        _, kind = FORMATS[self.dtype]
+        values = pa.array(found.vectors.reshape(-1), kind)
+        columns: tuple[Any, ...] = (
+            pa.FixedSizeListArray.from_arrays(values, found.vectors.shape[1], mask=pa.array(failed)),
+            pa.array(found.tokens),
+            pa.array(found.truncated),
+            pa.array([found.errors.get(row) for row in range(len(table))], pa.string()),
+        )
+        for name, column in zip(ADDED, columns, strict=True):
+            table = table.append_column(name, column)
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), SPACE: self.bundle.spec.space})
+
+    def embed(self, texts: Sequence[str | bytes | None]) -> Embedded:
+        """Embed every text; bytes are UTF-8. Equal texts are embedded once."""
+        rows, errors = _distinct(texts)
+        distinct = list(rows)
+        parts, owners = self._parts(distinct)
+        tokens, refused = self._tokenize(parts)
+        vectors, failed = self._run(parts, tokens)
+        for part, reason in (failed | refused).items():
+            errors |= dict.fromkeys(rows[distinct[owners[part]]], reason)
+        lengths = np.zeros(len(distinct) + 1, dtype=np.int32)
+        np.add.at(lengths, owners, [len(each.ids) for each in tokens])
+        cut = np.zeros(len(distinct) + 1, dtype=np.bool_)
+        np.logical_or.at(cut, owners, [each.cut > 0 for each in tokens])
+        places = np.full(len(texts), len(distinct))  # of each text's vector; the last one is zeros
+        for place, text in enumerate(distinct):
+            places[rows[text]] = place
+        if self.chunk_tokens is not None:
+            vectors = chunk_means(vectors, [*owners, len(distinct)], [*map(len, parts), 1])
+        finished = self._finish(vectors)[places]
+        finished[list(errors)] = 0
+        return Embedded(finished, lengths[places], cut[places], errors)
+
+    def _parts(self, texts: list[str]) -> tuple[list[str], list[int]]:
+        """Return the chunks of all texts, or the texts where none are asked for, and the index of each one's text."""
+        if self.chunk_tokens is None:
+            return texts, list(range(len(texts)))
+        found = list(self._tokenizers.map(self._chunks, texts))
+        return [part for parts in found for part in parts], [text for text, parts in enumerate(found) for _ in parts]
+
+    def _chunks(self, text: str) -> list[str]:
+        assert self.chunk_tokens is not None
+        try:
+            return [text[chunk.start : chunk.stop] for chunk in chunked(self._text_encoder, text, self.chunk_tokens)]
+        except TextError:
+            return [text]  # which is refused, with the reason, when it is encoded
+
+    def _tokenize(self, texts: list[str]) -> tuple[list[Tokens], dict[int, str]]:
+        """Return the tokens of each text, none for a text that was refused, and the reasons by index."""
+        firsts = range(0, len(texts), SLICE)
+        parts = list(self._tokenizers.map(lambda first: self._encode(texts[first : first + SLICE]), firsts))
+        refused = {first + place: why for first, (_, found) in zip(firsts, parts, strict=True) for place, why in found}
+        return [each for tokens, _ in parts for each in tokens], refused
+
+    def _encode(self, texts: list[str]) -> tuple[list[Tokens], list[tuple[int, str]]]:
+        try:
+            return self._text_encoder.encode(texts, truncate=self.truncate), []
+        except TextError as error:
+            if len(texts) == 1:
+                return [Tokens([], 0)], [(0, str(error.args[0]).strip())]
+        tokens, refused = list[Tokens](), list[tuple[int, str]]()
+        for place, text in enumerate(texts):
+            found, reasons = self._encode([text])
+            tokens += found
+            refused += [(place, reason) for _, reason in reasons]
+        return tokens, refused
+
+    def _run(self, texts: list[str], tokens: list[Tokens]) -> tuple[NDArray[np.float32], dict[int, str]]:
+        """Return a vector for each sequence, one row of zeros more, and the reasons of those that failed."""
+        vectors = np.zeros((len(tokens) + 1, self.bundle.spec.dimension), dtype=np.float32)
+        errors: dict[int, str] = {}
+
+        def run(places: list[int]) -> None:
+            try:
+                vectors[places] = self._compute([texts[place] for place in places], [tokens[place] for place in places])
+            except BackendFailed as error:
+                if len(places) == 1:
+                    errors[places[0]] = str(error)
+                    return
+                run(places[: len(places) // 2])
+                run(places[len(places) // 2 :])
+
+        lengths = {place: len(each.ids) for place, each in enumerate(tokens) if each.ids}
+        _finished(self._graphs, run, _batches(lengths, *self._limits))
+        return vectors, errors
+
+    def _finish(self, vectors: NDArray[np.float32]) -> Array:
+        finished = finish(vectors, normalize=self.normalize, dimensions=self.dimensions)
+        return pack(finished, FORMATS[self.dtype][0])
+
+
+def check_dimensions(dimensions: int | None, bundle: Bundle) -> None:
+    """Raise OptionError where more dimensions are asked for than there are."""
+    most = bundle.spec.dimension
+    if dimensions is not None and not 1 <= dimensions <= most:
+        raise OptionError(f"dimensions is {dimensions}; {bundle.name} has {most}: ask for 1 to {most}")
+
+
+def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
+    """Raise OptionError where chunks of so many tokens do not fit into the template."""
+    if tokens is not None and not 1 <= tokens <= encoder.text_tokens:
+        raise OptionError(f"chunk_tokens is {tokens}; 1 to {encoder.text_tokens} tokens fit into the template")
+
+
+def text_encoder(prompt_name: str | None, bundle: Bundle) -> TextEncoder:
+    """Return the encoder of a named template, or of the bundle's own. Raises OptionError."""
+    if prompt_name is None:
+        return bundle.text_encoder
+    if prompt_name not in bundle.named:
+        there = ", ".join(bundle.named) or "none"
+        raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {bundle.name} names are: {there}")
+    return bundle.named[prompt_name]
+
+
+def check_columns(schema: pa.Schema, text_column: str) -> None:
+    """Raise OptionError where there is no such column of texts, or a column that is added is there already."""
+    if text_column not in schema.names:
+        raise OptionError(f"there is no column {text_column!r}; the columns are {', '.join(schema.names)}")
+    kind = schema.field(text_column).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+        raise OptionError(f"the column {text_column!r} is of type {kind}, not text; choose another column")
+    if taken := [name for name in ADDED if name in schema.names]:
+        raise OptionError(f"the column {taken[0]!r} exists already; rename it, or keep only the columns that you need")
+
+
+def as_texts(column: pa.ChunkedArray) -> list[bytes | None]:
+    """Return the bytes of a column of texts, because a text may be no valid UTF-8."""
+    found: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+    return found
+
+
+def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]], dict[int, str]]:
+    """Return the indices of each distinct text, and the reasons for what is not a text."""
+    rows: dict[str, list[int]] = {}
+    errors: dict[int, str] = {}
+    for row, text in enumerate(texts):
+        try:
+            known = text.decode() if isinstance(text, bytes) else text
+        except UnicodeDecodeError as error:
+            errors[row] = f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
+            continue
+        if known is None:
+            errors[row] = "the text is null"
+        elif len(known) > MAX_TEXT_CHARACTERS:
+            errors[row] = f"has {len(known)} characters; at most {MAX_TEXT_CHARACTERS} are allowed"
+        else:
+            rows.setdefault(known, []).append(row)
+    return rows, errors
+
+
+def _batches(lengths: dict[int, int], max_tokens: int, max_texts: int) -> Iterator[list[int]]:
+    """Yield batches of places, the longest first, each of at most `max_tokens`, padding included, and `max_texts`."""
+    batch: list[int] = []
+    for place in sorted(lengths, key=lengths.__getitem__, reverse=True):
+        if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_texts):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def _finished(pool: Executor, task: Callable[[list[int]], None], batches: Iterable[list[int]]) -> None:
+    for _ in pool.map(task, batches):
+        pass

@@ -1,0 +1,146 @@
+"""One job under Ray Data: read the parts that are missing, embed each in an actor, and write it there.
+
+Ray places the actors on the nodes, restarts what was lost and holds the readers back while the actors are busy. A part
+that Ray runs twice is written twice under the same name.
+"""
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+# Each is read once, by the import.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else it reports to its maker
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray mends by itself is in its own logs
+
+import numpy as np
+import ray
+from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+
+from cloze.encoding.errors import ClozeError
+from cloze.service.bulk.embed import Embed
+from cloze.service.bulk.output import Output
+from cloze.service.bulk.progress import Progress
+from cloze.service.bulk.source import Failure, Part, Source
+from cloze.service.bulk.workers import Resources
+
+STORE: Final = 2**29  # bytes of Ray's object store on one machine, which holds the texts that wait for an actor
+READERS: Final = 4  # files that are read at once
+CONNECT_SECONDS: Final = 10
+AT_ONCE: Final = 2  # parts of one actor: one is tokenised while the other one runs
+
+Batch = dict[str, Any]
+
+
+class JobError(ClozeError):
+    """The job ended before its last part."""
+
+
+class _Embedder:
+    """An actor: embeds parts and writes them."""
+
+    def __init__(self, make: Callable[[], Embed], source: Source, output: Output) -> None:
+        self._embed, self._source, self._output = make(), source, output
+
+    def __call__(self, batch: Batch) -> Batch:
+        found = [self._complete(pickle.loads(part)) for part in batch["part"]]  # noqa: S301, the job's own bytes
+        return {"progress": _objects([pickle.dumps(each) for each in found])}
+
+    def _complete(self, part: Part) -> Progress:
+        started = perf_counter()
+        table = self._embed(part.table)
+        errors = enumerate(table.column("error").to_pylist())
+        failed = [Failure(self._source.row_id(table, row), why) for row, why in errors if why is not None]
+        counts = self._output.write(part.file, part.number, table, [*part.failures, *failed])
+        return Progress(part.bytes, counts, perf_counter() - started)
+
+
+@contextmanager
+def connection(address: str | None) -> Iterator[None]:
+    """Start Ray on this machine, or connect to a cluster, until the end of the block. Raises JobError."""
+    _check_reachable(address)
+    local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise JobError(f"Ray cannot be reached at {address}: {error}; is the cluster running?") from error
+
+
+def run(
+    make: Callable[[], Embed], source: Source, output: Output, given: Resources, complete: Iterable[tuple[int, int]]
+) -> Iterator[Progress]:
+    """Embed all parts but the complete ones, named by file and number; yield what is known whenever one is complete.
+
+    Raises the error of the part that cannot be completed; the complete parts are kept.
+    """
+    done: dict[int, set[int]] = {}
+    for file, number in complete:
+        done.setdefault(file, set()).add(number)
+
+    def read(batch: Batch) -> Iterator[Batch]:
+        for file in map(int, batch["item"]):
+            for part in source.parts(file, done.get(file, set()).__contains__):
+                yield {"part": _objects([pickle.dumps(part)])}
+
+    context = DataContext.get_current()
+    context.target_max_block_size = 1  # so that Ray Data does not join parts
+    context.enable_progress_bars = False
+    context.raise_original_map_exception = True
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # an error that ends the job is raised as well
+    files = ray.data.from_items(list(range(len(source.files))), override_num_blocks=len(source.files))
+    parts = files.map_batches(read, batch_size=1, num_cpus=0, compute=TaskPoolStrategy(min(READERS, len(source.files))))
+    finished = parts.map_batches(
+        _Embedder,
+        fn_constructor_args=(make, source, output),
+        batch_size=1,
+        num_cpus=given.cpus,
+        num_gpus=given.gpus or None,
+        compute=ActorPoolStrategy(
+            min_size=given.actors,
+            max_size=given.most,
+            max_tasks_in_flight_per_actor=2 * AT_ONCE,
+            max_concurrent_calls_per_actor=AT_ONCE,
+            enable_true_multi_threading=True,
+        ),
+    )
+    try:
+        for batch in finished.iter_batches(batch_size=None, prefetch_batches=0):
+            yield from (pickle.loads(each) for each in batch["progress"])  # noqa: S301
+    except Exception as error:
+        raise _cause(error) from error
+
+
+def _objects(values: list[bytes]) -> Any:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _cause(error: BaseException) -> Exception:
+    """Return the ClozeError that Ray has wrapped in its own errors; any other error is what ended the job."""
+    found: BaseException | None = error
+    while found is not None:
+        inner = getattr(found, "cause", None)  # of Ray's errors
+        if inner is None and isinstance(found, ClozeError):
+            return JobError(str(found).partition("\n")[0])  # Ray adds advice for its own users
+        found = inner or found.__cause__
+    return JobError(f"the job ended: {error}; start it again, it goes on with the next part")

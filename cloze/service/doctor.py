@@ -1,0 +1,126 @@
+"""`cloze doctor`: what this machine offers, for an operator and for the report of a problem.
+
+It prints facts, no texts, no paths of the user and no environment. It loads a bundle as the service does, with the same
+checks, and times it for a second.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import onnxruntime as ort  # type: ignore[import-untyped]
+from pydantic import Field
+
+from cloze.command import run
+from cloze.encoding.bundle import Bundle, default_bundle
+from cloze.machine import available_cpus, memory_limit, processor, versions
+from cloze.options import Command
+from cloze.service import VERSION
+from cloze.service.__main__ import limit_free_memory
+from cloze.service.inference.memory import need, resident
+from cloze.service.inference.session import Session, run_largest
+from cloze.service.inference.threads import share_threads
+from cloze.service.settings import PrecisionChoice, ProviderChoice, Settings
+
+PACKAGES: Final = ("onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "fastapi", "uvicorn", "ray", "pyarrow")
+TRAINING: Final = ("torch", "transformers", "sentence-transformers", "onnx", "datasets")
+SECONDS: Final = 1.0
+TEXTS: Final = 8
+TOKENS: Final = 32
+
+Fact = tuple[str, str]
+
+
+class DoctorOptions(Command):
+    """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle."""
+
+    bundle: Path | None = Field(
+        None, description="bundle to load, to check and to time for a second; unset: the model that comes with Cloze"
+    )
+    precision: PrecisionChoice = Field("auto", description="graph of the bundle to run; auto: the fastest here")
+    provider: ProviderChoice = Field("auto", description="where to run it; auto: CUDA where it is available")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 2 where the bundle cannot be served; one line on stderr says why."""
+    return run(partial(_main, arguments))
+
+
+def _main(arguments: Sequence[str]) -> None:
+    options = DoctorOptions.read(arguments, "cloze doctor")
+    for name, value in _facts(options):
+        print(f"{name + ':':12}{value}", flush=True)
+
+
+def _facts(options: DoctorOptions) -> Iterator[Fact]:
+    yield "cloze", f"{VERSION}, Python {platform.python_version()}, {platform.platform()}"
+    yield "processor", processor()
+    threads = share_threads(0)
+    batches = f"{threads.batches} batches at a time of {threads.per_batch} threads each"
+    yield "CPUs", f"{available_cpus()} of {os.cpu_count()} may be used: {batches}"
+    yield "memory", _memory(limit=memory_limit())
+    yield "packages", _versions(PACKAGES)
+    yield "training", _versions(TRAINING)
+    yield "GPU", _gpu()
+    if path := options.bundle or default_bundle():
+        yield from _of_bundle(options, path)
+
+
+def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> str:
+    """In GiB: all, what a program may still take where the system says so, and the limit of a container."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return "not known here"
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    parts = [(total, ""), (free, " of it available"), (limit, " allowed to this container")]
+    return ", ".join(f"{size / 2**30:.1f} GiB{what}" for size, what in parts if size is not None)
+
+
+def _versions(packages: Sequence[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions(packages).items()) or "none is installed"
+
+
+def _gpu(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> str:
+    """Name NVIDIA's devices, where its driver is there, and what ONNX Runtime could use."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(drivers.glob("*/information"))]
+    found = [line.partition(":")[2].strip() for text in texts for line in text.splitlines() if line.startswith("Model")]
+    return f"{', '.join(found) or 'no NVIDIA driver'}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
+
+
+def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
+    """Load, check and time a bundle. Raises BundleError, SessionError."""
+    limit_free_memory()  # as the service does
+    started, threads = perf_counter(), share_threads(0)
+    bundle = Bundle.load(path)
+    before = resident()
+    yield "bundle", f"{bundle.spec.template!r}, pooling {bundle.spec.pooling}, {', '.join(bundle.precisions)}"
+    session = Session.load(bundle, precision=options.precision, provider=options.provider, threads=threads.per_batch)
+    seconds = perf_counter() - started
+    yield "graph", f"{session.precision} on {session.provider}, loaded and checked in {seconds:.2f} s"
+    encoder = bundle.text_encoder
+    if session.provider == "cpu" and before is not None:
+        run_largest(session, encoder, session.batch_tokens, threads.batches)
+        estimate = sum(need(bundle, Settings(precision=options.precision)))
+        taken = (resident() or before) - before
+        yield (
+            "takes",
+            f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before; estimated {estimate / 2**20:.0f}",
+        )
+    length = min(TOKENS, len(encoder.longest))
+    batch, runs, started = encoder.pad([encoder.longest[:length]] * TEXTS), 0, perf_counter()
+    while perf_counter() < started + SECONDS:
+        session.run(batch)
+        runs += 1
+    speed = runs * TEXTS / (perf_counter() - started)
+    yield "speed", f"{speed:.0f} texts of {length} tokens a second, one batch of {TEXTS} at a time"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

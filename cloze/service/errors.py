@@ -1,0 +1,156 @@
+"""The service's errors, and the one table of the status and the names by which each is answered.
+
+ClozeError
+├── SessionError              at start: a graph that cannot be run as asked
+└── ServiceError              a request that gets no vectors; ANSWERS has the status of each
+    ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, OtherSpace, BodyTooLarge,
+    │   UnsupportedMediaType, ValidationFailed, BackendFailed
+    └── Retriable             may succeed when it is sent again after `retry_after` seconds
+        └── Overloaded, Unavailable, DeadlineExceeded
+
+The error types on the wire are those of text-embeddings-inference where it has one. Any other exception is a bug: it is
+logged and answered with a bare 500.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cloze.encoding.errors import ClozeError, TextError, TextTooLong
+
+CHALLENGE: Final = {"www-authenticate": "Bearer"}
+NOT_READ: Final = {"connection": "close"}  # the rest of the body is not read
+
+
+class SessionError(ClozeError):
+    """The graph cannot be run as asked."""
+
+
+class ServiceError(ClozeError):
+    """The request gets no vectors. `headers` are those of the answer."""
+
+    headers: Mapping[str, str] = {}
+
+
+class InvalidJSON(ServiceError):
+    """The body is not JSON in UTF-8."""
+
+
+class EmptyInput(ServiceError):
+    """The request holds no text."""
+
+
+class Unauthorized(ServiceError):
+    """The route needs a key, and no known key was sent."""
+
+    headers = CHALLENGE
+
+
+class ModelNotFound(ServiceError):
+    """No model of that name is served."""
+
+
+class OtherSpace(ServiceError):
+    """The client expects vectors of another space than the model's."""
+
+    def __init__(self, message: str, space: str) -> None:
+        super().__init__(message)
+        self.headers = {"x-embedding-space": space}
+
+
+class RequestTimeout(ServiceError):
+    """The body did not arrive in time."""
+
+    headers = NOT_READ
+
+
+class ReloadFailed(ServiceError):
+    """A bundle cannot be served; the models that were served still are."""
+
+
+class BodyTooLarge(ServiceError):
+    """The body is larger than the limit."""
+
+    headers = NOT_READ
+
+
+class UnsupportedMediaType(ServiceError):
+    """The request does not declare a JSON body."""
+
+
+class ValidationFailed(ServiceError):
+    """The body is JSON, but not what the route accepts. `field` is the one that is wrong, where it is known."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class BackendFailed(TextError, ServiceError):
+    """The graph gave no usable vector; `position` is the index of the input that failed, where it is known."""
+
+
+class Retriable(ServiceError):
+    """The same request may succeed in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.headers = {"retry-after": str(retry_after)}
+
+
+class Overloaded(Retriable):
+    """The service is full; all of the request was refused."""
+
+
+class Unavailable(Retriable):
+    """The service is not ready, or is stopping."""
+
+
+class DeadlineExceeded(Retriable):
+    """The request was not answered in the time it had."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one error is answered. `openai_type` and `openai_code` are OpenAI's names for it."""
+
+    status: int
+    error_type: str
+    description: str
+    openai_type: str = "invalid_request_error"
+    openai_code: str | None = None
+
+
+INVALID: Final = Answer(422, "Validation", "A field is wrong, a text is too long, or there are too many texts")
+ANSWERS: Final[dict[type[Exception], Answer]] = {
+    InvalidJSON: Answer(400, "Malformed", "The body is not JSON, or has no text in it"),
+    EmptyInput: Answer(400, "Empty", "The body is not JSON, or has no text in it"),
+    Unauthorized: Answer(401, "Unauthorized", "A known key is needed", "authentication_error", "invalid_api_key"),
+    ModelNotFound: Answer(404, "ModelNotFound", "No model of that name is served", openai_code="model_not_found"),
+    RequestTimeout: Answer(408, "Slow", "The body did not arrive in time", "timeout_error"),
+    ReloadFailed: Answer(409, "ReloadFailed", "A bundle cannot be served; nothing has changed"),
+    OtherSpace: Answer(412, "OtherSpace", "The model has another vector space than If-Match expects"),
+    BodyTooLarge: Answer(413, "PayloadTooLarge", "The body is larger than the limit"),
+    UnsupportedMediaType: Answer(415, "UnsupportedMediaType", "The content type is not JSON"),
+    ValidationFailed: INVALID,
+    TextTooLong: Answer(422, "Validation", INVALID.description, openai_code="context_length_exceeded"),
+    TextError: Answer(422, "Tokenizer", INVALID.description),
+    BackendFailed: Answer(424, "Backend", "The model failed on this input", "server_error"),
+    Overloaded: Answer(
+        429, "Overloaded", "The service is full; see Retry-After", "rate_limit_error", "rate_limit_exceeded"
+    ),
+    Unavailable: Answer(503, "Unhealthy", "The service is not ready", "server_error", "service_unavailable"),
+    DeadlineExceeded: Answer(504, "Timeout", "The request was not answered in the time it had", "timeout_error"),
+}
+INTERNAL: Final = Answer(500, "Internal", "A bug in the service", "server_error")
+ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}  # Starlette's own refusals
+OTHER_STATUS: Final = "Http"
+ERROR_TYPES: Final = sorted(
+    {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ANSWERS.values())}
+)
+STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ANSWERS.values())})
+
+
+def too_many(found: int, things: str, limit: int) -> ValidationFailed:
+    """Make the error of a list that is too long."""
+    return ValidationFailed(f"{found} {things} in one request; at most {limit} are allowed: split it", "input")

@@ -1,0 +1,146 @@
+"""API keys: who sends a request, and whether the request is allowed.
+
+`Keys` holds digests only, so that neither a repr nor a traceback can show a key. `Authentication` decides what a path
+needs: nothing, an API key or an admin key.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, Self
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from cloze.encoding.errors import OptionError
+from cloze.service.client import Client, Priority
+from cloze.service.errors import Unauthorized
+
+SHORTEST: Final = 16  # characters of a key
+ADMIN: Final = "/admin/"
+VISIBLE: Final = re.compile(r"[!-~]+")  # what a header can carry unchanged
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Keys(dict[bytes, Client]):
+    """The clients, by the digests of their keys. Two keys may share a name while one replaces the other.
+
+    The requests of a client of the class bulk are bulk, whatever they ask for.
+    """
+
+    @classmethod
+    def load(cls, setting: str) -> Self:
+        """Read the keys of a setting, separated by commas; `@FILE` stands for the keys in a file.
+
+        The file has one key per line, `name key` or `name key bulk`; blank lines and lines that begin with # are
+        ignored. A key without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
+        """
+        keys = cls()
+        for place, name, key, priority in _read_setting(setting):
+            _check(place, name, key)
+            digest = _digest(key)
+            if digest in keys:
+                raise OptionError(f"{place} is the same as another key; remove it, or give the client its own")
+            keys[digest] = Client(name or f"key-{len(keys) + 1}", priority)
+        return keys
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(client.name for client in self.values())})"
+
+    def client(self, header: str | None) -> Client:
+        """Name the client of an `Authorization` header: `Bearer KEY`, or the key alone.
+
+        Raises Unauthorized, which never contains what was sent. Every key is compared, whether or not one has matched.
+        """
+        if header is None:
+            raise Unauthorized("no API key was sent; send the header 'authorization: Bearer KEY'")
+        scheme, _, key = header.strip().partition(" ")
+        sent, found = _digest(key.strip() if scheme.lower() == "bearer" else header.strip()), None
+        for digest, client in self.items():
+            if hmac.compare_digest(sent, digest):
+                found = client
+        if found is None:
+            raise Unauthorized("the API key is not known; ask the service's operator for one")
+        return found
+
+
+@dataclass(frozen=True)
+class Authentication:
+    """Which paths need which key.
+
+    Paths that match a pattern in `public` need none when they are read (GET, HEAD); `*` matches any text. Without API
+    keys the service is open; paths under /admin/ always need an admin key.
+    """
+
+    keys: Keys
+    admin: Keys
+    public: Sequence[str]
+
+    def client(self, scope: Scope, path: str) -> Client | None:
+        """Return whose key the request has; None where the request needs no key. Raises Unauthorized.
+
+        `path` is the path that the client asked for, which decides what is needed.
+        """
+        sent = Headers(scope=scope).getlist("authorization")
+        if len(sent) > 1:
+            raise Unauthorized(f"{len(sent)} authorization headers were sent; send one")  # a proxy may read the other
+        header = sent[0] if sent else None
+        if path.startswith(ADMIN):
+            if not self.admin:
+                raise Unauthorized("no admin key is configured; set CLOZE_ADMIN_KEYS")
+            return self.admin.client(header)
+        read = scope["method"] in ("GET", "HEAD")
+        if self.keys and not (read and any(fnmatchcase(path, pattern) for pattern in self.public)):
+            return self.keys.client(header)
+        return None
+
+
+def _read_setting(setting: str) -> Iterator[tuple[str, str, str, Priority]]:
+    """Yield what an error calls each key, its name, the key and its class; a stray comma is ignored."""
+    words = [word.strip() for word in setting.split(",") if word.strip()]
+    if setting and not words:
+        raise OptionError("the setting of the API keys contains no key; write at least one, or unset it")
+    for number, word in enumerate(words, 1):
+        if word.startswith("@"):
+            yield from _read_file(Path(word[1:]))
+        else:
+            yield f"API key {number} of the setting", "", word, "interactive"
+
+
+def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise OptionError(f"cannot read the API keys in {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise OptionError(f"{file} is not UTF-8 text; write one API key per line") from None  # the error has the keys
+    keys = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
+    if not keys:
+        raise OptionError(f"{file} contains no API key; write one per line, or unset the setting")
+    for number, words in keys:
+        priority: Priority = "interactive"
+        if len(words) == 3 and words[2] == "bulk":
+            words, priority = words[:2], "bulk"
+        if len(words) > 2:
+            raise OptionError(
+                f"line {number} of {file} has {len(words)} words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"
+            )
+        name, key = words if len(words) == 2 else ("", words[0])
+        yield f"the API key in line {number} of {file}", name, key, priority
+
+
+def _check(place: str, name: str, key: str) -> None:
+    if name and not NAME.fullmatch(name):
+        raise OptionError(f"{place}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
+    if not VISIBLE.fullmatch(key):
+        raise OptionError(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
+    if len(key) < SHORTEST:
+        raise OptionError(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

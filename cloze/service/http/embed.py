@@ -1,0 +1,185 @@
+"""POST /embed, and what every route that embeds texts shares: embedding for a request."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from time import time_ns
+from typing import Any, Final, cast
+
+from fastapi import APIRouter, Response
+
+from cloze.encoding.chunks import Chunk, chunked
+from cloze.encoding.errors import TextError
+from cloze.encoding.text import Direction, TextEncoder
+from cloze.service.errors import ValidationFailed
+from cloze.service.http.answer import BYTES, JSON, respond
+from cloze.service.http.errors import documented
+from cloze.service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
+from cloze.service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
+from cloze.service.inference.model import Embeddings, Inputs, Model, Part, slices
+from cloze.service.inference.vectors import (
+    Array,
+    Format,
+    Raw,
+    chunk_means,
+    finish,
+    rows,
+    stacked,
+    to_bytes,
+    to_json,
+    with_commas,
+)
+from cloze.service.routes import EMBED
+
+QUALITY: Final = re.compile(r";\s*q\s*=\s*([01](?:\.\d*)?)")
+
+AS_BYTES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "A vector for each text. Where the Accept header prefers bytes: the rows one after the other, "
+        "little-endian, of the type in x-embedding-type and the shape in x-embedding-shape",
+        "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+@router.post(EMBED.path, response_model=Rows | ChunkRows, responses=AS_BYTES, summary="A vector for each text")
+async def embed_texts(body: EmbedRequest, context: Context) -> Response:
+    in_format = to_bytes if _prefers_bytes(context.accept) else to_json
+    with lease(context, body.model) as model:
+        check_dimensions(body.dimensions, model)
+        inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
+        if body.chunk is not None:
+            return await embed_chunks(body, body.chunk, inputs, context, model, in_format)
+        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
+
+        def write() -> Iterable[bytes] | Raw:
+            vectors = finish(stacked(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+            return in_format(vectors, body.encoding_format or "float")
+
+        return await respond(write, context, model, found)
+
+
+async def embed_chunks(
+    body: EmbedRequest,
+    chunking: Chunking,
+    inputs: Inputs,
+    context: RequestContext,
+    model: Model,
+    in_format: Callable[[Array, Format], Iterable[bytes] | Raw],
+) -> Response:
+    """Answer with a list of chunks for each text, in JSON, or in the format with the mean of its chunks' vectors."""
+    if not isinstance(inputs[0], str):
+        raise ValidationFailed("token ids cannot be cut into chunks; send texts")
+    texts, template = cast(Sequence[str], inputs), named_template(context, model, body.prompt_name)
+    encoder = model.text_encoders[template]
+    tokens = _chunk_tokens(chunking, encoder)
+    model.check_lengths(texts)
+    chunks = await _cut(texts, encoder, tokens, chunking.overlap, context)
+    owners = [place for place, each in enumerate(chunks) for _ in each]
+    parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
+    found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
+
+    def write() -> Iterable[bytes] | Raw:
+        vectors = stacked(found.rows)
+        kind = body.encoding_format or "float"
+        if chunking.mean:
+            vectors = chunk_means(vectors, owners, list(map(len, parts)))
+        vectors = finish(vectors, normalize=body.normalize, dimensions=body.dimensions)
+        return in_format(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
+
+    return await respond(write, context, model, found)
+
+
+async def _cut(
+    texts: Sequence[str], encoder: TextEncoder, tokens: int, overlap: int, context: RequestContext
+) -> list[list[Chunk]]:
+    """Cut each text, some at a time in a worker thread. Raises ValidationFailed where the chunks are too many."""
+    limit = context.services.settings.max_client_batch_size
+
+    def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
+        found = []
+        for text in part:
+            found.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
+            room -= len(found[-1])
+            if room < 0:
+                raise ValidationFailed(
+                    f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
+                    "chunk.tokens"
+                )
+        return found
+
+    loop, workers, chunks = asyncio.get_running_loop(), context.services.executors.workers, list[list[Chunk]]()
+    for part in slices([Part(texts)]):
+        inputs, room = cast(Sequence[str], part.inputs), limit - sum(map(len, chunks))
+        chunks += await loop.run_in_executor(workers, cut, inputs, room)
+    return chunks
+
+
+def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
+    """Return the most tokens of a chunk. Raises ValidationFailed."""
+    tokens = encoder.text_tokens if chunking.tokens is None else chunking.tokens
+    if tokens > encoder.text_tokens:
+        raise ValidationFailed(f"chunk.tokens is {tokens}; at most {encoder.text_tokens} fit into the template")
+    if chunking.overlap > tokens // 2:
+        raise ValidationFailed(f"chunk.overlap is {chunking.overlap}; at most half of the {tokens} tokens is allowed")
+    return tokens
+
+
+def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) -> Iterator[bytes]:
+    for place, each in enumerate(chunks):
+        yield b",[" if place else b"[["
+        yield from with_commas(b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in each)
+        yield b"]"
+    yield b"]"
+
+
+def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensions") -> None:
+    """Raise ValidationFailed where more dimensions are asked for, in the body's `field`, than there are."""
+    most = model.dimension
+    if dimensions is not None and dimensions > most:
+        raise ValidationFailed(f"{field} is {dimensions}; the model has {most}: ask for that or fewer", field)
+
+
+async def embed(
+    parts: Sequence[Part],
+    context: RequestContext,
+    model: Model,
+    options: Options,
+    field: Callable[[int], str] | None = None,
+) -> Embeddings:
+    """Embed for the client of this request, and record how much it was.
+
+    `field` returns what an error calls the input at an index: the field of the body that the client sent.
+    """
+    services, record = context.services, context.record
+    record.texts = sum(len(part.inputs) for part in parts)
+    truncate = services.settings.auto_truncate if options.truncate is None else options.truncate
+    direction: Direction = "left" if options.truncation_direction in LEFT else "right"
+    begun = time_ns()
+    try:
+        found = await model.embed(*parts, truncate=truncate, direction=direction, client=record.client)
+    except TextError as error:
+        if type(error) is TextError and not isinstance(parts[0].inputs[0], str):  # token ids, perhaps of another model
+            error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)
+        if field is not None and error.position is not None:
+            error.subject = field(error.position)
+        raise error from error.__cause__
+    record.tokens = found.tokens
+    if services.tracing.provider is not None:
+        timing = found.timing._asdict()
+        services.tracing.stages(begun, timing, model=model.name, texts=record.texts, tokens=found.tokens)
+    return found
+
+
+def _prefers_bytes(accept: str) -> bool:
+    """Whether an Accept header names bytes, and JSON not at all or with a lower quality (RFC 9110, 12.5.1)."""
+    if BYTES not in accept.lower():
+        return False
+    qualities = {}
+    for each in accept.lower().split(","):
+        quality = QUALITY.search(each)
+        qualities[each.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
+    return qualities.get(BYTES, 0.0) > qualities.get(JSON, 0.0)

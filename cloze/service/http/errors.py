@@ -1,0 +1,137 @@
+"""Errors as answers over HTTP: the body in the shape of the route's clients, and OpenAPI's description of it."""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from cloze.encoding.errors import TextError
+from cloze.service.errors import (
+    ANSWERS,
+    INTERNAL,
+    INVALID,
+    OTHER_STATUS,
+    ROUTING,
+    Answer,
+    BackendFailed,
+    EmptyInput,
+    ModelNotFound,
+)
+from cloze.service.routes import Shape, meant
+
+TAGS: Final = (  # pydantic names the member of a union that it tried
+    *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
+    *("str", "list[str]", "list[int]", "list[list]"),
+)
+MESSAGES: Final = dict.fromkeys(("model_attributes_type", "model_type"), "should be a JSON object")
+
+
+class ErrorBody(BaseModel):
+    """Every error of the native routes."""
+
+    error: str
+    error_type: str
+
+
+class OpenAIError(BaseModel):
+    """What OpenAI's clients look for in an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorBody(BaseModel):
+    """Every error of OpenAI's routes."""
+
+    error: OpenAIError
+
+
+class CohereErrorBody(BaseModel):
+    """Every error of Cohere's route."""
+
+    message: str
+
+
+BODIES: Final[dict[Shape, type[BaseModel]]] = {
+    "native": ErrorBody,
+    "openai": OpenAIErrorBody,
+    "cohere": CohereErrorBody,
+}
+
+
+def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
+    """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
+    found = {known.status: known.description for known in ANSWERS.values() if known.status != 409 or 409 in statuses}
+    if shape != "native":  # its clients do not know 424
+        found[500] = found.pop(424)
+    if shape == "openai":  # its clients raise BadRequestError at 400
+        found[400] += f"; {INVALID.description[0].lower()}{INVALID.description[1:]}"
+        del found[422]
+    answers: dict[int | str, dict[str, Any]] = {
+        status: {"model": BODIES[shape], "description": found[status]} for status in sorted(statuses or found)
+    }
+    if shape == "openai":  # FastAPI would add a 422 of its own
+        answers["default"] = {"model": BODIES[shape], "description": "Another error"}
+    return answers
+
+
+def answer(error: Exception) -> Answer:
+    """Find the answer of the nearest class; INTERNAL where there is none."""
+    if isinstance(error, HTTPException):
+        return Answer(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
+    if isinstance(error, RequestValidationError):
+        return INVALID
+    return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), INTERNAL)
+
+
+def respond(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
+    """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
+    found = answer(error)
+    status = 500 if shape != "native" and isinstance(error, BackendFailed) else found.status
+    if shape == "openai" and status == INVALID.status:
+        status = 400
+    message = _message(error, found, where, docs)
+    content: Any = {"error": message, "error_type": found.error_type}
+    if shape == "openai":
+        named = {"param": _param(error), "code": found.openai_code}
+        content = {"error": {"message": message, "type": found.openai_type, **named}}
+    if shape == "cohere":
+        content = {"message": message}
+    return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
+
+
+def _param(error: Exception) -> str | None:
+    """Return the field of OpenAI's request that is wrong, where it is known."""
+    if isinstance(error, RequestValidationError):
+        return next((str(detail["loc"][1]) for detail in error.errors() if len(detail["loc"]) > 1), None)
+    if isinstance(error, TextError | EmptyInput):
+        return "input"
+    return "model" if isinstance(error, ModelNotFound) else getattr(error, "field", None)
+
+
+def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
+    if found is INTERNAL:
+        return "an error inside the service; its log says more"
+    if isinstance(error, HTTPException):
+        detail = error.detail or HTTPStatus(error.status_code).phrase
+        path = meant(where.partition(" ")[2])
+        advice = f"; ask for {path}" if path else "; /docs lists the routes" if docs else ""
+        return f"{where}: {detail}{advice}"
+    if isinstance(error, RequestValidationError):
+        return "; ".join(_field(detail) for detail in error.errors()[:5])
+    return str(error)
+
+
+def _field(detail: dict[str, Any]) -> str:
+    """Name the field, as in `inputs.sentences[3]: …`; values are left out, for they are texts."""
+    path = ""
+    for part in detail["loc"][1:]:
+        if part not in TAGS:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return f"{path.lstrip('.') or 'body'}: {MESSAGES.get(detail['type'], detail['msg'])}"

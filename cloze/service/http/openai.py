@@ -1,0 +1,137 @@
+"""OpenAI's routes: POST /v1/embeddings and GET /v1/models. The rows always have length 1, as OpenAI's have.
+
+Unknown fields, such as `user`, are ignored.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import orjson
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from cloze.service.http.answer import respond
+from cloze.service.http.embed import check_dimensions, embed
+from cloze.service.http.errors import documented
+from cloze.service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
+from cloze.service.http.schemas import Options
+from cloze.service.inference.model import Model, Part
+from cloze.service.inference.vectors import Format, finish, rows, stacked, with_commas
+from cloze.service.routes import MODEL, MODELS, OPENAI
+
+
+class EmbeddingsRequest(Options):
+    """One text or several, each to a vector of length 1. OpenAI's client sends other fields in `extra_body`."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"input": ["A man plays a guitar."]}})
+
+    input: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
+    encoding_format: Format | None = Field(
+        None, description="null or float; base64, as OpenAI's clients ask for; the others as in /embed"
+    )
+    dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
+
+
+class Embedding(BaseModel):
+    """One row."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str
+
+
+class Usage(BaseModel):
+    """Tokens of all sequences, the template's included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """One row for each input, in order."""
+
+    object: Literal["list"]
+    id: str = Field(description="that of the request, as the header x-request-id; some clients need one")
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    """One model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="seconds since 1970, when the bundle was written")
+    owned_by: Literal["cloze"] = "cloze"
+    max_model_len: int = Field(description="tokens of a sequence, template included; vLLM's name for it")
+    root: str = Field(description="the model's own name; `id` may be an alias")
+    embedding_space: str = Field(description="digest of all that decides a vector; see the header x-embedding-space")
+    template: str = Field(description="words around a text; [X] stands for it, and the vector may be read at [MASK]")
+    templates: dict[str, str] = Field(description="named templates, of which `prompt_name` or an alias chooses one")
+
+
+class ModelList(BaseModel):
+    """Every model that is served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+router = APIRouter(tags=["openai"])
+posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"))
+
+
+@posts.post(OPENAI.path, response_model=EmbeddingsResponse, summary="A vector for each text")
+async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
+    with lease(context, body.model) as model:
+        check_dimensions(body.dimensions, model)
+        inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
+        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
+
+        def as_json() -> Iterator[bytes]:
+            """Write the parts in OpenAI's order, the rows one by one."""
+            vectors = finish(stacked(found.rows), normalize=True, dimensions=body.dimensions)
+            yield b'{"object":"list","id":%b,"data":[' % orjson.dumps(context.record.id)
+            yield from with_commas(
+                b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
+                for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
+            )
+            usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
+            yield b'],"model":%b,"usage":%b}' % (orjson.dumps(model.name), usage)
+
+        return await respond(as_json, context, model, found)
+
+
+@router.get(MODELS.path, responses=documented(401, shape="openai"), summary="What is served")
+async def list_models(context: Context) -> ModelList:
+    """List every model and its aliases; under /models/NAME that model alone."""
+    models = context.services.models
+    names = models.served | {alias: models.aliased(alias) for alias in models.aliases}
+    with lease(context) as asked:
+        shown = (name for name, model in names.items() if model is asked or not context.model)
+        return ModelList(data=[_card(names[name], name, models.template(name)) for name in shown])
+
+
+@router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")
+async def one_model(
+    model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
+) -> ModelCard:
+    with lease(context, model) as found:
+        return _card(found, model, context.record.template)
+
+
+def _card(model: Model, name: str, template: str | None) -> ModelCard:
+    spec = model.bundle.spec
+    return ModelCard(
+        id=name,
+        created=model.bundle.created,
+        root=model.name,
+        embedding_space=model.space,
+        max_model_len=spec.max_tokens,
+        template=spec.template if template is None else spec.templates[template],
+        templates=spec.templates,
+    )
+
+
+router.include_router(posts)

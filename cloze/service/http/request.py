@@ -1,0 +1,235 @@
+"""What every route needs of a request: its context, the model, the JSON body, its texts and token ids.
+
+FastAPI would accept NaN as a number and a lone surrogate as text, and would answer 422 to a body that is not JSON, so a
+route of class `JSONRoute` parses the body itself. Bodies can hold millions of items and are checked on the event loop,
+so each list is checked in one pass and stops at its first error.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_type_hints
+
+import orjson
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from starlette.types import Scope
+
+from cloze.service.errors import EmptyInput, InvalidJSON, OtherSpace, UnsupportedMediaType, ValidationFailed, too_many
+from cloze.service.inference.model import MAX_TEXT_CHARACTERS, Model
+from cloze.service.inference.model import Inputs as EmbedderInputs
+from cloze.service.monitoring.logs import RequestRecord, current_request
+from cloze.service.routes import DECODE
+from cloze.service.services import Services
+
+SPACE_HEADER: Final = "x-embedding-space"
+SWITCH: Final = (
+    "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
+)
+VALUES: Final = 4  # commas and brackets for each text, at most: a pair of texts has three
+FIELDS: Final = 1000  # the same of everything else
+SMALL: Final = 65_536  # bytes of a body that is read in a millisecond, whatever is in it
+LARGE: Final = 1_048_576  # bytes of a body that is looked at in a worker thread
+MAX_DECODE_IDS: Final = 2**18  # of one request: a body of eight million would occupy a worker for seconds
+FOREIGN: Final = (
+    "token ids are not accepted, since those of another model look the same and would give wrong vectors without an "
+    f"error. {SWITCH}. If they are, start the service with --token-ids"
+)
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The services, the request's record, the model that its path names, and what its client accepts."""
+
+    services: Services
+    record: RequestRecord
+    model: str | None
+    spaces: frozenset[str]  # of vectors; empty: any
+    accept: str = ""  # the header
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the first value of each header of a request, which are read once."""
+    found: dict[str, str] | None = scope.get("cloze.headers")
+    if found is None:
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        scope["cloze.headers"] = found
+    return found
+
+
+async def _context(request: Request) -> RequestContext:
+    record = current_request.get()
+    assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
+    headers = headers_of(request.scope)
+    spaces, accept = _spaces(headers), headers.get("accept", "")
+    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], spaces, accept)
+
+
+def _spaces(headers: Mapping[str, str]) -> frozenset[str]:
+    """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
+    asked = ",".join(headers[name] for name in ("if-match", SPACE_HEADER) if name in headers)
+    if not asked:
+        return frozenset()
+    found = frozenset(each.strip().removeprefix("W/").strip('"') for each in asked.split(","))
+    return frozenset() if "*" in found else found - {""}
+
+
+Context = Annotated[RequestContext, Depends(_context)]
+
+
+@contextmanager
+def lease(context: RequestContext, *names: str | None) -> Iterator[Model]:
+    """Use the model that the path or the body names, or the default, within the block.
+
+    Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
+    vector space.
+    """
+    models = context.services.models
+    with models.lease(context.model, *names) as model:
+        context.record.model, context.record.template = model.name, models.template(context.model, *names)
+        if context.spaces and model.space not in context.spaces:
+            raise OtherSpace(
+                f"model {model.name} has the vector space {model.space}, the request expects "
+                f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the "
+                "stored texts again, or serve the model that they were embedded with",
+                model.space,
+            )
+        yield model
+
+
+def named_template(context: RequestContext, model: Model, name: str | None) -> str | None:
+    """Return the name of the template that a request names, or that the alias does by which it names the model.
+
+    Raises ValidationFailed where the model has no such template.
+    """
+    if name is None:
+        return context.record.template
+    if name in model.bundle.named:
+        return name
+    there = ", ".join(model.bundle.named) or "none"
+    message = f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}"
+    raise ValidationFailed(message, "prompt_name")
+
+
+def as_list(inputs: str | list[str] | list[int] | list[list[int]], *, token_ids: bool) -> EmbedderInputs:
+    """Return one input as a list of one. Raises EmptyInput, and ValidationFailed for token ids that are not allowed."""
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
+        raise EmptyInput("the input is an empty list; send at least one text")
+    if isinstance(inputs[0], str):
+        return inputs
+    if not token_ids:
+        raise ValidationFailed(FOREIGN, "input")
+    return [inputs] if isinstance(inputs[0], int) else inputs
+
+
+class JSONRoute(APIRoute):
+    """A route whose body is JSON, and whose endpoint takes `body` and `context`.
+
+    `serve` is all of it: FastAPI documents the route, and the middleware calls `serve` itself.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self._body = TypeAdapter[Any](get_type_hints(endpoint, include_extras=True)["body"])
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.serve
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a request. Raises ClozeError, and RequestValidationError for a body that the route does not accept."""
+        headers = headers_of(request.scope)
+        _check_headers(headers.get("content-type"), headers.get("content-encoding", ""))
+        content = b"".join([part async for part in request.stream()])
+        await self._check_values(content, request.app.state.services)
+        body = self._parse(content, request.app.state.services.settings.max_client_batch_size)
+        del content
+        response: Response = await self.endpoint(body, await _context(request))
+        return response
+
+    async def _check_values(self, content: bytes, services: Services) -> None:
+        """Refuse more values than any request needs: to read millions of them would block the event loop."""
+        settings = services.settings
+        if len(content) <= SMALL or settings.token_ids:
+            return
+        most = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
+        if len(content) <= LARGE:
+            found = _values(content, most)
+        else:
+            found = await asyncio.get_running_loop().run_in_executor(services.executors.workers, _values, content, most)
+        if found > most:
+            raise ValidationFailed(f"the body has more than {most} values; send fewer texts at a time", "input")
+
+    def _parse(self, content: bytes, max_texts: int) -> Any:
+        """Return what the endpoint takes. Of a field that it does not take, nothing is kept."""
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise InvalidJSON(f"the body is not JSON in UTF-8: {error}") from error
+        _check_lists(value, max_texts)
+        try:
+            return self._body.validate_python(value)
+        except ValidationError as error:
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+            raise RequestValidationError(errors) from None
+
+
+def _values(content: bytes, most: int) -> int:
+    """Count the commas and opening brackets of JSON outside strings: at least as many as its values, less one.
+
+    Behind `most` strings, all counts as outside.
+    """
+    if b"\\" in content:
+        content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    parts = content.split(b'"', 2 * most)  # outside and inside strings by turns; the last is all that is left
+    return sum(part.count(mark) for part in parts[::2] for mark in (b",", b"[", b"{"))
+
+
+def _check_headers(content_type: str | None, encoding: str) -> None:
+    essence = (content_type or "").partition(";")[0].strip().lower()
+    if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+        found = (content_type or "not set")[:100]
+        raise UnsupportedMediaType(f"content-type is {found}; send 'content-type: application/json'")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(f"content-encoding is {encoding[:100]}; send the body without compression")
+
+
+def _check_lists(body: Any, max_texts: int) -> None:
+    """Refuse a list beyond every route's limit before its items are checked, which would block the event loop.
+
+    A list is a field of the body or of its `inputs`; other lists are inside these.
+    """
+    for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
+        for found in fields.values() if isinstance(fields, dict) else ():
+            if isinstance(found, list):
+                ids = bool(found) and isinstance(found[0], int)
+                limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
+                if len(found) > limit:
+                    raise too_many(len(found), things, limit)
+
+
+def one_of(kinds: str, item: Any = "") -> Discriminator:
+    """Choose by the first item, so that an error names the first item of another kind; `item` stands for none."""
+
+    def choose(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return "str" if isinstance(value, str) else None
+        first = value[0] if value else item
+        return "list[int]" if isinstance(first, int) else "list[list]" if isinstance(first, list) else "list[str]"
+
+    return Discriminator(choose, custom_error_type="kind", custom_error_message=f"should be {kinds}")
+
+
+TextList = Annotated[list[str], Field(fail_fast=True)]
+IdList = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]  # the encoder checks the vocabulary
+Text = Annotated[str, Tag("str")]
+Texts = Annotated[TextList, Tag("list[str]")]
+Ids = Annotated[IdList, Tag("list[int]")]
+IdLists = Annotated[list[IdList], Field(fail_fast=True), Tag("list[list]")]
+Inputs = Annotated[Text | Texts | Ids | IdLists, one_of("a text or a list of texts (or of token ids)")]
+TextOrTexts = Annotated[Text | Texts, one_of("a text or a list of texts")]
+AnyIds = Annotated[Ids | IdLists, one_of("a list of token ids, or a list of such lists", item=0)]

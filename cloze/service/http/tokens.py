@@ -1,0 +1,71 @@
+"""POST /tokenize and POST /decode: what the model sees of a text, and token ids as text. No graph runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+from fastapi import APIRouter, Response
+
+from cloze.encoding.errors import TextError
+from cloze.encoding.text import Direction
+from cloze.service.errors import EmptyInput, ValidationFailed, too_many
+from cloze.service.http.errors import documented
+from cloze.service.http.request import MAX_DECODE_IDS, Context, JSONRoute, RequestContext, lease, named_template
+from cloze.service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
+from cloze.service.routes import DECODE, TOKENIZE
+
+MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
+
+router = APIRouter(route_class=JSONRoute, responses=documented(), tags=["embedding"])
+
+
+@router.post(TOKENIZE.path, response_model=list[list[TokenInfo]], summary="What the model sees, and what is truncated")
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if not texts:
+        raise EmptyInput("inputs is an empty list; send at least one text")
+    special = body.add_special_tokens
+    direction: Direction = "left" if body.truncation_direction in LEFT else "right"
+    with lease(context, body.model) as model:
+        model.check_lengths(texts)
+        if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
+            raise ValidationFailed(
+                f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
+            )
+        encoder = model.text_encoders[named_template(context, model, body.prompt_name)]
+
+        def explain() -> bytes:
+            explained = (encoder.explain(text, direction=direction) for text in texts)
+            return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
+
+        return await _answer(explain, context)
+
+
+@router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
+async def decode(body: DecodeRequest, context: Context) -> Response:
+    if not body.ids:
+        raise EmptyInput("ids is an empty list; send at least one id")
+    sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
+    with lease(context, body.model) as model:
+        model.check_lengths(sequences)
+        if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
+            raise too_many(ids, "token ids", MAX_DECODE_IDS)
+        encoder = model.bundle.text_encoder
+
+        def write() -> bytes:
+            texts = []
+            for place, each in enumerate(sequences):
+                try:
+                    texts.append(encoder.decode(each, body.skip_special_tokens))
+                except TextError as error:
+                    error.subject = f"ids[{place}], " if isinstance(body.ids[0], list) else "ids, "
+                    raise
+            return orjson.dumps(texts)
+
+        return await _answer(write, context)
+
+
+async def _answer(write: Callable[[], bytes], context: RequestContext) -> Response:
+    content = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)
+    return Response(content, media_type="application/json")

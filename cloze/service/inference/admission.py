@@ -1,0 +1,169 @@
+"""Admission: limits on the requests, the bytes and the tokens in flight, shared by all models.
+
+Asyncio only: not thread-safe.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from cloze.service.client import Client
+from cloze.service.errors import Overloaded, Unavailable
+
+MEMORY: Final = 10.0  # seconds of work over which the rate is averaged
+LONGEST: Final = 60  # seconds, the longest Retry-After
+
+
+def share(limit: int, *, known: bool) -> int:
+    """Return the limit that applies to a client: a tenth, rounded up, is kept from `known` ones, which have some."""
+    return limit - (limit + 9) // 10 if known and limit > 1 else limit
+
+
+class _Rate:
+    """Tokens per second of work, an exponential average."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def add(self, tokens: int, now: float) -> None:
+        """Count tokens that were finished at `now`, in seconds of work."""
+        memory = self._memory(now)
+        self._tokens = self._tokens * memory + tokens
+        self._seconds = self._seconds * memory + now - self._at
+        self._at = now
+
+    def seconds(self, tokens: int, now: float) -> float:
+        """Return how long so many tokens take; 0.0 while nothing is known."""
+        memory = self._memory(now)
+        known = self._tokens * memory
+        if not known:
+            return math.inf if self._tokens else 0.0
+        return tokens * (self._seconds * memory + now - self._at) / known
+
+    def _memory(self, now: float) -> float:
+        """Return the weight of what was counted at the last call, at most 1."""
+        return math.exp((self._at - now) / MEMORY)
+
+
+@dataclass
+class _InFlight:
+    """An amount in flight, in all and by client; a client with nothing in flight is forgotten."""
+
+    limit: int
+    unit: str
+    total: int = 0
+    clients: dict[Client, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shared = share(self.limit, known=True)
+
+    def change(self, amount: int, client: Client) -> None:
+        self.total += amount
+        if left := self.clients.get(client, 0) + amount:
+            self.clients[client] = left
+        else:
+            self.clients.pop(client, None)
+
+
+class Admission:
+    """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens after
+    it is tokenised. The bytes of its answer count until the client has taken it.
+
+    A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
+    all bulk clients together can take all of it. A request with more bytes or tokens than the limit is admitted while
+    no others are in flight.
+    """
+
+    def __init__(
+        self, max_requests: int, max_tokens: int, max_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._requests = _InFlight(max_requests, "requests")
+        self._tokens = _InFlight(max_tokens, "tokens")
+        self._bytes = _InFlight(max_bytes, "bytes")
+        self._clock = clock
+        self._rate = _Rate()
+        self._worked = 0.0  # seconds with tokens in flight, up to `_seen`
+        self._seen = clock()
+        self._closed = False
+
+    @property
+    def tokens_in_flight(self) -> int:
+        return self._tokens.total
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._bytes.total
+
+    @contextmanager
+    def request(self, client: Client) -> Iterator[Callable[[int], None]]:
+        """Count a request as in flight within the block, and as many bytes as the block says by calling what it gets.
+
+        Raises Overloaded where the request, one token or those bytes do not fit.
+        """
+        self._check(self._requests, 1, client)
+        self._check(self._tokens, 1, client)
+        self._requests.change(1, client)
+        held = 0
+
+        def hold(count: int) -> None:
+            nonlocal held
+            self._fit(self._bytes, count, client, held)
+            self._bytes.change(count, client)
+            held += count
+
+        try:
+            yield hold
+        finally:
+            self._bytes.change(-held, client)
+            self._requests.change(-1, client)
+
+    @contextmanager
+    def tokens(self, count: int, client: Client) -> Iterator[None]:
+        """Count tokens as in flight within the block. Raises Overloaded."""
+        self._check(self._tokens, count, client)
+        self._work()
+        self._tokens.change(count, client)
+        try:
+            yield
+        finally:
+            self._rate.add(count, self._work())
+            self._tokens.change(-count, client)
+
+    def close(self) -> None:
+        """Refuse all from now on with Unavailable; requests in flight finish."""
+        self._closed = True
+
+    def _check(self, used: _InFlight, amount: int, client: Client) -> None:
+        if self._closed:
+            raise Unavailable("the service is stopping; send the request to another instance")
+        self._fit(used, amount, client)
+
+    def _fit(self, used: _InFlight, amount: int, client: Client, own: int = 0) -> None:
+        """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
+        if used.total + amount <= used.shared or used.total == own:
+            return
+        bulk, known = client.priority == "bulk", used.clients.get(client, 0) > own
+        most = used.shared if bulk or known else used.limit
+        if used.total + amount <= most:
+            return
+        rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
+        seconds = max(1, math.ceil(min(LONGEST, rest)))
+        whom = " for bulk requests" if bulk else " for a client that has some in flight" if known else ""
+        raise Overloaded(
+            f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}{whom}; send "
+            f"it again in {seconds} s",
+            retry_after=seconds,
+        )
+
+    def _work(self) -> float:
+        """Return the seconds up to now in which tokens were in flight."""
+        now = self._clock()
+        if self._tokens.total:
+            self._worked += now - self._seen
+        self._seen = now
+        return self._worked

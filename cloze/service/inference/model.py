@@ -1,0 +1,392 @@
+"""A served model: a bundle and its session, from loading to the end of its last lease; texts to vectors in between.
+
+To embed is to tokenise, look up the cache, batch, run the graph, and put the vectors back in order.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from hashlib import blake2b
+from statistics import fmean
+from time import perf_counter
+from typing import Final, NamedTuple, Self, cast
+
+import numpy as np
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from cloze.encoding.bridge import Bridge, BridgeError
+from cloze.encoding.bundle import GRAPHS, Bundle
+from cloze.encoding.errors import TextTooLong
+from cloze.encoding.text import Direction, TextEncoder, Tokens
+from cloze.service import VERSION
+from cloze.service.client import Client
+from cloze.service.errors import BackendFailed, SessionError, Unavailable, too_many
+from cloze.service.inference.admission import Admission
+from cloze.service.inference.batcher import Batcher, Failed
+from cloze.service.inference.session import Session, most_texts, run_largest
+from cloze.service.inference.threads import Executors
+from cloze.service.monitoring.metrics import Metrics, ModelMetrics
+from cloze.service.settings import Settings
+
+Vector = NDArray[np.float32]
+Inputs = Sequence[str] | Sequence[Sequence[int]]
+
+MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
+SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
+SLICE_SIZE: Final = 65_536  # characters, or token ids
+SMALL: Final = 256  # characters, or token ids, that are tokenised in a fraction of a millisecond
+EACH: Final = 32  # added per text, so that many short texts are not small
+OVERHEAD: Final = 512  # bytes of a cached vector besides its numbers; 470 measured
+
+logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """Inputs of a request that share a template: the one of this name, or the bundle's own.
+
+    Of a text, at most `most` tokens are taken; None: as many as fit.
+    """
+
+    inputs: Inputs
+    template: str | None = None
+    most: int | None = None
+
+
+class Timing(NamedTuple):
+    """Seconds: tokenising the request, its texts' mean wait for a batch, and the mean time of those batches."""
+
+    tokenize: float
+    queue: float
+    inference: float
+
+
+class Embeddings(NamedTuple):
+    """One request's vectors, float32 (dimension,) per text, not normalised, and their cost."""
+
+    rows: list[Vector]
+    tokens: int  # of all sequences, templates included
+    characters: int  # of all texts; 0 for token ids
+    truncated: int  # texts
+    timing: Timing
+
+
+class _Item(NamedTuple):
+    """One text on its way to a batch; texts with the same `key` have the same vector."""
+
+    key: bytes
+    ids: list[int]
+    since: float
+
+
+class _Row(NamedTuple):
+    """One text's vector, when its batch began, and the seconds that the batch ran."""
+
+    vector: Vector
+    started: float
+    ran: float
+
+
+class Cache(LRUCache[bytes, Vector]):
+    """Vectors of texts, bounded in bytes and shared by all models; with a limit of 0 bytes it stays empty.
+
+    A vector does not depend on its batch, so a cached vector is the one that the graph would compute again. Not
+    thread-safe: it belongs to the event loop.
+    """
+
+    @staticmethod
+    def getsizeof(vector: Vector) -> int:
+        return vector.nbytes + OVERHEAD
+
+    def add(self, key: bytes, vector: Vector) -> None:
+        """Store a copy: the vector itself is a view that would keep its whole batch in memory."""
+        if self.getsizeof(vector) <= self.maxsize:
+            self[key] = vector.copy()
+
+
+class Model:
+    """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        settings: Settings,
+        executors: Executors,
+        admission: Admission,
+        cache: Cache,
+        bridge: Bridge | None = None,
+    ) -> None:
+        """Load the bundle's graph. With a bridge, vectors come out in its old space.
+
+        Raises BundleError, BridgeError or SessionError.
+        """
+        started, spec = perf_counter(), bundle.spec
+        self.name, self.bundle, self.bridge = bundle.name, bundle, bridge
+        self.space, self.dimension = spec.space, spec.dimension
+        if bridge:
+            width, self.dimension = bridge.matrix.shape
+            if width != spec.dimension:
+                raise BridgeError(f"the bridge takes {width} dimensions, and {bundle.path} has {spec.dimension}")
+            self.space = bridge.about.old
+        self.session = session = Session.load(
+            bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
+        )
+        self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
+        self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
+        self.calibration = None if bridge else bundle.calibration  # which is of the bundle's own space
+        self.heads = {} if bridge else bundle.heads  # and so are these
+        self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
+        self.text_encoders.update(bundle.named.items())
+        self.admission = admission
+        self._settings, self._executors, self._cache = settings, executors, cache
+        self._parallel = executors.threads.batches if session.provider == "cpu" else 1  # batches that run at once
+        self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
+        self.batcher: Batcher[_Item, _Row] = Batcher(
+            self._run,
+            lambda item: len(item.ids),
+            self.max_batch_tokens,
+            session.batch_padding,
+            settings.queue_seconds,
+            key=lambda item: item.key,
+            parallel=self._parallel,
+        )
+        self.load_seconds = perf_counter() - started  # `warm_up` adds its own
+        self._metrics: ModelMetrics
+        self._probe: asyncio.Task[Exception | None] | None = None
+        self._leases = 0
+        self._free = asyncio.Event()  # without a lease
+        self._free.set()
+
+    def warm_up(self) -> None:
+        """Run as many of the largest batch as run at once, so that memory is taken once, then the smallest batch.
+
+        Raises SessionError where the graph cannot.
+        """
+        started, encoder = perf_counter(), self.bundle.text_encoder
+        texts = most_texts(encoder, self.max_batch_tokens)
+        try:
+            run_largest(self.session, encoder, self.max_batch_tokens, self._parallel)
+            self.session.run(encoder.pad([encoder.shortest]))
+        except BackendFailed as error:
+            raise SessionError(
+                f"{self.bundle.path}: the graph fails on {texts} texts of {len(encoder.longest)} tokens: "
+                f"{error.__cause__ or error}; lower max_batch_tokens, or export the bundle again"
+            ) from error
+        except MemoryError as error:
+            raise SessionError(
+                f"{self.bundle.path}: a batch of max_batch_tokens, {self.max_batch_tokens}, does not fit into "
+                "memory; lower max_batch_tokens"
+            ) from error
+        self.load_seconds += perf_counter() - started
+
+    def start(self, metrics: Metrics) -> None:
+        """Begin to take texts and to count them; needs a running loop."""
+        spec, session, batcher = self.bundle.spec, self.session, self.batcher
+        facts = {
+            "provider": session.provider,
+            "precision": session.precision,
+            "version": VERSION,
+            "pooling": spec.pooling,
+            "dimension": str(self.dimension),
+            "sha256": self.graph,
+            "space": self.space,
+        }
+        session.running = self._executors.running  # not before: only a batch of a served model stalls the service
+        self._metrics = found = metrics.serve(self.name, self.load_seconds, facts)
+        found.queue_age_seconds.set_function(lambda: batcher.age)
+        found.queue_texts.set_function(lambda: batcher.waiting_items)
+        found.queue_tokens.set_function(lambda: batcher.waiting)
+        batcher.start()
+        threads = {"parallel_batches": self._parallel, "threads_per_batch": session.threads}
+        fields = {
+            "template": spec.template,
+            "pooling": spec.pooling,
+            **facts,
+            **threads,
+            "max_batch_tokens": self.max_batch_tokens,
+        }
+        message = "model %s was loaded and warmed up in %.2f s"
+        logger.info(message, self.name, self.load_seconds, extra={"fields": fields})
+
+    @contextmanager
+    def lease(self) -> Iterator[Self]:
+        """Use the model within the block: it does not stop before the end of its last lease."""
+        self._leases += 1
+        self._free.clear()
+        try:
+            yield self
+        finally:
+            self._leases -= 1
+            if not self._leases:
+                self._free.set()
+
+    async def stop(self) -> None:
+        """Stop at the end of the last lease; the caller lets no other lease begin."""
+        await self._free.wait()
+        await self.batcher.stop()
+
+    @property
+    def failing_for(self) -> float:
+        """Return the seconds since the first failure after the last success; 0.0 after a success."""
+        return self.session.failing_for
+
+    async def check(self) -> None:
+        """Raise Unavailable where the graph fails. After a failed batch, the template alone is tried."""
+        if not self.failing_for:
+            return
+        if self._probe is None:
+            self._probe = asyncio.create_task(self._try())
+        if error := await asyncio.shield(self._probe):
+            raise Unavailable(f"model {self.name}: the last batch failed, and so does a test: {error}") from error
+
+    async def _try(self) -> Exception | None:
+        encoder = self.bundle.text_encoder
+        batch = encoder.pad([encoder.shortest])
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executors.graphs, self.session.run, batch)
+        except Exception as error:
+            self._metrics.inference_failures.inc()
+            return error
+        finally:
+            self._probe = None
+        return None
+
+    async def embed(self, *parts: Part, truncate: bool, direction: Direction, client: Client) -> Embeddings:
+        """Return one vector per text, or per list of the text's own token ids, of all parts in order.
+
+        Needs a lease. Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed;
+        then none of the texts is embedded.
+        """
+        self.check_lengths([each for part in parts for each in part.inputs])
+        started, cache, metrics = perf_counter(), self._cache, self._metrics
+        tokens, keys = await self._tokenize(parts, truncate, direction)
+        now = perf_counter()
+        vectors: list[Vector | None] = [cache.get(key) for key in keys] if cache.maxsize else [None] * len(keys)
+        missing = [position for position, vector in enumerate(vectors) if vector is None]
+        await _turn(len(keys))
+        items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
+        await _turn(len(keys))
+        rows = await self._compute(items, missing, client)
+        for position, row in zip(missing, rows, strict=True):
+            vectors[position] = row.vector
+            if cache.maxsize:
+                cache.add(keys[position], row.vector)
+        await _turn(len(keys))
+        found, cut = cast(list[Vector], vectors), [each.cut for each in tokens]
+        total, truncated = sum(len(each.ids) for each in tokens), sum(lost > 0 for lost in cut)
+        metrics.tokenize_seconds.observe(now - started)
+        metrics.texts.inc(len(tokens))
+        metrics.tokens.inc(total)
+        metrics.truncations.inc(truncated)
+        metrics.cache_hits.inc(len(tokens) - len(missing))
+        metrics.drift.observe(found, [each.ids for each in tokens], cut)
+        await _turn(len(keys))
+        waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
+        timing = Timing(now - started, fmean(waits or [0.0]), fmean([row.ran for row in rows] or [0.0]))
+        characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
+        return Embeddings(found, total, characters, truncated, timing)
+
+    def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
+        """Raise ValidationFailed for too many texts, and TextTooLong for one that would occupy a thread for seconds."""
+        limit = self._settings.max_client_batch_size
+        if len(inputs) > limit:
+            raise too_many(len(inputs), "texts", limit)
+        for position, each in enumerate(inputs):
+            if len(each) > MAX_TEXT_CHARACTERS:
+                unit = "characters" if isinstance(each, str) else "token ids"
+                raise TextTooLong(
+                    f" has {len(each)} {unit}; at most {MAX_TEXT_CHARACTERS} are allowed: shorten it", position=position
+                )
+
+    async def _tokenize(
+        self, parts: Sequence[Part], truncate: bool, direction: Direction
+    ) -> tuple[list[Tokens], Sequence[bytes]]:
+        """Return each text's tokens, and the key of its vector."""
+        tokens, keys = list[Tokens](), list[bytes]()
+        for part in slices(parts):
+            encode = partial(self._encode, len(tokens), part, truncate, direction)
+            if sum(len(each) + EACH for each in part.inputs) <= SMALL:  # a thread would take longer
+                encoded = encode()
+            else:
+                encoded = await asyncio.get_running_loop().run_in_executor(self._executors.workers, encode)
+            tokens += [each for each, _ in encoded]
+            keys += [key for _, key in encoded]
+        return tokens, keys
+
+    def _encode(self, first: int, part: Part, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
+        inputs, encoder = part.inputs, self.text_encoders[part.template]
+        if isinstance(inputs[0], str):
+            texts = cast(Sequence[str], inputs)
+            found = encoder.encode(texts, truncate=truncate, direction=direction, first=first, most=part.most)
+        else:
+            ids = cast(Sequence[Sequence[int]], inputs)
+            found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
+        if self._cache.maxsize:
+            return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
+        return [(tokens, array("q", tokens.ids).tobytes()) for tokens in found]  # equal texts of this model run once
+
+    async def _compute(self, items: list[_Item], positions: list[int], client: Client) -> list[_Row]:
+        """Run the texts that are not cached; `positions` are their indices in the request."""
+        if not items:
+            return []
+        try:
+            with self.admission.tokens(sum(len(item.ids) for item in items), client):
+                return await self.batcher.submit(items, client)
+        except Failed as failed:
+            error = failed.__cause__
+            if not isinstance(error, BackendFailed):
+                raise
+            raise BackendFailed(f": {error}", position=positions[failed.place]) from error.__cause__
+
+    async def _run(self, items: list[_Item]) -> list[_Row]:
+        metrics, sequences = self._metrics, [item.ids for item in items]
+        try:
+            vectors, started, ran = await asyncio.get_running_loop().run_in_executor(
+                self._executors.graphs, self._forward, sequences
+            )
+        except Exception:
+            metrics.inference_failures.inc()
+            raise
+        tokens, padded = sum(map(len, sequences)), max(map(len, sequences)) * len(items)
+        for item in items:
+            metrics.queue_seconds.observe(started - item.since)
+        metrics.batch_texts.observe(len(items))
+        metrics.batch_tokens.observe(padded)
+        metrics.padding_tokens.inc(padded - tokens)
+        metrics.inference_seconds.observe(ran)
+        return [_Row(vector, started, ran) for vector in vectors]
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[Vector, float, float]:
+        """Return the vectors (texts, dimension) of one batch, when it began, and the seconds it ran."""
+        started = perf_counter()  # in the thread: other batches may have come first
+        vectors = self.session.run(self.text_encoders[None].pad(sequences))
+        if self.bridge:
+            vectors = self.bridge(vectors)
+        return vectors, started, perf_counter() - started
+
+
+async def _turn(count: int) -> None:
+    """Give other requests their turn between two steps over so many texts, each of which takes milliseconds."""
+    if count > SLICE_TEXTS:
+        await asyncio.sleep(0)
+
+
+def _key(model: str, ids: Sequence[int]) -> bytes:
+    """Hash what determines a vector: the sha256 of graph and bridge, in hex, and the token ids with the template's."""
+    return blake2b(array("q", ids).tobytes(), key=bytes.fromhex(model), digest_size=32).digest()
+
+
+def slices(parts: Iterable[Part]) -> Iterator[Part]:
+    """Cut the parts into slices to tokenise at once."""
+    for part in parts:
+        first, size = 0, 0
+        for position, each in enumerate(part.inputs):
+            if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
+                yield part._replace(inputs=part.inputs[first:position])
+                first, size = position, 0
+            size += len(each)
+        if part.inputs:
+            yield part._replace(inputs=part.inputs[first:])

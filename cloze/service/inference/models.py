@@ -1,0 +1,291 @@
+"""The served models, by name: taking one for a request, and replacing them while requests are in flight."""
+
+import asyncio
+import gc
+import logging
+import os
+import traceback
+from collections.abc import Callable, Container, Iterator, Mapping
+from concurrent.futures import wait
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import TIMEOUT_MAX
+from time import perf_counter
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel
+
+from cloze.encoding.bridge import Bridge, BridgeError
+from cloze.encoding.bundle import SPEC_FILE, Bundle, located, unreadable
+from cloze.encoding.errors import BundleError, ClozeError, OptionError
+from cloze.service.errors import ModelNotFound, SessionError, ValidationFailed
+from cloze.service.inference.health import HUNG, HUNG_AFTER
+from cloze.service.inference.memory import check as check_memory
+from cloze.service.inference.model import Model
+from cloze.service.inference.threads import run_apart
+from cloze.service.monitoring.background import Background
+from cloze.service.monitoring.metrics import Metrics
+from cloze.service.settings import Settings
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class Target(NamedTuple):
+    """What an alias stands for: a model, and one of its named templates, or None for its own."""
+
+    model: str
+    template: str | None
+
+
+class Reloaded(BaseModel):
+    """Names of the models that a reload changed, of those it did not, and of the default."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+    unchanged: list[str]
+    default: str
+
+
+class Models:
+    """A model for every bundle in `settings.bundle`; one of them is the default."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        background: Background,
+        load_model: Callable[[Bundle, Bridge | None], Model],
+    ) -> None:
+        """Load every bundle, check it and warm it up.
+
+        Raises BundleError, BridgeError or SessionError where one cannot be served, OptionError where the default or an
+        alias is not clear. A graph that hangs ends the process.
+        """
+        self._settings, self._metrics, self._background = settings, metrics, background
+        self._load_model = load_model
+        self._limit = min(HUNG_AFTER * settings.stall_seconds, TIMEOUT_MAX)  # seconds
+        self._reloading = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.aliases = settings.aliases
+        self.served: dict[str, Model] = {}
+        bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
+        bridge = _bridge(settings.bridge)
+        _check(settings, bundles, bridge)  # before the graphs are loaded
+        check_memory(settings, bundles)
+        for bundle in bundles:
+            loading = run_apart(partial(self._load, bridge, bundle))
+            if not wait([loading], self._limit).done:
+                problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
+                logger.critical(problem, bundle.name, self._limit, HUNG)
+                logging.shutdown()  # a thread writes the log
+                os._exit(HUNG)
+            self.served[bundle.name] = loading.result()
+        self.default = settings.model or next(iter(self.served))
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self.served.values())
+
+    def start(self) -> None:
+        """Begin to take requests; needs a running loop."""
+        for model in self:
+            model.start(self._metrics)
+
+    @contextmanager
+    def lease(self, *names: str | None) -> Iterator[Model]:
+        """Use the model of a name or an alias, or the default, within the block: it serves until its last lease ends.
+
+        Raises ModelNotFound, and ValidationFailed where two models are named.
+        """
+        found = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
+        asked = list(dict.fromkeys(name for name in found if name))
+        if len(asked) > 1:
+            message = f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them"
+            raise ValidationFailed(message, "model")
+        model = self.served.get(asked[0] if asked else self.default)
+        if model is None:
+            there = ", ".join((*self.served, *self.aliases))
+            raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
+        with model.lease():
+            yield model
+
+    def aliased(self, alias: str) -> Model:
+        """Return the model that an alias stands for."""
+        return self.served[_target(self.aliases[alias], self.served).model]
+
+    def template(self, *names: str | None) -> str | None:
+        """Return the named template that an alias among the names chooses; None if none does."""
+        chosen = (_target(self.aliases[name], self.served).template for name in names if name in self.aliases)
+        return next(filter(None, chosen), None)
+
+    async def stop(self) -> None:
+        """Stop every model at the end of its last lease."""
+        await asyncio.gather(*self._leaving, *(model.stop() for model in self))
+
+    async def reload(self) -> Reloaded:
+        """Read the folder again: load new and changed bundles beside the served ones, check, warm up, swap.
+
+        Requests in flight finish on the model they started on. Raises BundleError, BridgeError, SessionError or
+        OptionError where a bundle cannot be served, or a step takes three times `stall_seconds`; then nothing changes.
+        """
+        async with self._reloading:
+            started = perf_counter()
+            try:
+                served = await self._load_changed()
+            except Exception as error:
+                self._metrics.reloads.labels("failed").inc()
+                bug = not isinstance(error, ClozeError)
+                logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
+                _free(error)
+                raise
+            found = self._swap(served)
+            outcome = "unchanged" if found.unchanged == list(self.served) and not found.removed else "swapped"
+            self._metrics.reloads.labels(outcome).inc()
+            logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
+            return found
+
+    def _swap(self, served: dict[str, Model]) -> Reloaded:
+        """Serve these models from now on; the others finish the requests that have begun."""
+        former, self.served = self.served, served
+        self.default = self._settings.model or next(iter(served))
+        found = Reloaded(
+            added=[name for name in served if name not in former],
+            changed=[name for name in served if name in former and former[name] is not served[name]],
+            removed=[name for name in former if name not in served],
+            unchanged=[name for name in served if former.get(name) is served[name]],
+            default=self.default,
+        )
+        for name in found.removed:
+            self._metrics.forget(name)
+        for name in found.added + found.changed:
+            served[name].start(self._metrics)
+        for name in found.removed + found.changed:
+            leaving = self._background.once("retire", former[name].stop)
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            # Reference cycles hold a model that has stopped, and Python rarely looks for them by itself.
+            leaving.add_done_callback(lambda _: asyncio.get_running_loop().call_soon(gc.collect))
+        return found
+
+    async def _load_changed(self) -> dict[str, Model]:
+        """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
+        folders = await self._step(_folders, self._settings.bundle)
+        bundles = [await self._step(Bundle.load, folder) for folder in folders]
+        bridge = await self._step(_bridge, self._settings.bridge)
+        _check(self._settings, bundles, bridge)
+        kept = {bundle.name: self.served[bundle.name] for bundle in bundles if self._serves(bundle, bridge)}
+        changed = [bundle for bundle in bundles if bundle.name not in kept]
+        check_memory(self._settings, changed, [model.bundle for model in self])
+        loaded = {bundle.name: await self._step(partial(self._load, bridge), bundle) for bundle in changed}
+        return {bundle.name: (kept | loaded)[bundle.name] for bundle in bundles}
+
+    def _serves(self, bundle: Bundle, bridge: Bridge | None) -> bool:
+        known = self.served.get(bundle.name)
+        return known is not None and known.bundle.spec == bundle.spec and _same(known.bridge, _over(bridge, bundle))
+
+    async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
+        """Run a step of a reload. Raises SessionError where it hangs."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(run_apart(partial(step, argument))), self._limit)
+        except TimeoutError as error:
+            path = argument.path if isinstance(argument, Bundle) else argument
+            raise SessionError(
+                f"{path} was not loaded and warmed up in {self._limit:g} s, the limit of three times stall_seconds; "
+                "try it with `cloze serve --check`, or raise stall_seconds"
+            ) from error
+
+    def _load(self, bridge: Bridge | None, bundle: Bundle) -> Model:
+        """Load a bundle's graph, check it and warm it up.
+
+        Raises BundleError where the folder changed meanwhile: the graph may be another's.
+        """
+        try:
+            model = self._load_model(bundle, _over(bridge, bundle))
+            model.warm_up()
+            return model
+        finally:
+            if not bundle.unchanged():
+                raise BundleError(f"{bundle.path} changed while it was loaded; reload when the copy is complete")
+
+
+def _check(settings: Settings, bundles: list[Bundle], bridge: Bridge | None) -> None:
+    """Check what needs no graph: the names, and that the bridge fits. Raises OptionError, BridgeError."""
+    _check_names(settings, {bundle.name: bundle for bundle in bundles})
+    _check_bridge(bridge, bundles)
+
+
+def _free(error: BaseException) -> None:
+    """Free the models that were loaded before an error, which frames of its traceback and reference cycles hold."""
+    each: BaseException | None = error
+    while each:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    gc.collect()
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the bundle itself, or the bundles in the folder, by name."""
+    path = located(path)
+    try:
+        if (path / SPEC_FILE).exists() or not path.is_dir():
+            return [path]
+        found = sorted(folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not found:
+        raise BundleError(
+            f"{path} is not a bundle and contains none: neither it nor a folder in it has {SPEC_FILE}; make a bundle "
+            "with `cloze export RUN OUT`"
+        )
+    return found
+
+
+def _bridge(path: str) -> Bridge | None:
+    return Bridge.load(Path(path)) if path else None
+
+
+def _over(bridge: Bridge | None, bundle: Bundle) -> Bridge | None:
+    """Return the bridge if it was made for this bundle."""
+    return bridge if bridge and bridge.about.new == bundle.spec.space else None
+
+
+def _same(one: Bridge | None, other: Bridge | None) -> bool:
+    return (one and one.sha256) == (other and other.sha256)
+
+
+def _check_bridge(bridge: Bridge | None, bundles: list[Bundle]) -> None:
+    if bridge and not any(_over(bridge, bundle) for bundle in bundles):
+        there = ", ".join(f"{bundle.name} {bundle.spec.space}" for bundle in bundles)
+        raise BridgeError(
+            f"the bridge leads from space {bridge.about.new} to {bridge.about.old}, but the models have {there}; "
+            "make one with `cloze bridge OLD NEW OUT`, or leave it out"
+        )
+
+
+def _target(words: str, names: Container[str]) -> Target:
+    """Read MODEL or MODEL:TEMPLATE; a model's own name may have a colon."""
+    model, colon, template = words.rpartition(":")
+    return Target(model.strip(), template.strip()) if colon and words not in names else Target(words, None)
+
+
+def _check_names(settings: Settings, bundles: Mapping[str, Bundle]) -> None:
+    listed = ", ".join(bundles)
+    if settings.model and settings.model not in bundles:
+        raise OptionError(f"model is {settings.model!r}, but {settings.bundle} has {listed}")
+    for alias, words in settings.aliases.items():
+        name, template = _target(words, bundles)
+        if name not in bundles:
+            raise OptionError(f"alias is {alias}={words}, but {settings.bundle} has {listed}")
+        if template is not None and template not in bundles[name].named:
+            there = ", ".join(bundles[name].named) or "none"
+            raise OptionError(f"alias is {alias}={words}; the templates that model {name} names are: {there}")
+        if alias in bundles:
+            raise OptionError(
+                f"alias is {alias}={words}, but {settings.bundle} has a model {alias}; choose another name"
+            )
+    if not settings.model and len(bundles) > 1:
+        raise OptionError(f"{settings.bundle} has several models and no default; set model to one of {listed}")

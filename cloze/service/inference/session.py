@@ -1,0 +1,286 @@
+"""One graph under ONNX Runtime: a batch of token ids in, float32 vectors (texts, dimension) out.
+
+Several threads may run it at once. A session knows since when it fails.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from threading import get_ident
+from time import monotonic, perf_counter
+from typing import Final, Literal
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
+from cloze.encoding.canaries import TOLERANCES
+from cloze.encoding.text import Batch, TextEncoder
+from cloze.machine import available_cpus
+from cloze.service.errors import BackendFailed, SessionError
+from cloze.service.settings import PrecisionChoice, ProviderChoice
+
+Provider = Literal["cuda", "cpu"]
+SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
+SHAPES: Final = ((1, 16), (8, 32))  # texts and tokens of the batches that `fastest` times
+ROUNDS: Final = 5  # the best round counts; the first warms up
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What suits one provider: its name in ONNX Runtime, its precisions in order of preference, and its batches.
+
+    The fastest of the `raced` precisions is preferred to the others. A batch of more than `batch_tokens` tokens,
+    padding included, does not run faster per token. `batch_padding` is the overhead of a batch, in tokens: more padding
+    than that costs more than another batch. On the CPU both are per thread.
+    """
+
+    name: str
+    precisions: tuple[Precision, ...]
+    batch_tokens: int
+    batch_padding: int
+    raced: tuple[Precision, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+
+PROFILES: Final[dict[Provider, Profile]] = {
+    "cuda": Profile(
+        "CUDAExecutionProvider",
+        precisions=("fp16", "fp32", "int8"),
+        batch_tokens=32_768,
+        batch_padding=4_096,  # an estimate, not measured on a GPU
+        options=(
+            ("arena_extend_strategy", "kSameAsRequested"),  # the warm-up runs the largest batch
+            ("use_tf32", "0"),  # fp32 means fp32
+        ),
+    ),
+    "cpu": Profile(
+        "CPUExecutionProvider",
+        precisions=("fp32", "int8", "fp16"),
+        batch_tokens=256,
+        batch_padding=16,
+        raced=("fp32", "int8"),
+    ),
+}
+
+
+class Session:
+    """A loaded graph, checked against its bundle's contract."""
+
+    def __init__(self, session: ort.InferenceSession, provider: Provider, precision: Precision, dimension: int) -> None:
+        self._session = session
+        self.provider: Provider = provider
+        self.precision: Precision = precision
+        self.dimension = dimension
+        self.threads: int = session.get_session_options().intra_op_num_threads
+        parallel = self.threads if provider == "cpu" else 1
+        self.batch_tokens = PROFILES[provider].batch_tokens * parallel
+        self.batch_padding = PROFILES[provider].batch_padding * parallel
+        self.running: dict[int, float] = {}  # thread that runs a batch → when the batch began, by `time.monotonic`
+        self._failed_at: float | None = None
+
+    @classmethod
+    def load(
+        cls, bundle: Bundle, *, precision: PrecisionChoice = "auto", provider: ProviderChoice = "auto", threads: int = 0
+    ) -> "Session":
+        """Load the graph that suits the hardware, or exactly the one that is asked for.
+
+        Raises SessionError where the provider is not available, the graph breaks the contract or gives other vectors
+        than it once gave for the bundle's canary texts; BundleError where the bundle has no graph of that precision.
+        """
+        candidates: tuple[Provider, ...] = ("cuda", "cpu") if provider == "auto" else (provider,)
+        for candidate in candidates:
+            choices = suitable(bundle, candidate) if precision == "auto" else (precision,)
+            opened = [(choice, _open(bundle, candidate, choice, threads or available_cpus())) for choice in choices]
+            dimension = bundle.spec.dimension
+            sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
+            if sessions:
+                chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
+                _check_canaries(chosen, bundle)
+                return chosen
+        raise SessionError(
+            "provider is cuda, and ONNX Runtime cannot use CUDA here "
+            f"(it offers {', '.join(ort.get_available_providers())}); install `cloze[gpu]` where there is an "
+            "NVIDIA driver, or choose the provider auto or cpu"
+        )
+
+    @property
+    def failing_for(self) -> float:
+        """Return the seconds since the first failure after the last success; 0.0 after a success."""
+        failed_at = self._failed_at  # read once: a thread that runs a batch may reset it
+        return 0.0 if failed_at is None else monotonic() - failed_at
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Run one batch. Raises BackendFailed where the graph fails or gives a vector that is not finite."""
+        thread = get_ident()
+        self.running[thread] = monotonic()
+        try:
+            vectors = self._infer(batch)
+        except BaseException:
+            self._failed_at = self._failed_at or monotonic()
+            raise
+        finally:
+            del self.running[thread]
+        self._failed_at = None
+        return vectors
+
+    def _infer(self, batch: Batch) -> NDArray[np.float32]:
+        try:
+            vectors = self._forward(batch)
+        except Exception as error:  # ONNX Runtime's errors have no common base class
+            raise BackendFailed("the model failed on this input; the service's log says more") from error
+        if vectors.shape != (len(batch.input_ids), self.dimension):
+            raise BackendFailed(f"the model gave an array of shape {vectors.shape}. This is a bug.")
+        if not np.isfinite(vectors).all():
+            raise BackendFailed(f"the model gave a vector that is not finite ({self.precision} on {self.provider})")
+        return vectors
+
+    def _forward(self, batch: Batch) -> NDArray[np.float32]:
+        (vectors,) = self._session.run([OUTPUT], batch._asdict())
+        return vectors.copy()  # type: ignore[no-any-return]  # otherwise they stay in the arena and fragment it
+
+
+def fastest(
+    sessions: Sequence[Session], encoder: TextEncoder, name: str, clock: Callable[[], float] = perf_counter
+) -> Session:
+    """Return the session with the least geometric mean time over SHAPES, and log the relative speeds.
+
+    Vectors of two precisions are close but not the same: an operator of several machines should name one instead.
+    """
+
+    def seconds(session: Session, batch: Batch) -> float:
+        started = clock()
+        session.run(batch)
+        return max(clock() - started, 1e-9)
+
+    speeds = np.ones(len(sessions))  # relative to the first
+    for texts, length in SHAPES:
+        batch = encoder.pad([encoder.longest[:length]] * texts)
+        rounds = [[seconds(session, batch) for session in sessions] for _ in range(ROUNDS)]  # in turn: the same load
+        best = np.min(rounds, axis=0)
+        speeds *= (best[0] / best) ** (1 / len(SHAPES))
+    chosen = sessions[int(speeds.argmax())]
+    found = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
+    logger.info("model %s: relative speeds on this machine: %s; precision=auto takes %s", name, found, chosen.precision)
+    return chosen
+
+
+def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
+    """Return the fastest session. Raises SessionError where a graph fails."""
+    try:
+        return fastest(sessions, bundle.text_encoder, bundle.name)
+    except BackendFailed as error:
+        there = " or ".join(session.precision for session in sessions)
+        raise SessionError(
+            f"{bundle.path}: a graph fails: {error.__cause__ or error}; name the precision that works, {there}, or "
+            "export the bundle again"
+        ) from error
+
+
+def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
+    """Return the precisions to choose from by a race, or the preferred one."""
+    profile = PROFILES[provider]
+    there = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
+    return tuple(precision for precision in there if precision in profile.raced) or there[:1]
+
+
+def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
+    """Return how many of the longest texts make a batch that no other exceeds."""
+    return -(-batch_tokens // len(encoder.longest))  # rounded up
+
+
+def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, parallel: int) -> None:
+    """Run so many of the largest batch at once. Raises BackendFailed."""
+    largest = encoder.pad([encoder.longest] * most_texts(encoder, batch_tokens))
+    with ThreadPoolExecutor(parallel) as pool:
+        list(pool.map(session.run, [largest] * parallel))
+
+
+def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession | None:
+    """Return None where the provider is not available; ONNX Runtime itself would fall back with only a warning."""
+    profile, path = PROFILES[provider], bundle.graph(precision)
+    if profile.name not in ort.get_available_providers():
+        return None
+    if provider == "cuda":
+        ort.preload_dlls()  # the libraries that came as Python packages
+    else:
+        _register_arena()
+    try:
+        session = ort.InferenceSession(
+            path, _options(threads, provider), providers=[(profile.name, dict(profile.options))], enable_fallback=0
+        )
+    except Exception as error:
+        if provider == "cuda":
+            logger.warning("CUDA is installed but cannot be used: %s", error)
+            return None
+        raise SessionError(f"{path} cannot be loaded: {error}; export the bundle again") from error
+    session.disable_fallback()
+    if session.get_providers()[0] != profile.name:
+        logger.warning("CUDA is installed but found no device")
+        return None
+    _check(session, bundle, precision)
+    return session
+
+
+@cache
+def _register_arena() -> None:
+    """Register, once per process, the arena of all models' batches on the CPU.
+
+    The arena grows by what a tensor needs, not to the next power of two, so the warm-up with the largest batches gives
+    it its final size. Without an arena a batch of 512 tokens takes a tenth longer.
+    """
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
+
+
+def _options(threads: int, provider: Provider) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between
+    if provider == "cpu":
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # not in the arena
+    return options
+
+
+def _check(session: ort.InferenceSession, bundle: Bundle, precision: Precision) -> None:
+    """Check the graph against the contract: names, types and the dimension."""
+    path, dimension = bundle.graph(precision), bundle.spec.dimension
+    inputs = {node.name: (node.type, len(node.shape)) for node in session.get_inputs()}
+    if inputs != dict.fromkeys(INPUTS, ("tensor(int64)", 2)):
+        raise SessionError(f"{path} takes {inputs}, not {', '.join(INPUTS)} as int64 (batch, length); export it again")
+    outputs = {node.name: (node.type, node.shape) for node in session.get_outputs()}
+    kind, shape = outputs.get(OUTPUT, ("", []))
+    width = shape[1] if len(shape) == 2 else dimension  # a name or None where the graph leaves it open
+    if kind != "tensor(float)" or (isinstance(width, int) and width != dimension):
+        raise SessionError(f"{path} gives {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export it again")
+
+
+def _check_canaries(session: Session, bundle: Bundle) -> None:
+    """Check that the graph gives the vectors that it gave when it was exported."""
+    canaries = bundle.canaries
+    if canaries is None:
+        logger.warning(
+            "model %s: the bundle is of an older format and has no canary texts; export it again", bundle.name
+        )
+        return
+    encoder, precision = bundle.text_encoder, session.precision
+    *short, longest = [tokens.ids for tokens in encoder.encode(canaries.texts)]  # together they would be all padding
+    try:
+        found = np.concatenate([session.run(encoder.pad(part)) for part in (short, [longest]) if part])
+    except BackendFailed as error:
+        raise SessionError(f"{bundle.graph(precision)} fails on a canary text: {error.__cause__ or error}") from error
+    difference, text = canaries.difference(precision, found)
+    if not difference <= TOLERANCES[precision]:
+        raise SessionError(
+            f"{bundle.graph(precision)} no longer gives the vectors that it was exported with: they differ by "
+            f"{difference:.1e} for the text {text[:40]!r}, at most {TOLERANCES[precision]:.0e} is allowed. The file "
+            "was altered, or this machine computes it wrongly: restore the bundle or export it again"
+        )

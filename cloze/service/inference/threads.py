@@ -1,0 +1,78 @@
+"""The service's threads: how the CPUs are shared between batches, the pools, and threads of their own."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
+from time import monotonic
+from typing import Final, NamedTuple, TypeVar
+
+from cloze.machine import available_cpus
+
+Result = TypeVar("Result")
+
+APART: Final = "apart"  # name of the threads that `run_apart` starts
+MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
+
+
+class Threads(NamedTuple):
+    """The threads that run graphs on the CPU: so many batches run at once, each with `per_batch` threads."""
+
+    batches: int
+    per_batch: int
+
+
+def share_threads(total: int) -> Threads:
+    """Share `total` threads (0: the available CPUs) between batches, half of them for each batch, 1 to MOST.
+
+    Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
+    one thread's work, and at the end of each the threads wait for the slowest.
+    """
+    total = total or available_cpus()
+    per_batch = min(MOST, max(1, total // 2))
+    return Threads(total // per_batch, per_batch)
+
+
+class Executors:
+    """`graphs` runs batches, as many at once as `threads` allows on the CPU; `workers` tokenises and writes answers."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.threads = threads
+        self.tokenization_workers = min(4, max(2, available_cpus() // 2))
+        self.graphs = ThreadPoolExecutor(threads.batches, thread_name_prefix="graphs")
+        self.workers = ThreadPoolExecutor(self.tokenization_workers, thread_name_prefix="worker")
+        self.running: dict[int, float] = {}  # thread → when its batch began; sessions write it
+
+    @property
+    def busy_for(self) -> float:
+        """Return the seconds since the oldest running batch began; 0.0 where none runs."""
+        started = list(self.running.values())  # a copy: other threads change it
+        return monotonic() - min(started) if started else 0.0
+
+    async def close(self, seconds: float) -> bool:
+        """Accept no more tasks and wait for those that run; False where a batch runs longer than so many seconds.
+
+        Only the end of the process ends such a batch.
+        """
+        left = max(0.0, seconds - self.busy_for)
+        pools = (self.graphs, self.workers)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        ended = [asyncio.wrap_future(run_apart(pool.shutdown)) for pool in pools]
+        _, hanging = await asyncio.wait(ended, timeout=left)
+        return not hanging
+
+
+def run_apart(task: Callable[[], Result]) -> Future[Result]:
+    """Run a task in a thread of its own, which its caller may abandon: no pool lacks it, and no exit waits for it."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(task())
+        except BaseException as error:
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+    Thread(target=run, name=APART, daemon=True).start()
+    return future

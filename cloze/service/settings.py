@@ -1,0 +1,204 @@
+"""The service's settings: environment, command line and the table in docs/operators.md, from one definition."""
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import SettingsConfigDict
+
+from cloze.encoding.bundle import DEFAULT
+from cloze.encoding.errors import OptionError
+from cloze.options import Options, flag
+from cloze.service.monitoring.logs import LogFormat
+
+PREFIX = "CLOZE_"
+# the address and the ports of a service, as Kubernetes names them after Docker's links
+SERVICE_LINK: Final = re.compile(
+    r"(?i)CLOZE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
+)
+PORT: Final = re.compile(r"(?i)CLOZE_(\w+_)?PORT$")
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#]+|\*")  # as browsers send it: lower case, and no path
+
+logger = logging.getLogger(__name__)
+
+PrecisionChoice = Literal["auto", "fp32", "fp16", "int8"]
+ProviderChoice = Literal["auto", "cuda", "cpu"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Settings(Options):
+    """What an operator sets. Frozen."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        cli_show_env_vars=True,
+        hide_input_in_errors=True,  # the input may be a key
+    )
+
+    bundle: Path = Field(
+        Path(DEFAULT),
+        description="Folder of one bundle, or of several, each served under its folder's name. cloze-mini: the model "
+        "that comes with Cloze.",
+    )
+    model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
+    alias: str = Field(
+        "",
+        description="Other names of models, as NAME=MODEL, or NAME=MODEL:TEMPLATE for one of its named templates, "
+        "separated by commas.",
+    )
+    bridge: str = Field(
+        "", description="File of `cloze bridge`: the model that it was made for gives the vectors of the old one."
+    )
+    precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")
+    provider: ProviderChoice = Field("auto", description="Where to run the graph. auto: CUDA where it is available.")
+    threads: int = Field(0, ge=0, le=1024, description="Threads that run graphs on the CPU. 0: the available CPUs.")
+    hostname: str = Field("127.0.0.1", min_length=1, description="Address to listen on. 0.0.0.0: every interface.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on. 0: a free port, which is logged.")
+    max_batch_tokens: int = Field(
+        0, ge=0, description="Tokens of one batch, padding included. 0: what suits the hardware."
+    )
+    cache_mb: int = Field(0, ge=0, description="MiB of cached vectors, so that repeated texts are not computed again.")
+    max_memory_mb: int = Field(
+        0, ge=0, description="MiB that the process may take on the CPU. A model that would not fit is refused. 0: any."
+    )
+    max_bytes_in_flight: int = Field(
+        268_435_456,
+        ge=1,
+        description="Bytes of all requests in flight, bodies and answers. A request beyond the limit gets 429.",
+    )
+    max_tokens_in_flight: int = Field(
+        1_000_000, ge=1, description="Tokens of all requests in flight. A request beyond the limit gets 429."
+    )
+    max_concurrent_requests: int = Field(
+        1024, ge=1, description="POST requests in flight. A request beyond the limit gets 429."
+    )
+    max_client_batch_size: int = Field(16_384, ge=1, description="Texts in one request. A request with more gets 422.")
+    payload_limit: int = Field(16_777_216, ge=1, description="Bytes of a request's body. A larger body gets 413.")
+    token_ids: bool = Field(False, description="Accept token ids of the model's own vocabulary instead of texts.")
+    auto_truncate: bool = Field(True, description="Truncate texts that are too long, where the request does not say.")
+    request_seconds: float = Field(300, gt=0, description="Time limit of a request. After it, the answer is 504.")
+    queue_seconds: float = Field(
+        30, gt=0, description="Time limit until the first batch of a request. After it, the answer is 504."
+    )
+    body_seconds: float = Field(
+        60, gt=0, description="Time limit until a request's body has arrived. A slower request gets 408."
+    )
+    stall_seconds: float = Field(
+        30,
+        gt=0,
+        description="Time after which a running batch makes the service not ready. The process ends after three times "
+        "that, or when a model has failed for twice that.",
+    )
+    drain_seconds: int = Field(30, ge=1, description="Time limit for the requests in flight to finish after SIGTERM.")
+    stop_delay_seconds: float = Field(
+        0, ge=0, description="Time after SIGTERM in which the service is not ready but still accepts requests."
+    )
+    api_keys: SecretStr = Field(
+        SecretStr(""), description="API keys, separated by commas. @FILE: the keys in a file, one per line."
+    )
+    admin_keys: SecretStr = Field(
+        SecretStr(""), description="Keys for /admin, in the same form. None: /admin is closed."
+    )
+    cors_allow_origin: str = Field(
+        "", description="Origins whose web pages may call the service, separated by commas. *: any origin."
+    )
+    ui: bool = Field(True, description="Serve the playground at / and the API reference at /docs.")
+    otlp_endpoint: str = Field("", description="OTLP/HTTP collector that receives traces. Needs `cloze[otel]`.")
+    log_level: LogLevel = Field("info", description="Lowest level to log. info logs every POST, never its texts.")
+    log_format: LogFormat = Field("text", description="One line of text, or one JSON object, per log record.")
+
+    @field_validator("bundle", mode="before")
+    @classmethod
+    def _no_blank_path(cls, value: Any) -> Any:
+        """Refuse an empty path, which would be the working directory."""
+        if isinstance(value, str) and not value.strip():
+            raise PydanticCustomError("blank", "should be a path; write one, or leave it out")
+        return value
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Return what each other name stands for: MODEL, or MODEL:TEMPLATE."""
+        return dict(map(_name_and_model, _split(self.alias)))
+
+    @field_validator("alias")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        names = set[str]()
+        for each in _split(value):
+            name, model = _name_and_model(each)
+            if not name or not model or "/" in name:
+                raise PydanticCustomError(
+                    "alias",
+                    "{each} is not NAME=MODEL or NAME=MODEL:TEMPLATE, as text-embedding-3-small=cloze-mini",
+                    {"each": repr(each)},
+                )
+            if name in names:
+                raise PydanticCustomError("alias", "{name} stands for two models; name one", {"name": name})
+            names.add(name)
+        return value
+
+    @property
+    def origins(self) -> list[str]:
+        return _split(self.cors_allow_origin)
+
+    @field_validator("cors_allow_origin")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        """Refuse an origin with a path or without a scheme, which would never match."""
+        for origin in _split(value):
+            if not ORIGIN.fullmatch(origin):
+                raise PydanticCustomError(
+                    "origin",
+                    "{origin} is not an origin; write scheme, host and port only, as https://example.com, or * for any",
+                    {"origin": origin},
+                )
+        return value
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
+        """Read the command line, which has precedence, `environ` and the defaults. Raises OptionError."""
+        return cls.parse(arguments, "cloze serve", _values(environ))
+
+    @classmethod
+    def called(cls, name: str) -> str:
+        return f"{flag(name)} ({variable(name)})" if name in Settings.model_fields else flag(name)
+
+
+def _split(words: str) -> list[str]:
+    """Split words separated by commas; a stray comma is ignored."""
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _name_and_model(alias: str) -> tuple[str, str]:
+    name, _, model = alias.partition("=")
+    return name.strip(), model.strip()
+
+
+def variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def _values(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of settings by their names. Raises OptionError for a CLOZE_ variable that is not a setting.
+
+    What Kubernetes sets in every container of a namespace that has a service called `cloze`, or `cloze-...`, is left
+    out, with a warning.
+    """
+    known = {name for name in environ if name.upper().startswith(PREFIX)}
+    links = {name for name in known if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
+    if links:
+        logger.warning(
+            "left out: %s, which Kubernetes sets for a service; enableServiceLinks: false keeps them away",
+            ", ".join(sorted(links)),
+        )
+    found = {name: name.upper().removeprefix(PREFIX).lower() for name in known - links}
+    for name in sorted(name for name, setting in found.items() if setting not in Settings.model_fields):
+        nearest = difflib.get_close_matches(found[name], Settings.model_fields, n=1, cutoff=0)[0]
+        raise OptionError(f"the environment variable {name} is not a setting; the nearest is {variable(nearest)}")
+    return {setting: environ[name] for name, setting in found.items()}

@@ -1,0 +1,65 @@
+"""cloze adapt --documents PATHS --pairs FILE --out OUT: a run that is better on your own documents.
+
+Queries and the documents that answer them teach most; a hundred of them are much. A part of them is held out in each
+round of training, and the parent's share in the result is chosen by it. Without pairs, queries are made of the
+documents, and label.csv has the documents for which a real query would teach most.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import CliVariadicArg
+
+from cloze.command import run
+from cloze.encoding.bundle import DEFAULT
+from cloze.options import Command
+from cloze.training.recipes.recipe import LARGEST_SEED
+
+__all__ = ["main"]
+
+
+class AdaptOptions(Command):
+    """Train an encoder on your documents and on queries that they answer, and say whether it became better on them."""
+
+    encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
+    pairs: Path | None = Field(
+        None,
+        description="table (csv, tsv, jsonl, parquet) of query and document, with a score or not; of sentence1, "
+        "sentence2 and label; or of text and label; or a folder in BEIR's layout. A document is given by its text or "
+        "its name",
+    )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=3, description="its columns, if they are called otherwise: the query, the document, a score"
+    )
+    documents: CliVariadicArg[list[Path]] = Field(
+        [], description="folders of .txt, .md and .html files, such files, or tables with a title and a text"
+    )
+    document_columns: CliVariadicArg[list[str]] = Field([], description="columns of text in tables of documents")
+    out: Path = Field(Path("runs/adapt"), description="folder to write: a run")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(42, description="seed of all that is drawn at random")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = AdaptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adapt")
+
+    from cloze.training.adaptation.adapt import (
+        adapt,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    adapt(
+        options.encoder,
+        options.pairs,
+        options.columns,
+        options.documents,
+        options.document_columns,
+        options.out,
+        options.seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

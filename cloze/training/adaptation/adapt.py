@@ -1,0 +1,300 @@
+"""From a user's documents and judged queries to a run that is better on them, or a plain word that it is not.
+
+documents, pairs -> judgements -> rounds of training on a part of the queries each, scored on the others -> a last round
+on all queries, and its mean with the parent, whose share the held-out queries chose. The parent alone is a candidate.
+"""
+
+import csv
+import hashlib
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+from sklearn.model_selection import KFold  # type: ignore[import-untyped]
+
+from cloze.encoding.bundle import Source
+from cloze.training.adaptation.documents import Document, read_documents
+from cloze.training.adaptation.held_out import HeldOutQueries, interval
+from cloze.training.adaptation.pairs import Judgements, read_pairs
+from cloze.training.adaptation.rounds import Rounds, fast, loaded, made_queries
+from cloze.training.errors import CorpusError
+from cloze.training.loop.soup import averaged
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
+
+__all__ = ["adapt"]
+
+LABEL_FILE: Final = "label.csv"
+
+FEWEST_QUERIES: Final = 10
+FEWEST_DOCUMENTS: Final = 50
+MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; all are embedded once
+ROUNDS: Final = 2
+SHARES: Final = (0.3, 0.5)  # of the parent
+CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held out
+MADE: Final = 150  # queries that are made and held out, at most; one of every three documents
+EXAMPLES: Final = 10
+TO_LABEL: Final = 50
+FOREIGN: Final = 2.5  # tokens of a word, on average: the encoder does not know the words
+SAMPLE: Final = 200  # documents that decide it
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+def adapt(
+    encoder: str,
+    pairs: Path | None,
+    columns: Sequence[str],
+    paths: Sequence[Path],
+    document_columns: Sequence[str],
+    out: Path,
+    seed: int,
+) -> None:
+    """Write the run `out`. Whatever is wrong with the files is said before anything is computed. Raises ClozeError."""
+    run = Run.fresh(out)
+    documents = read_documents(paths, document_columns) if paths else []
+    judged = _smaller(_judgements(pairs, documents, columns), seed)
+    _show(judged, documents, pairs)
+    made = None if pairs else _made(judged.documents, seed)
+    run.make()
+    try:
+        parent = loaded(encoder)
+        _warn_of_language(parent, judged.documents)
+        rounds = Rounds(encoder, parent, judged, out / "rounds", seed)
+        found = _without_labels(rounds, *made) if made else _with_labels(rounds)
+        if not pairs:
+            _write_to_label(out / LABEL_FILE, judged.documents, rounds.vectors, seed)
+        names = {"pairs": [str(path) for path in (pairs,) if path], "documents": [str(path) for path in paths]}
+        texts = {"pairs": judged.queries, "documents": judged.documents}
+        data = [_source(names[what], texts[what]) for what in names if names[what]]
+        asked = names | {"columns": [*columns], "document_columns": [*document_columns]}
+        _write(run, found, {"method": ADAPTED, "encoder": encoder, "seed": seed} | asked, data)
+    finally:
+        shutil.rmtree(out / "rounds", ignore_errors=True)
+    _report(run, encoder, found, labelled=pairs is not None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """nDCG@10 of each held-out query, (n): before training, and with each share of the parent that was tried."""
+
+    runs: list[Path]
+    before: NDArray[np.float64]
+    after: dict[float, NDArray[np.float64]]
+    judged: bool  # by somebody
+    growth: float | None = None  # of the first round's mean, from half of its queries to all of them
+
+    @property
+    def share(self) -> float:
+        """The parent's share of which the held-out queries gain most; 1, the parent alone, where no gain is sure."""
+        return max(filter(self._is_sure, self.after), key=self._mean, default=1.0)
+
+    @property
+    def shown(self) -> float:
+        """That share, or the best that was tried."""
+        return self.share if self.share < 1 else max(self.after, key=self._mean)
+
+    def gains(self, share: float) -> NDArray[np.float64]:
+        """Of each held-out query, (n)."""
+        return self.after.get(share, self.before) - self.before
+
+    def _is_sure(self, share: float) -> bool:
+        """More than one standard error; where nobody judged the queries, with its whole interval above 0."""
+        gains = self.gains(share)
+        return bool(gains.mean() > gains.std() / len(gains) ** 0.5 if self.judged else interval(gains)[0] > 0)
+
+    def _mean(self, share: float) -> float:
+        return float(self.after[share].mean())
+
+
+def _with_labels(rounds: Rounds) -> Found:
+    """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps."""
+    count, everything = len(rounds.judged), range(len(rounds.judged.documents))
+    split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(count))
+    before, scores = list[NDArray[np.float64]](), list[dict[float, NDArray[np.float64]]]()
+    parts = [(learnt.tolist(), rounds.held_out(group.tolist())) for learnt, group in split]
+    for number, (learnt, held_out) in enumerate(parts, 1):
+        console.print(
+            f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
+        )
+        before.append(held_out.scores(fast(rounds.parent)))
+        run = rounds.train(f"round-{number}", learnt, everything)
+        scores.append({share: _scores(run, held_out, share) for share in SHARES})
+    after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
+    found = Found([], np.concatenate(before), after, judged=True)
+    if found.share == 1:
+        return found
+    (learnt, held_out), half = parts[0], parts[0][0][::2]
+    console.print(f"a round with {len(half)} of these queries, for what more of them bring")
+    of_half = _scores(rounds.train("half", half, everything), held_out, found.share)
+    console.print(f"last round: all {count} queries to learn from")
+    last = rounds.train("last", range(count), everything)
+    return replace(found, runs=[last], growth=float((scores[0][found.share] - of_half).mean()))
+
+
+def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:
+    """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
+    return held_out.scores(fast(averaged([run], parent_share=share)[0]))
+
+
+def _made(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
+    """Queries made of some documents, to be held out, and those documents' indices. Raises CorpusError."""
+    drawn = np.random.default_rng(seed).permutation(len(documents))
+    asked = sorted(drawn[: min(MADE, len(documents) // 3)].tolist())
+    made = made_queries(documents, asked, seed)
+    if len(made) < FEWEST_QUERIES:
+        raise CorpusError(
+            f"of {len(asked)} documents only {len(made)} have two sentences or more, one of which could be a query; "
+            "give --pairs with queries of your own"
+        )
+    return made, asked
+
+
+def _without_labels(rounds: Rounds, made: Judgements, asked: Sequence[int]) -> Found:
+    """One round; held out are queries that were made of other documents. A gain that may be chance is none."""
+    others = sorted({*range(len(made.documents))} - {*asked})
+    console.print(f"one round: queries made of {len(others):,} documents, {len(made)} of others held out")
+    vectors = rounds.vectors.copy()
+    vectors[asked] = rounds.embedded([made.documents[number] for number in asked])  # without the sentences taken out
+    held_out = rounds.held_out_of(made, list(range(len(made))), vectors)
+    before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], others)
+    scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
+    return Found([run], before, scores, judged=False)
+
+
+def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source]) -> None:
+    """The run: the mean of the rounds and the parent, or the parent as it is."""
+    encoder = recipe["encoder"]
+    if found.share < 1:
+        mean, provenance = averaged(found.runs, parent_share=found.share)
+    else:
+        mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
+    gains = found.gains(found.share)
+    low, high = interval(gains)
+    figures = {
+        "queries": len(found.before),
+        "before": round(float(found.before.mean()), 2),
+        "after": round(float((found.before + gains).mean()), 2),
+        "interval": [round(low, 2), round(high, 2)],
+    }
+    mean.save(run.model)
+    own = {"recipe": recipe | {"parent_share": found.share, "held_out": figures}, "rows": figures["queries"]}
+    sources = [source.model_dump(mode="json") for source in data]
+    run.write_provenance(provenance | own | {"data": [*provenance_of_encoder(encoder)["data"], *sources]})
+
+
+def _source(paths: Sequence[str], texts: Sequence[str]) -> Source:
+    """What was read, as a provenance names it: the last parts of the paths, the number of texts, and their digest."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return Source(name=", ".join(Path(path).name for path in paths), sentences=len(texts), sha256=digest)
+
+
+def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequence[str]) -> Judgements:
+    """Raises CorpusError if there are too few queries or documents."""
+    if pairs is None and not documents:
+        raise CorpusError("nothing to learn from; give --documents, and --pairs with queries and what answers them")
+    texts = [document.text for document in documents]
+    judged = Judgements([], texts, []) if pairs is None else read_pairs(pairs, documents, columns)
+    if pairs is not None and len(judged) < FEWEST_QUERIES:
+        raise CorpusError(
+            f"{pairs} has {len(judged)} queries with a document that answers them, of which a part has to be held out; "
+            f"give {FEWEST_QUERIES} or more, better a hundred, or leave out --pairs"
+        )
+    if len(judged.documents) < FEWEST_DOCUMENTS:
+        raise CorpusError(
+            f"{len(judged.documents)} documents are too few to tell one ranking from another; give "
+            f"{FEWEST_DOCUMENTS} or more with --documents"
+        )
+    return judged
+
+
+def _smaller(judged: Judgements, seed: int) -> Judgements:
+    """At most MOST_DOCUMENTS: those that somebody judged, and others at random."""
+    count = len(judged.documents)
+    if count <= MOST_DOCUMENTS:
+        return judged
+    needed = sorted({place for grades in judged.grades for place in grades})
+    others = np.setdiff1d(np.arange(count), needed)
+    drawn = np.random.default_rng(seed).permutation(others)[: max(0, MOST_DOCUMENTS - len(needed))]
+    kept = sorted([*needed, *drawn.tolist()])
+    places = {place: number for number, place in enumerate(kept)}
+    grades = [{places[place]: grade for place, grade in each.items()} for each in judged.grades]
+    console.print(f"documents: {len(kept):,} of {count:,} are used: those that are judged, and others at random")
+    return Judgements(judged.queries, [judged.documents[place] for place in kept], grades)
+
+
+def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None) -> None:
+    """What was read, with examples, before anything is trained."""
+    files = len({document.name for document in documents})
+    console.print(f"documents: {len(judged.documents):,}" + (f", of {files:,} files or rows" if documents else ""))
+    if pairs is None:
+        for text in judged.documents[:: max(1, len(judged.documents) // EXAMPLES)][:EXAMPLES]:
+            console.print(f"  {text[:100]}")
+        return
+    count = sum(len(judged.relevant(query)) for query in range(len(judged)))
+    console.print(f"queries: {len(judged):,}, answered by {count:,} documents; such as:")
+    for query in range(min(EXAMPLES, len(judged))):
+        answer = judged.documents[judged.relevant(query)[0]]
+        console.print(f"  {judged.queries[query][:60]}  ->  {answer[:60]}")
+
+
+def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> None:
+    sample = documents[:: max(1, len(documents) // SAMPLE)]
+    words = sum(len(text.split()) for text in sample)
+    tokens = sum(map(encoder.pooling.text_encoder.count, sample))
+    if tokens > FOREIGN * words:
+        console.print(
+            f"warning: a word takes {tokens / words:.1f} tokens of this encoder; text of a language that it was not "
+            "trained on stays hard for it: give --encoder one that knows the language"
+        )
+
+
+def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
+    """The figures, what they mean, and the next command."""
+    gains = found.gains(found.shown)
+    (low, high), before, gain = interval(gains), found.before.mean(), gains.mean()
+    held_out = f"{len(found.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
+    console.print(
+        f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), with "
+        f"{found.shown:g} of the parent's weights"
+    )
+    if found.share == 1:
+        console.print(f"that may be chance; {run.model} is {encoder} as it was")
+    if found.growth is not None:
+        console.print(
+            f"with half of its queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"
+            + ("; twice as many should add about as much again" if found.growth > 0 else "; more would not help much")
+        )
+    if not labelled:
+        helped = "text alone did not help" if found.share == 1 else "real queries help more"
+        console.print(
+            f"{helped}: write a query that each document of {run.path / LABEL_FILE} answers, leave out what is worth "
+            "none, and give that file as --pairs"
+        )
+    console.print(f"finished: {run.model}; next: cloze export {run.path} models/NAME")
+
+
+def _write_to_label(file: Path, documents: Sequence[str], vectors: NDArray[np.float32], seed: int) -> None:
+    """The documents that are most worth a query: of each of TO_LABEL groups, the one that is most like others.
+
+    Groups are far from each other, so that the queries cover the collection, and a document that has near neighbours is
+    one that a search is likely to confuse (arXiv:2604.25142).
+    """
+    count = min(TO_LABEL, len(documents))
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # fewer distinct vectors than groups
+        groups = KMeans(count, random_state=seed, n_init=1).fit_predict(vectors)
+    nearest = np.array([np.partition(vectors @ vector, -2)[-2] for vector in vectors])  # beside itself
+    members = (np.flatnonzero(groups == group).tolist() for group in np.unique(groups))
+    chosen = [max(places, key=lambda place: float(nearest[place])) for places in members]
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(("query", "document"))
+        writer.writerows(("", documents[place]) for place in sorted(chosen, key=lambda place: -float(nearest[place])))

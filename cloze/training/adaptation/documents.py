@@ -1,0 +1,125 @@
+"""A user's documents: rows of a table, or the passages of text, Markdown and HTML files.
+
+A row (csv, tsv, jsonl, parquet) is a document: its title, a blank, and its text. A file of text is longer than what an
+encoder reads, so it is cut at blank lines and headings into passages of up to `PASSAGE_WORDS` words, each with the
+heading above it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from bs4 import BeautifulSoup, Tag
+from markdown_it import MarkdownIt
+
+from cloze.training.data.corpus import read_lines, read_records
+from cloze.training.errors import CorpusError
+
+__all__ = ["Document", "read_documents"]
+
+PASSAGE_WORDS: Final = 200
+TEXT_FILES: Final = (".txt", ".md", ".markdown", ".html", ".htm")
+TABLES: Final = (".csv", ".tsv", ".jsonl", ".parquet")
+HEADINGS: Final = ("h1", "h2", "h3", "h4", "h5", "h6")
+BLOCKS: Final = (*HEADINGS, "p", "li", "pre", "td", "th", "dt", "dd", "blockquote", "figcaption")
+UNSEEN: Final = ("script", "style", "nav", "template", "noscript")  # of HTML: no text of the page
+TEXTS: Final = ("text", "document", "body", "content", "passage", "description")  # columns, the first that is there
+TITLES: Final = ("title", "heading", "name", "subject")
+NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path")
+
+
+@dataclass(frozen=True)
+class Document:
+    """`name` is what pairs may call it: a row's id, or a file's path below its folder. A file's passages share it."""
+
+    name: str
+    text: str
+
+
+def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[Document]:
+    """The documents of files and folders; `columns` are those of tables whose texts are joined by a blank.
+
+    Hidden files are left out, as are documents whose text was there before. Raises CorpusError.
+    """
+    found: dict[str, Document] = {}
+    for document in chain.from_iterable(_read(path, columns) for path in paths):
+        found.setdefault(document.text, document)
+    if not found:
+        raise CorpusError(
+            f"{', '.join(map(str, paths))}: no document has a text; give {', '.join(TEXT_FILES + TABLES)}"
+        )
+    return list(found.values())
+
+
+def _text_of(record: dict[str, Any], columns: Sequence[str], where: str) -> str:
+    """The text of a row. Raises CorpusError if it has none of the columns."""
+    titled = [column for column in TITLES if isinstance(record.get(column), str)][:1]
+    asked = columns or [*titled, *[column for column in TEXTS if column in record][:1]]
+    missing = [column for column in columns if column not in record]
+    if missing or not set(asked) - set(titled):
+        wanted = missing or [TEXTS[0]]
+        raise CorpusError(f"{where}: no column {wanted[0]!r}; it has {', '.join(map(str, record))}: name those of text")
+    return " ".join(str(record[column]).strip() for column in asked if record[column] is not None).strip()
+
+
+def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
+    """The documents of a file, or of a folder's files below any depth, by name. Raises CorpusError."""
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and not _hidden(file.relative_to(path))]
+        texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
+        if not texts:
+            raise CorpusError(f"{path} has no file {', '.join(TEXT_FILES)}; name tables ({', '.join(TABLES)}) as files")
+        for file in texts:
+            yield from _passages(file, str(file.relative_to(path)))
+    elif not path.is_file():
+        raise CorpusError(f"{path} does not exist; give a folder or a file of documents")
+    elif path.suffix.lower() in TEXT_FILES:
+        yield from _passages(path, path.name)
+    else:
+        for number, record in read_records(path):
+            text = _text_of(record, columns, f"{path}, line {number}")
+            name = next((str(record[key]) for key in NAMES if record.get(key) is not None), str(number))
+            if text:
+                yield Document(name, text)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _passages(file: Path, name: str) -> Iterator[Document]:
+    heading, words = "", list[str]()
+    for is_heading, block in _blocks(file):
+        new = block.split()
+        if words and (is_heading or len(words) + len(new) > PASSAGE_WORDS):
+            yield Document(name, f"{heading} {' '.join(words)}".strip())
+            words = []
+        if is_heading:
+            heading = " ".join(new)
+            continue
+        words += new
+        while len(words) > PASSAGE_WORDS:
+            yield Document(name, f"{heading} {' '.join(words[:PASSAGE_WORDS])}".strip())
+            words = words[PASSAGE_WORDS:]
+    if words:
+        yield Document(name, f"{heading} {' '.join(words)}".strip())
+
+
+def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
+    """Whether each block of a file is a heading, and its text."""
+    text = "".join(read_lines(file))
+    if file.suffix.lower() == ".txt":
+        yield from ((False, block) for block in re.split(r"\n\s*\n", text) if block.strip())
+        return
+    html = text if file.suffix.lower().startswith(".htm") else MarkdownIt("gfm-like", {"linkify": False}).render(text)
+    soup = BeautifulSoup(html, "html.parser")
+    for tag in soup(list(UNSEEN)):
+        tag.decompose()
+    for tag in soup.find_all(BLOCKS):
+        assert isinstance(tag, Tag), "find_all by name gives tags"
+        inner = "" if tag.find(BLOCKS) else tag.get_text(" ", strip=True)
+        if inner:
+            yield tag.name in HEADINGS, inner

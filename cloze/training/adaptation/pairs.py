@@ -1,0 +1,144 @@
+"""A user's judgements: which documents answer which queries, as people have them.
+
+| file | columns | what it says |
+| --- | --- | --- |
+| pairs, or a search log | `query` and `document` | the document, a text or the name of one, answers the query |
+| graded pairs | `query`, `document` and `score` | above 0 it does, at 0 or below it does not |
+| duplicates | `sentence1`, `sentence2` and `label`: 1 or 0 | two texts of the same meaning, or not |
+| classes | `text` and `label` | texts of one label belong together |
+| a folder in BEIR's layout | | queries, documents and judgements |
+
+Columns of other names are named in that order. All become queries with graded documents.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cloze.training.adaptation.documents import Document
+from cloze.training.data.corpus import finite_score, read_records
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.search import load_collection
+
+__all__ = ["Judgements", "read_pairs"]
+
+KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns, the first that are all there
+    "scored": (("query", "document", "score"), ("query", "document", "label"), ("sentence1", "sentence2", "label")),
+    "pairs": (
+        ("query", "document"),
+        ("query", "answer"),
+        ("query", "url"),
+        ("question", "answer"),
+        ("anchor", "positive"),
+        ("sent0", "sent1"),
+        ("title", "body"),
+    ),
+    "classes": (("text", "label"),),
+}
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """`grades[i]` maps a document's index to its grade for query i: above 0 where it answers it, below where not."""
+
+    queries: list[str]
+    documents: list[str]
+    grades: list[dict[int, float]]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def relevant(self, query: int) -> list[int]:
+        return [document for document, grade in self.grades[query].items() if grade > 0]
+
+
+def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str] = ()) -> Judgements:
+    """Queries that have a document which answers them, and all documents. Raises CorpusError."""
+    if path.is_dir():
+        found = load_collection(path)
+        grades = [{place: float(grade or -1) for place, grade in each.items()} for each in found.relevance]
+        return _joined(found.queries, found.documents, grades, documents)
+    if not path.is_file():
+        raise CorpusError(f"{path} is not a file or a folder; give a table of pairs, or a folder in BEIR's layout")
+    rows = list(read_records(path))
+    if not rows:
+        raise CorpusError(f"{path} has no rows")
+    kind, names = _kind(rows[0][1], columns, path)
+    cells = [(f"{path}, line {number}", _cells(record, names, f"{path}, line {number}")) for number, record in rows]
+    if kind == "classes":
+        return _classes([tuple(texts) for _, texts in cells], path)
+    return _pairs(cells, documents, path)
+
+
+def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[str, tuple[str, ...]]:
+    if len(columns) == 1:
+        raise CorpusError(
+            f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
+        )
+    if columns:
+        return ("pairs", tuple(columns))
+    for kind, choices in KINDS.items():
+        for names in choices:
+            if set(names) <= set(record):
+                return kind, names
+    raise CorpusError(
+        f"{path} has the columns {', '.join(map(str, record))}; give query and document, sentence1, sentence2 and "
+        "label, or text and label; or name the two or three that say so"
+    )
+
+
+def _cells(record: dict[str, Any], names: Sequence[str], where: str) -> list[str]:
+    missing = [name for name in names if name not in record]
+    if missing:
+        raise CorpusError(f"{where}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
+    return ["" if record[name] is None else str(record[name]).strip() for name in names]
+
+
+def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document], path: Path) -> Judgements:
+    """A document's cell is its text, or its name where a document is called so."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for document in documents:
+        named[document.name].append(document.text)
+    texts = dict.fromkeys(document.text for document in documents)
+    graded: dict[str, dict[str, float]] = {}
+    for where, (query, answer, *score) in cells:
+        if not query or not answer:  # nobody has written a query for it yet
+            continue
+        grade = finite_score(score[0], where) if score and score[0] else 1.0
+        for text in named.get(answer) or [answer]:
+            texts.setdefault(text)
+            graded.setdefault(query, {})[text] = grade if grade > 0 else -1.0
+    places = {text: place for place, text in enumerate(texts)}
+    kept = {query: each for query, each in graded.items() if any(grade > 0 for grade in each.values())}
+    if not kept:
+        raise CorpusError(f"{path} has no query with a document that answers it")
+    grades = [{places[text]: grade for text, grade in each.items()} for each in kept.values()]
+    return Judgements(list(kept), list(texts), grades)
+
+
+def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
+    labels = {text: label for text, label in rows if text and label}
+    counts = Counter(labels.values())
+    if len(counts) < 2 or max(counts.values()) < 2:
+        raise CorpusError(
+            f"{path} has {len(counts)} labels for {len(labels)} texts; give two labels or more, with texts"
+        )
+    texts = list(labels)
+    members: dict[str, list[int]] = defaultdict(list)
+    for place, text in enumerate(texts):
+        members[labels[text]].append(place)
+    asked = [place for place, text in enumerate(texts) if counts[labels[text]] > 1]
+    grades = [
+        dict.fromkeys((other for other in members[labels[texts[place]]] if other != place), 1.0) for place in asked
+    ]
+    return Judgements([texts[place] for place in asked], texts, grades)
+
+
+def _joined(
+    queries: list[str], texts: list[str], grades: Sequence[dict[int, float]], documents: Sequence[Document]
+) -> Judgements:
+    """The documents of a collection, and those beside it."""
+    known = set(texts)
+    return Judgements(queries, texts + [each.text for each in documents if each.text not in known], list(grades))

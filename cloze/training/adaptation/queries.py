@@ -1,0 +1,51 @@
+"""Queries that nobody asked, made of documents: a sentence, some consecutive words, or the words that tell it apart."""
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
+
+from cloze.training.data.lexical import words_of
+from cloze.training.texts import query_of
+
+__all__ = ["QueryMaker", "sentences_of"]
+
+ENDS: Final = re.compile(r"(?<=[.!?;:])\s+")
+FEWEST_WORDS: Final = 4  # of a sentence; a shorter one is a heading or a list's number
+MOST_WORDS: Final = 40  # of a query
+SENTENCE_SHARE, FRAGMENT_SHARE = 0.4, 0.3  # of the queries; the others are words
+KEYWORDS: Final = (2, 5)  # words of such a query
+RAREST: Final = 12  # words of a document, by tf-idf, from which they are drawn
+COMMON: Final = 0.2  # a word in more documents than this share tells nothing apart
+
+
+class QueryMaker:
+    """Makes queries of `documents`, each another one; the same ones for one seed."""
+
+    def __init__(self, documents: Sequence[str], seed: int) -> None:
+        self.documents = documents
+        self.chance = random.Random(seed)
+        common = COMMON if len(documents) * COMMON > 1 else 1.0
+        vectorizer = TfidfVectorizer(tokenizer=words_of, token_pattern=None, lowercase=False, max_df=common)
+        self.weights = vectorizer.fit_transform(documents).tocsr()
+        self.words = vectorizer.get_feature_names_out()
+
+    def __call__(self, place: int) -> str:
+        """A query of the document at `place`."""
+        sentence, kind = self.chance.choice(sentences_of(self.documents[place])), self.chance.random()
+        if kind < SENTENCE_SHARE:
+            return " ".join(sentence.split()[:MOST_WORDS])
+        row = self.weights[place]
+        if kind < SENTENCE_SHARE + FRAGMENT_SHARE or row.nnz < KEYWORDS[1]:
+            return query_of(sentence, self.chance, FEWEST_WORDS)
+        rarest = np.argsort(-row.data, kind="stable")[:RAREST].tolist()
+        drawn = self.chance.sample(rarest, self.chance.randint(*KEYWORDS))
+        return " ".join(self.words[row.indices[word]] for word in drawn)
+
+
+def sentences_of(document: str) -> list[str]:
+    """Its sentences that say something; the whole document if it has none."""
+    return [each for each in ENDS.split(document) if len(each.split()) >= FEWEST_WORDS] or [document]

@@ -1,0 +1,169 @@
+"""A round of training: by the method `ranking`, on a part of the queries, scored on the others.
+
+Half of what a round sees are queries that were made of documents, whose judge is the encoder itself and BM25: they
+keep it from forgetting, and from learning the few judged documents by heart.
+"""
+
+import json
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloze.machine import has_bf16
+from cloze.training.adaptation.held_out import HeldOutQueries
+from cloze.training.adaptation.pairs import Judgements
+from cloze.training.adaptation.queries import QueryMaker, sentences_of
+from cloze.training.encoder_source import own_reading
+from cloze.training.errors import EncoderError
+from cloze.training.evaluation.measures import Embed, units
+from cloze.training.hub.adoption import served
+from cloze.training.loop import processes
+from cloze.training.loop.run import fit
+from cloze.training.methods.teacher import embedded, parts
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.command import load_recipe
+from cloze.training.recipes.recipe import Recipe
+from cloze.training.run_folder import Run
+
+__all__ = ["Rounds", "fast", "loaded", "made_queries"]
+
+BATCH: Final = 24
+MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
+ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
+STEPS: Final = 60
+TOKENS: Final = 96  # of a text in training
+VECTORS: Final = "vectors"  # folder of those of the encoder before training
+
+
+class Rounds:
+    """Rounds of training in a folder, and the vectors of the encoder before training, which all of them need."""
+
+    def __init__(self, encoder: str, parent: SentenceEncoder, judged: Judgements, folder: Path, seed: int) -> None:
+        """`parent` is what `encoder` names, and `judged` has the documents and the queries of all rounds."""
+        self.encoder, self.parent, self.judged, self.folder, self.seed = encoder, parent, judged, folder, seed
+        self._embed = (served(encoder) or parent).embed
+        self.vectors = self.embedded(judged.documents)
+
+    def embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors (n, d) of length 1 of the encoder before training; a list of texts is embedded once."""
+        folder = self.folder / VECTORS
+        folder.mkdir(parents=True, exist_ok=True)
+        found = list(embedded(parts(texts), len(texts), self._embed, folder))
+        return units(np.concatenate(found).astype(np.float32)).astype(np.float32)
+
+    def held_out(self, queries: list[int]) -> HeldOutQueries:
+        """Queries that a round is scored on."""
+        return self.held_out_of(self.judged, queries, self.vectors)
+
+    def held_out_of(self, judged: Judgements, queries: list[int], vectors: NDArray[np.float32]) -> HeldOutQueries:
+        """The same of other judgements, with the vectors (m, d) of their documents."""
+        asked = self.embedded([judged.queries[query] for query in queries])
+        return HeldOutQueries.among_nearest(judged, queries, vectors, asked)
+
+    def train(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Path:
+        """Train a run on `queries`, and on others that are made of the documents `sources`."""
+        recipe, run = self._recipe(name, queries, sources), Run(self.folder / name)
+        shutil.copytree(self.folder / VECTORS, run.prepared)
+        quiet, processes.console.quiet = processes.console.quiet, True
+        try:
+            if not fit(recipe, run):
+                raise KeyboardInterrupt
+        finally:
+            processes.console.quiet = quiet
+        return run.path
+
+    def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Recipe:
+        """Write the text of a round, and give its recipe."""
+        judged, chance = self.judged, random.Random(self.seed)
+        folder = self.folder / "text" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        maker = QueryMaker(judged.documents, self.seed)
+        documents = islice(_again(sources, chance), STEPS * BATCH)
+        made = [(maker(place), judged.documents[place], 0.0) for place in documents]
+        drawn, others = list[tuple[str, str, float]](), list[tuple[str, str, float]]()
+        for query in queries:
+            relevant = judged.relevant(query)
+            chance.shuffle(relevant)
+            text = judged.queries[query]
+            drawn += [
+                (text, judged.documents[place], judged.grades[query][place]) for place in islice(cycle(relevant), ROWS)
+            ]
+            rest = judged.grades[query].keys() - set(relevant[:ROWS])
+            others += [(text, judged.documents[place], judged.grades[query][place]) for place in sorted(rest)]
+        files = {
+            "made": (made, MADE_SHARE if drawn else 1.0),
+            "judged": (drawn, 1 - MADE_SHARE),
+            "known": (others, 0.0),
+        }
+        kept = {folder / f"{kind}.jsonl": (rows, weight) for kind, (rows, weight) in files.items() if rows}
+        for file, (rows, _) in kept.items():
+            _write(file, ({"query": query, "document": text, "grade": min(grade, 1.0)} for query, text, grade in rows))
+        _write(folder / "documents.jsonl", ({"document": text} for text in judged.documents))
+        keys = {
+            "encoder": self.encoder,
+            "corpus": list(map(str, kept)),
+            "weights": [weight for _, weight in kept.values()],
+            "columns": ["query", "document", "grade"] if drawn else ["query", "document"],
+            "documents": [str(folder / "documents.jsonl")],
+            **({} if drawn else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
+            "held_out": 0,
+            "max_tokens": min(TOKENS, self.parent.config.max_tokens),
+            "max_steps": STEPS,
+            "log_steps": STEPS,
+            "batch_size": BATCH,
+            "precision": "bf16" if has_bf16() else "fp32",
+            "seed": self.seed,
+        }
+        return load_recipe("ranking", keys)
+
+
+def loaded(encoder: str) -> SentenceEncoder:
+    """An encoder with its own template and pooling, also one that sentence-transformers saved. Raises ClozeError."""
+    reading = own_reading(encoder)
+    if reading is None:
+        raise EncoderError(
+            f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
+        )
+    return SentenceEncoder.load(encoder, **reading)
+
+
+def fast(encoder: SentenceEncoder) -> Embed:
+    """In bf16 where the CPU has it: twice as fast, and as exact as a ranking needs."""
+
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        with torch.autocast(encoder.device.type, torch.bfloat16, enabled=has_bf16()):
+            return encoder.embed(texts)
+
+    return embed
+
+
+def made_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> Judgements:
+    """Documents, of those at `places` each without one sentence, which is a query for it (inverse cloze task)."""
+    chance, texts, queries, grades = random.Random(seed), list(documents), list[str](), list[dict[int, float]]()
+    for place in places:
+        sentences = sentences_of(texts[place])
+        taken = chance.choice(sentences)
+        left = texts[place].replace(taken, " ", 1).strip()
+        if len(sentences) > 1 and left:
+            texts[place] = " ".join(left.split())
+            queries.append(taken)
+            grades.append({place: 1.0})
+    return Judgements(queries, texts, grades)
+
+
+def _again(places: Sequence[int], chance: random.Random) -> Iterable[int]:
+    while True:
+        yield from chance.sample(places, len(places))
+
+
+def _write(file: Path, records: Iterable[dict[str, object]]) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        for record in records:
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")

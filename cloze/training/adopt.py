@@ -1,0 +1,55 @@
+"""cloze adopt MODEL OUT: any model of sentence-transformers -> a bundle.
+
+The bundle is compared with sentence-transformers itself and written completely or not at all.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from cloze.command import run
+from cloze.training.export.options import BundleOptions
+
+__all__ = ["main"]
+
+PROBED: Final = 128  # tokens of the longest text that is compared, unless the model's own limit is lower
+
+
+class AdoptOptions(BundleOptions):
+    """Make a bundle of a sentence-transformers model, compared with sentence-transformers itself."""
+
+    model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
+
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.suites import load_suites
+    from cloze.training.export.bundle import write_bundle
+    from cloze.training.export.card import provenance_of_others
+    from cloze.training.export.parity import probes
+    from cloze.training.hub.adoption import adopted
+    from cloze.training.model.encoder import SentenceEncoder
+
+    source = options.model
+
+    def load(folder: Path) -> SentenceEncoder:
+        encoder = adopted(source, probes(PROBED), options.max_tokens)
+        encoder.backbone.config.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+        return encoder
+
+    tasks = load_suites(options.data) if options.data else []
+    provenance = provenance_of_others(source, "adopt")
+    write_bundle(options.out, load, provenance, Path(source), options, tasks)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

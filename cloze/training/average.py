@@ -1,0 +1,46 @@
+"""cloze average RUN RUN ... --out OUT: the mean of several runs' weights, as a run.
+
+Export and evaluate OUT like any other run.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+
+from cloze.command import run
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class AverageOptions(Command):
+    """Write a run whose weights are the mean of those of several runs from one parent, or of runs and their parent."""
+
+    runs: CliPositionalArg[list[Path]] = Field(description="finished runs from one parent with one configuration")
+    out: Path = Field(description="folder to write: a run")
+    weights: CliVariadicArg[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]] = Field(
+        [], description="each run's share of the mean (default: equal)"
+    )
+    parent_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
+        0.0, description="the parent's share of the mean; the runs have the rest"
+    )
+    parent: str = Field(
+        "", description="encoder that is the parent (default: the one that the first run's recipe names)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = AverageOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze average")
+
+    from cloze.training.loop.soup import average  # torch takes seconds, for which help and a wrong option need not wait
+
+    average(options.runs, options.out, options.weights, options.parent_share, options.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

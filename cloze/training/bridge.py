@@ -1,0 +1,189 @@
+"""cloze bridge OLD NEW OUT --texts T: a map from a new model's vectors to those that an index holds.
+
+Two maps are fitted on the texts: an orthogonal one (Procrustes, Schönemann 1966) and an affine one (ridge regression).
+As in Drift-Adapter (arXiv:2509.23471), what counts is whether the old index finds the same texts: recall@10 of the old
+model's own results. Some texts are held out to choose the map, and others to judge the chosen one.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+
+from cloze.command import run
+from cloze.encoding.bridge import About, Bridge, BridgeKind
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.files import check_new_file
+from cloze.options import Command
+from cloze.training.data.corpus import read_corpus
+from cloze.training.errors import CorpusError, RunError
+from cloze.training.evaluation.measures import nearest, units
+from cloze.training.evaluation.options import ModelOptions
+
+if TYPE_CHECKING:
+    from cloze.training.evaluation.task import Subject
+
+__all__ = ["Map", "affine", "interval", "kept", "main", "orthogonal"]
+
+DEPTH: Final = 10  # results of a search
+LEAST_TEXTS: Final = 500
+QUERY_SHARE: Final = 0.1  # of the texts choose the map, and as many others judge it
+MOST_QUERIES: Final = 1000  # for each of the two
+PENALTIES: Final = np.logspace(-3, 2, 6)  # of the ridge, chosen by leave-one-out
+Unit = Annotated[float, Field(ge=0, le=1)]
+Vectors = NDArray[np.floating]
+
+
+class Map(NamedTuple):
+    """`matrix` (new, old) and `offset` (old): unit vectors of the new model to vectors of the old one."""
+
+    matrix: NDArray[np.floating]
+    offset: NDArray[np.floating]
+
+    def __call__(self, vectors: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Unit vectors (n, new) -> (n, old)."""
+        found: NDArray[np.floating] = vectors @ self.matrix + self.offset
+        return found
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    least: float
+    most: float
+
+
+class BridgeOptions(Command):
+    """Fit a map from the vectors of a new bundle to those of an old one, so that the old index can be searched on.
+
+    The server takes it with --bridge. Nothing is written if too few of the old model's results are found.
+    """
+
+    old: CliPositionalArg[Path] = Field(description="bundle whose vectors the index holds")
+    new: CliPositionalArg[Path] = Field(description="bundle that is to be served")
+    out: CliPositionalArg[Path] = Field(description="file to write")
+    texts: CliVariadicArg[list[str]] = Field(
+        min_length=1, description="files of your own texts, one per line, best those of the index"
+    )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
+    sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(20_000, description="texts at most, drawn by the seed")
+    least_recall: Unit = Field(0.8, description="recall@10 of the old results, below which nothing is written")
+    force: bool = Field(False, description="write it however low the recall is")
+    seed: int = Field(0, ge=0, description="of the draws")
+
+
+def orthogonal(new: Vectors, old: Vectors) -> Map:
+    """The matrix with orthonormal rows or columns (both, if the widths are equal) that brings `new` nearest to `old`.
+
+    Rows of both are unit vectors of the same texts.
+    """
+    left, _, right = np.linalg.svd(new.T @ old, full_matrices=False)
+    return Map(left @ right, np.zeros(old.shape[1]))
+
+
+def affine(new: Vectors, old: Vectors) -> Map:
+    """Least squares with an offset and a ridge penalty."""
+    from sklearn.linear_model import RidgeCV  # type: ignore[import-untyped]
+
+    fitted = RidgeCV(PENALTIES).fit(new, old)
+    return Map(fitted.coef_.T, fitted.intercept_)
+
+
+def kept(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) -> NDArray[np.float64]:
+    """For each query the share of its old `depth` nearest documents that are found with the mapped vector (n).
+
+    `mapped`, `old` and `documents` are vectors of the old space; `old` is what the old model gives for the queries.
+    """
+    documents = units(documents)
+    pairs = zip(nearest(units(mapped), documents, depth), nearest(units(old), documents, depth), strict=True)
+    return np.array([len(np.intersect1d(found, wanted)) / depth for (_, found), (_, wanted) in pairs])
+
+
+def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
+    """The mean with its bootstrap interval (percentiles of 2000 resamples)."""
+    from scipy.stats import bootstrap
+
+    found = bootstrap(
+        (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed), batch=100
+    ).confidence_interval
+    return Interval(float(values.mean()), float(found.low), float(found.high))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = BridgeOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze bridge")
+
+    from cloze.training.evaluation.subjects import (
+        subjects,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    check_new_file(options.out)
+    spaces = {path: Bundle.load(path).spec.space for path in (options.old, options.new)}
+    if spaces[options.old] == spaces[options.new]:
+        raise RunError(f"{options.old} and {options.new} have the same vector space; their vectors need no bridge")
+    texts = _texts(options)
+    old, new = (next(subjects(str(path), ModelOptions())) for path in (options.old, options.new))
+    bridge = _fit(old, new, texts, spaces[options.old], spaces[options.new], options.seed)
+    about = bridge.about
+    found = f"recall@{DEPTH} {about.recall:.3f} [{about.least:.3f}, {about.most:.3f}]"
+    if about.recall < options.least_recall and not options.force:
+        raise RunError(
+            f"the {about.kind} map keeps too little of the old results: {found} on {about.queries} texts held out, at "
+            f"least {options.least_recall} is asked for; give more of your own texts, embed the index again with "
+            "`cloze bulk`, or write it all the same with --force"
+        )
+    bridge.write(options.out)
+    print(
+        f"{options.out}: {about.kind} map from space {about.new} to {about.old}, {found} on {about.queries} texts held "
+        f"out, of {about.searched} searched; next: cloze serve --bundle {options.new} --bridge {options.out}"
+    )
+
+
+def _texts(options: BridgeOptions) -> list[str]:
+    """Distinct texts in random order. Raises CorpusError if there are too few."""
+    found = list(dict.fromkeys(text for (text,) in read_corpus(options.texts, options.columns).rows))
+    if len(found) < LEAST_TEXTS:
+        raise CorpusError(
+            f"{', '.join(options.texts)}: {len(found)} distinct texts; a bridge needs {LEAST_TEXTS} or more"
+        )
+    order = np.random.default_rng(options.seed).permutation(len(found))[: options.sample]
+    return [found[place] for place in order]
+
+
+def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, new_space: str, seed: int) -> Bridge:
+    """The better of the two maps, with what it keeps of the old results."""
+    count = min(int(len(texts) * QUERY_SHARE), MOST_QUERIES)
+    held, fitted = list(texts[: 2 * count]), list(texts[2 * count :])
+    documents = units(old.documents(fitted))
+    news = units(new.documents(fitted))
+    queries = units(new.embed_queries(held)), units(old.embed_queries(held))
+    choosing, own = (each[:count] for each in queries)
+    judging, wanted = (each[count:] for each in queries)
+    maps: dict[BridgeKind, Map] = {"orthogonal": orthogonal(news, documents), "affine": affine(news, documents)}
+    kind = max(maps, key=lambda name: kept(maps[name](choosing), own, documents).mean())
+    best = maps[kind]
+    recall = interval(kept(best(judging), wanted, documents), seed)
+    about = About(
+        kind=kind,
+        old=old_space,
+        new=new_space,
+        fitted=len(fitted),
+        queries=count,
+        searched=len(fitted),
+        recall=recall.mean,
+        least=recall.least,
+        most=recall.most,
+    )
+    return Bridge(about, best.matrix.astype(np.float32), best.offset.astype(np.float32))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,24 @@
+"""cloze compare A B C --data DIR: models side by side, and which differences are more than chance."""
+
+import sys
+from collections.abc import Sequence
+
+from cloze.command import run
+from cloze.training.evaluation.options import CompareOptions
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = CompareOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze compare")
+
+    from cloze.training.evaluation.compare import (
+        compare,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    compare(options)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,201 @@
+"""Vectors of texts that teachers gave once, as `cloze bulk` writes them, to learn from in every epoch.
+
+The vectors of several teachers of one text stand side by side. A text is found by its digest, so that the order of the
+corpus and a selection from it do not matter.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import compress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from cloze.training.errors import CorpusError
+
+__all__ = ["HELD", "TeacherVectors"]
+
+SPACE: Final = b"embedding_space"  # key of a file's metadata
+EMBEDDING: Final = "embedding"
+BATCH: Final = 8192  # rows
+SAMPLE: Final = 1024  # texts, about
+HELD: Final = np.float16  # unit vectors need no more
+
+
+@dataclass
+class TeacherVectors:
+    """`vectors` (n, d) are those of one teacher or of several side by side, of texts with the sorted `digests` (n)."""
+
+    digests: NDArray[np.uint64]
+    vectors: NDArray[np.float16]
+    sample: list[str]  # some of the texts, chosen by their digests
+
+    @classmethod
+    def read(cls, folders: Sequence[str], weights: Sequence[float], column: str) -> "TeacherVectors":
+        """Read folders that cloze bulk wrote; `column` has the texts by which the vectors are found.
+
+        A teacher's unit vectors are multiplied by the root of its weight, so that the product of two rows is the
+        weighted mean of the teachers' cosines. Texts that not all teachers embedded are left out. Raises CorpusError.
+        """
+        teachers = [_Teacher.open(Path(folder), column) for folder in folders]
+        digests = np.unique(teachers[0].digests)
+        for each in teachers[1:]:
+            digests = np.intersect1d(digests, each.digests)
+        if not len(digests):
+            raise CorpusError(f"{', '.join(folders)} have no text in common; embed the same file with each teacher")
+        found, last = cls(digests, _on_disk(len(digests), sum(each.width for each in teachers)), []), 0
+        for each, weight in zip(teachers, weights, strict=True):
+            first, last = last, last + each.width
+            each.write(found, slice(first, last), (weight / sum(weights)) ** 0.5)
+        kept = np.isin([_digest(text) for text in teachers[0].sample], digests)
+        found.sample = list(compress(teachers[0].sample, kept))
+        return found
+
+    @classmethod
+    def collected(cls, parts: Iterable[Sequence[str]], vectors: Iterable[NDArray[np.floating]]) -> "TeacherVectors":
+        """The vectors (n, d) of each part of the texts, from one teacher. A text may occur in several parts."""
+        found: list[NDArray[np.uint64]] = []
+        sample: dict[str, None] = {}
+        step = 1  # every such digest is in the sample, which is thinned as it grows
+        for texts in parts:
+            found.append(np.array([_digest(text) for text in texts], dtype=np.uint64))
+            sample |= dict.fromkeys(text for text, each in zip(texts, found[-1], strict=True) if each % step == 0)
+            while len(sample) > SAMPLE:
+                step *= 2
+                sample = {text: None for text in sample if _digest(text) % step == 0}
+        digests = np.unique(np.concatenate(found))
+        held: NDArray[np.float16] | None = None
+        for part, rows in zip(vectors, found, strict=True):
+            held = _on_disk(len(digests), part.shape[1]) if held is None else held
+            held[np.searchsorted(digests, rows)] = normalize(torch.from_numpy(part).float()).numpy()
+        assert held is not None, "a corpus has texts. This is a bug."
+        return cls(digests, held, list(sample))
+
+    def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The vectors of texts, (n, d). Raises CorpusError."""
+        return np.array(self.vectors[self.find(texts)], dtype=np.float32)
+
+    def find(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each text, (n). Raises CorpusError, which names the first text that has no vector."""
+        digests = np.array([_digest(text) for text in texts], dtype=np.uint64)
+        places = self.places(digests)
+        missing = np.flatnonzero(self.digests[places] != digests)
+        if len(missing):
+            raise CorpusError(
+                f"{len(missing):,} of {len(texts):,} texts have no vector of every teacher, the first is "
+                f"{texts[missing[0]][:60]!r}; embed the corpus as it is, with cloze bulk"
+            )
+        return places
+
+    def places(self, digests: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Where the digests are, (n), or would be."""
+        return np.searchsorted(self.digests, digests).clip(max=len(self.digests) - 1)
+
+    def principal(self, width: int) -> tuple[NDArray[np.float32], float]:
+        """The `width` principal axes of the vectors, uncentred, (d, width), and the share of their squares kept."""
+        moments = np.zeros((self.vectors.shape[1],) * 2)
+        for rows in _slices(len(self.vectors)):
+            part = self.vectors[rows].astype(np.float32)
+            moments += part.T @ part
+        values, axes = np.linalg.eigh(moments)  # ascending
+        return axes[:, -width:].astype(np.float32), float(values[-width:].sum() / values.sum())
+
+    def projected(self, axes: NDArray[np.float32]) -> "TeacherVectors":
+        """The vectors times `axes` (d, width)."""
+        vectors = _on_disk(len(self.vectors), axes.shape[1])
+        for rows in _slices(len(self.vectors)):
+            vectors[rows] = self.vectors[rows].astype(np.float32) @ axes
+        return TeacherVectors(self.digests, vectors, self.sample)
+
+
+@dataclass
+class _Teacher:
+    """The files of one folder; `digests` (n) are those of its rows, in the order of the files."""
+
+    folder: Path
+    files: Sequence[Any]  # pyarrow's ParquetFile, which is slow to import
+    width: int
+    digests: NDArray[np.uint64]
+    sample: list[str]
+
+    @classmethod
+    def open(cls, folder: Path, column: str) -> "_Teacher":
+        """Read all but the vectors. Raises CorpusError."""
+        from pyarrow import parquet  # here, because it is large
+
+        paths = sorted((folder / "vectors").glob("*/*.parquet"))
+        if not paths:
+            raise CorpusError(f"{folder} has no vectors/*/*.parquet; give a folder that cloze bulk wrote")
+        with _readable(folder):
+            files = [parquet.ParquetFile(path, memory_map=True) for path in paths]
+            spaces = {(file.schema_arrow.metadata or {}).get(SPACE, b"").decode() for file in files}
+            if len(spaces) > 1:
+                raise CorpusError(
+                    f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed it anew"
+                )
+            width = _width(files[0].schema_arrow, column, folder)
+            count, sample, at = sum(file.metadata.num_rows for file in files), list[str](), 0
+            digests = np.empty(count, np.uint64)
+            for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column])):
+                rows, texts = slice(at, at := at + len(batch)), batch.column(0).to_pylist()
+                digests[rows] = [_digest(text) for text in texts]
+                sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
+        return cls(folder, files, width, digests, list(dict.fromkeys(sample)))
+
+    def write(self, found: TeacherVectors, columns: slice, factor: float) -> None:
+        """Write the unit vectors times `factor` to these columns of the texts that `found` has. Raises CorpusError."""
+        at = 0
+        with _readable(self.folder):
+            for batch in (batch for file in self.files for batch in file.iter_batches(BATCH, columns=[EMBEDDING])):
+                digests = self.digests[at : (at := at + len(batch))]
+                part = torch.from_numpy(batch.column(0).flatten().to_numpy(zero_copy_only=False).copy())
+                units = normalize(part.view(len(batch), self.width).float()).mul_(factor).half().numpy()
+                places = found.places(digests)
+                wanted = found.digests[places] == digests
+                found.vectors[places[wanted], columns] = units[wanted]
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raises CorpusError if a file cannot be read."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        raise CorpusError(f"{folder} cannot be read ({str(error).splitlines()[0]}); embed it anew") from error
+
+
+def _width(schema: Any, column: str, folder: Path) -> int:
+    """Numbers in a vector. Raises CorpusError if the columns are not those of cloze bulk."""
+    from pyarrow import types
+
+    for name in (column, EMBEDDING):
+        if name not in schema.names:
+            raise CorpusError(f"{folder} has no column {name!r}; it has {', '.join(schema.names)}")
+    kind = schema.field(EMBEDDING).type
+    if not types.is_fixed_size_list(kind) or types.is_uint8(kind.value_type):
+        raise CorpusError(f"{folder} has vectors of type {kind}; embed it with --dtype float32, float16 or int8")
+    return int(kind.list_size)
+
+
+def _digest(text: str) -> int:
+    """Of the text without the blanks around it, which a corpus leaves out."""
+    return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest(), "little")
+
+
+def _slices(count: int) -> Iterator[slice]:
+    return (slice(first, min(first + BATCH, count)) for first in range(0, count, BATCH))
+
+
+def _on_disk(rows: int, width: int) -> NDArray[np.float16]:
+    """An array in a temporary file, which has no name: the system keeps in memory what is read."""
+    with tempfile.TemporaryFile(prefix="cloze-vectors-") as file:
+        return np.memmap(file, HELD, "w+", shape=(rows, width))

@@ -1,0 +1,41 @@
+"""cloze distil-static BUNDLE OUT --corpus FILES: a bundle whose vectors are means of vectors of tokens."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+
+from cloze.command import run
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class DistilStaticOptions(Command):
+    """Make a bundle whose vectors are means of vectors of tokens: without layers, much faster and less accurate."""
+
+    bundle: CliPositionalArg[Path] = Field(description="bundle of the encoder")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    corpus: CliVariadicArg[list[str]] = Field(
+        min_length=1, description="files of sentences like those to embed, one per line; 50,000 are a good start"
+    )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = DistilStaticOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze distil-static")
+
+    from cloze.training.export.static import (
+        distil,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    distil(options.bundle, options.out, options.corpus, options.columns)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,159 @@
+"""What the name of an encoder stands for: a run, a bundle, a folder, a hub name or cloze-mini; and how it is read.
+
+It needs neither torch nor transformers, so that recipes know an encoder's own template and pooling before they load it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from cloze.encoding.bundle import SPEC_FILE, located, upgrade
+from cloze.encoding.template import POOLINGS, TEXT
+from cloze.training.errors import RunError
+
+__all__ = [
+    "CONFIG_FILE",
+    "MODEL",
+    "MODULES_FILE",
+    "PROVENANCE_FILE",
+    "READING",
+    "RECIPE_FILE",
+    "ST_CONFIG_FILE",
+    "Kind",
+    "encoder_folder",
+    "kind_of",
+    "learnt_sentences",
+    "looks_local",
+    "own_reading",
+    "saved_config",
+]
+
+RECIPE_FILE: Final = "recipe.toml"  # of a run
+PROVENANCE_FILE: Final = "run.json"  # of a finished one
+MODEL: Final = "model"  # folder of its encoder
+CONFIG_FILE: Final = "embedding_config.json"  # of an encoder that Cloze saved
+FORMER_CONFIG_FILE: Final = "reading.json"  # written by Cloze 0.1
+MODULES_FILE: Final = "modules.json"  # of sentence-transformers
+ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
+FORMER_POOLINGS: Final = {  # keys of its earlier versions
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+READING: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
+
+Kind: TypeAlias = Literal["run", "bundle", "encoder"]
+
+
+def kind_of(source: str) -> Kind:
+    """Tell a run folder from a bundle from an encoder; a name that is not a folder is a hub name, so an encoder.
+
+    `cloze-mini` is the bundle that comes with Cloze, unless there is a folder so called.
+    Raises RunError for a run that is not finished, and for a folder or file that is none of these.
+    """
+    path = located(source)
+    if (path / SPEC_FILE).is_file():
+        return "bundle"
+    if (path / PROVENANCE_FILE).is_file() and (path / MODEL).is_dir():
+        return "run"
+    if (path / RECIPE_FILE).is_file():
+        raise RunError(f"{path} is a run that is not finished; continue it: cloze fit --resume {path}")
+    if (path / "config.json").is_file() and (_has_weights(path) or not (path / "onnx").is_dir()):
+        return "encoder"
+    if path.is_dir():
+        raise RunError(
+            f"{path} is none of: a run (run.json, model/), a bundle ({SPEC_FILE}), an encoder (config.json); "
+            "it may be a folder above or below the one that is meant"
+        )
+    if looks_local(source):
+        raise RunError(f"{path} is not a folder; give a run, a bundle, an encoder's folder or a hub name")
+    return "encoder"
+
+
+def encoder_folder(source: str) -> str:
+    """Where the weights of a run, a bundle or an encoder are; any other name stays as it is, for who loads it.
+
+    Raises RunError for a run that is not finished, and BundleError.
+    """
+    path = located(source)
+    begun = any((path / name).is_file() for name in (RECIPE_FILE, PROVENANCE_FILE))
+    if begun and kind_of(source) == "run":
+        return str(path / MODEL)
+    return source if path == Path(source) else str(path)
+
+
+def looks_local(source: str) -> bool:
+    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
+    path = Path(source)
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+def saved_config(folder: Path) -> Path | None:
+    """The file of a saved model's embedding configuration; None if the folder has none."""
+    files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
+    return next((file for file in files if file.is_file()), None)
+
+
+def own_reading(source: str) -> dict[str, Any] | None:
+    """The template, the pooling and the final period with which an encoder is served; None if nothing says so.
+
+    A run, a bundle and a model of sentence-transformers say so; a masked language model does not. Of a hub name, the
+    few small files that say it are fetched. Raises RunError, BundleError.
+    """
+    name = encoder_folder(source)
+    folder = Path(name)
+    saved = saved_config(folder) or folder / SPEC_FILE
+    if saved.is_file():
+        fields = _json(saved)
+        return {key: value for key, value in upgrade(fields).items() if key in READING}
+    return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+
+
+def learnt_sentences(source: str) -> bool:
+    """Whether an encoder was trained for sentences, as far as is known: a run of `pretrain` was not."""
+    provenance = _json(located(source) / PROVENANCE_FILE)
+    return not provenance or provenance["recipe"]["method"] != "mlm"
+
+
+def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
+    """The reading of a sentence-transformers model, whose files `file` finds; None if it is not such a model."""
+    modules, config = _json(file(MODULES_FILE)), _json(file(ST_CONFIG_FILE))
+    path = next((row["path"] for row in modules or [] if row["type"].endswith("Pooling")), None)
+    pooling = _json(file(f"{path}/config.json")) if path else None
+    if not pooling:
+        return None
+    modes = [mode for key, mode in FORMER_POOLINGS.items() if pooling.get(key)]
+    mode = pooling.get("pooling_mode") or (modes[0] if len(modes) == 1 else None)
+    if mode not in POOLINGS:
+        return None
+    prompt = ((config or {}).get("prompts") or {}).get((config or {}).get("default_prompt_name")) or ""
+    return {"template": f"{prompt}{TEXT}", "pooling": mode, "final_period": False}
+
+
+def _fetched(name: str, file: str) -> Path | None:
+    """A file of a hub model; None if it has none, or if the hub cannot be reached."""
+    from huggingface_hub import hf_hub_download  # here, because most encoders are folders
+
+    try:
+        return Path(hf_hub_download(name, file))
+    except Exception:  # the model is loaded next, and whatever is wrong is said then
+        return None
+
+
+def _json(path: Path | None) -> Any:
+    """A file's contents; None if there is no file."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read as JSON ({error}); restore the folder") from error
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether it has weights of torch; a bundle that has lost its contract has graphs only."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))

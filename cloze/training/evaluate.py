@@ -1,0 +1,24 @@
+"""cloze evaluate PATH --data DIR: the figures of a run, a bundle, any encoder or a running server."""
+
+import sys
+from collections.abc import Sequence
+
+from cloze.command import run
+from cloze.training.evaluation.options import EvaluateOptions
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze evaluate")
+
+    from cloze.training.evaluation.evaluate import (
+        evaluate,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    evaluate(options)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

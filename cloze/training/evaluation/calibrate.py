@@ -1,0 +1,42 @@
+"""cloze calibrate BUNDLE --pairs FILE: what a cosine of the bundle means, as a score or a probability."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from cloze.command import run
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class CalibrateOptions(Command):
+    """Learn from judged pairs what a cosine of a bundle means, and add the curve to the bundle."""
+
+    bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
+    pairs: Path = Field(
+        description="csv, tsv, jsonl or parquet with sentence1, sentence2 and label (1 for the same meaning, else 0) "
+        "or score; or an sts-*.csv of the STS benchmark"
+    )
+    wanted_precision: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="precision for which a threshold is found, where the pairs have labels"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = CalibrateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze calibrate")
+
+    from cloze.training.evaluation.curves import (
+        calibrate,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    calibrate(options.bundle, options.pairs, options.wanted_precision)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,201 @@
+"""Classifiers on a bundle's vectors, learnt from labelled texts: the heads of the bundle.
+
+Logistic regression on unit vectors, one for all labels, or one for each label where a text may have several. Its
+penalty is chosen by the log loss of five folds. Its scores are divided by one temperature (Guo et al. 2017,
+arXiv:1706.04599, section 4.2), which is fitted on those folds, so that probabilities are calibrated. The head becomes a
+file of the bundle. No vector changes.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+from sklearn.metrics import f1_score, precision_recall_curve  # type: ignore[import-untyped]
+from sklearn.model_selection import StratifiedKFold, cross_val_predict  # type: ignore[import-untyped]
+
+from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.files import write_whole
+from cloze.encoding.heads import HEAD_FOLDER, Head
+from cloze.training.evaluation.card import write_section
+from cloze.training.evaluation.curves import calibration_error
+from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.own_data import load_label_sets, load_labels
+from cloze.training.model.graph_encoder import GraphEncoder
+
+__all__ = ["abstention_threshold", "fitted", "learnt", "write"]
+
+LEAST: Final = 8  # texts of each label, and without it where a text may have several
+FOLDS: Final = 5
+PENALTIES: Final = tuple(4.0**power / 1024 for power in range(6))  # scikit-learn's C, the inverse of the penalty
+MOST_STEPS: Final = 1000
+TOLERANCE: Final = 1e-3
+TEMPERATURES: Final = (np.log(0.01), np.log(100))  # natural logarithms
+DIGITS: Final = 6  # of the stored numbers, as many as float32 has
+SHOWN: Final = 12  # labels of a head, on the card
+TITLE: Final = "Labels"
+
+Numbers = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """A weight row and a bias for each score, and the scores (n, labels) of texts that it was not fitted to."""
+
+    weights: Numbers
+    biases: Numbers
+    held_out: Numbers
+
+
+def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> Head:
+    """The head for a file of texts and labels, of which a text has several if there is a separator.
+
+    Raises CorpusError.
+    """
+    if separator:
+        texts, sets = load_label_sets(train, separator, LEAST)
+        labels = sorted({label for each in sets for label in each})
+        gold = np.array([[label in each for label in labels] for each in sets])
+    else:
+        texts, named = load_labels(train, LEAST)
+        labels, gold = sorted(set(named)), np.unique(named, return_inverse=True)[1]
+    vectors = units(GraphEncoder.of(bundle, bundle.precisions[0]).embed(texts))
+    return fitted(vectors, gold, labels, train.name, balanced=balanced, wanted=wanted)
+
+
+def fitted(
+    vectors: Numbers, gold: NDArray[np.generic], labels: Sequence[str], source: str, *, balanced: bool, wanted: float
+) -> Head:
+    """The head for unit vectors (n, d).
+
+    `gold` has the index of each text's label, (n), or whether it has each of several, (n, labels). The figures are of
+    held-out texts, though the penalty and the temperature were chosen by the same folds.
+    """
+    several = gold.ndim == 2
+    if several:
+        fits = [_fit(vectors, column.astype(int), balanced) for column in gold.T]
+        weights, biases, held_out = zip(*fits, strict=True)
+        fit = Fit(np.concatenate(weights), np.concatenate(biases), np.concatenate(held_out, axis=1))
+    else:
+        fit = _fit(vectors, gold, balanced)
+        if len(labels) == 2:  # one score, of which each label gets a half
+            both = np.array([[-0.5], [0.5]])
+            fit = Fit(both @ fit.weights, both[:, 0] * fit.biases, fit.held_out @ both.T)
+    head = Head(
+        labels=tuple(labels),
+        several=several,
+        weights=tuple(tuple(map(_rounded, row)) for row in fit.weights.tolist()),
+        biases=tuple(map(_rounded, fit.biases.tolist())),
+        threshold=None,
+        texts=len(gold),
+        source=source,
+        figures={},
+    )
+    probabilities = head.probabilities(fit.held_out)
+    figures, confidence, right = _figures(probabilities, gold, several)
+    threshold = abstention_threshold(confidence, right, wanted)
+    if threshold is not None:
+        figures["kept"] = float((confidence >= threshold).mean())
+    return head.model_copy(update={"threshold": threshold, "figures": {n: round(x, 4) for n, x in figures.items()}})
+
+
+def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
+    """Logistic regression with the best penalty; two classes have one score."""
+    scale = vectors.shape[1] ** 0.5  # unit vectors have components of 1 / scale, and the solver wants about 1
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    tried = []
+    for penalty in PENALTIES:
+        model = LogisticRegression(
+            C=penalty, class_weight="balanced" if balanced else None, max_iter=MOST_STEPS, tol=TOLERANCE
+        )
+        scores = cross_val_predict(model, scale * vectors, gold, cv=folds, method="decision_function")
+        scores = scores.reshape(len(gold), -1)
+        tried.append((*_temperature(scores, gold), model, scores))
+    _, temperature, model, scores = min(tried, key=lambda each: each[0])
+    model.fit(scale * vectors, gold)
+    return Fit(scale * model.coef_ / temperature, model.intercept_ / temperature, scores / temperature)
+
+
+def _temperature(scores: Numbers, gold: NDArray[np.generic]) -> tuple[float, float]:
+    """The least log loss of scores divided by a temperature, and the temperature."""
+
+    def loss(logarithm: float) -> float:
+        scaled = scores / np.exp(logarithm)
+        if scaled.shape[1] == 1:
+            return float(np.logaddexp(0, np.where(gold == 1, -scaled[:, 0], scaled[:, 0])).mean())
+        return float((np.logaddexp.reduce(scaled, axis=1) - scaled[np.arange(len(gold)), gold]).mean())
+
+    found = minimize_scalar(loss, bounds=TEMPERATURES, method="bounded")
+    return float(found.fun), float(np.exp(found.x))
+
+
+def _figures(
+    probabilities: Numbers, gold: NDArray[np.generic], several: bool
+) -> tuple[dict[str, float], Numbers, Numbers]:
+    """Figures, and of each answer the probability and whether it is right.
+
+    An answer is the most probable label of a text; or, of several, each that is more probable than not.
+    """
+    if several:
+        predicted = probabilities >= 0.5
+        confidence, right = probabilities[predicted], gold[predicted].astype(float)
+        figures = {
+            "micro F1": float(f1_score(gold, predicted, average="micro", zero_division=0)),
+            "macro F1": float(f1_score(gold, predicted, average="macro", zero_division=0)),
+            "calibration error": calibration_error(probabilities.ravel(), gold.ravel().astype(float)),
+        }
+    else:
+        predicted = probabilities.argmax(axis=1)
+        confidence, right = probabilities.max(axis=1), (predicted == gold).astype(float)
+        figures = {
+            "accuracy": float(right.mean()),
+            "macro F1": float(f1_score(gold, predicted, average="macro", zero_division=0)),
+            "calibration error": calibration_error(confidence, right),
+        }
+    return figures, confidence, right
+
+
+def abstention_threshold(confidence: Numbers, right: Numbers, wanted: float) -> float | None:
+    """The least probability from which on the wanted share of the answers is right; None if there is none."""
+    if not right.any():
+        return None
+    precision, _, values = precision_recall_curve(right, confidence)
+    reached = np.flatnonzero(precision[:-1] >= wanted)
+    return float(values[reached[0]]) if reached.size else None
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")
+
+
+def write(bundle: Bundle, heads: dict[str, Head]) -> None:
+    """Put the files and a section of the card into the bundle, which is replaced as a whole."""
+    with altered(bundle) as folder:
+        shutil.rmtree(folder / HEAD_FOLDER, ignore_errors=True)
+        if heads:
+            (folder / HEAD_FOLDER).mkdir()
+        for name, head in heads.items():
+            write_whole(folder / HEAD_FOLDER / f"{name}.json", head.model_dump_json() + "\n")
+        write_section(folder, TITLE, _section(heads))
+
+
+def _section(heads: dict[str, Head]) -> str:
+    if not heads:
+        return ""
+    lines = [
+        "Heads that `POST /predict` answers with. Figures are of held-out texts of the same file; `kept` is the share "
+        "of answers that remain where the head may abstain.",
+        "",
+        "| head | labels | of a text | learnt from | figures |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, head in sorted(heads.items()):
+        labels = ", ".join(label.replace("|", "\\|") for label in head.labels[:SHOWN])
+        more = f" and {len(head.labels) - SHOWN} more" if len(head.labels) > SHOWN else ""
+        figures = ", ".join(f"{figure} {value:.3f}" for figure, value in head.figures.items())
+        texts = f"{head.texts:,} texts of {head.source}"
+        lines.append(f"| {name} | {labels}{more} | {'several' if head.several else 'one'} | {texts} | {figures} |")
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""Models side by side, and which of their differences are more than chance.
+
+Intervals are those of a paired bootstrap (Efron and Tibshirani, 1993, chapter 16): the items of a task are drawn again
+with replacement, the same ones for every model, and the figure is recomputed. A difference is shown if the middle 95 %
+of the recomputed differences do not contain 0.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloze.encoding.files import check_new_file
+from cloze.training.errors import RunError
+from cloze.training.evaluation.options import NOT_COMPARED, CompareOptions, ScoringOptions
+from cloze.training.evaluation.sts import STS_TASKS
+from cloze.training.evaluation.subjects import fitting, progress, subjects
+from cloze.training.evaluation.suites import load_suites
+from cloze.training.evaluation.tables import digits, print_table
+from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
+
+__all__ = ["Difference", "compare", "compared", "draws"]
+
+Draws: TypeAlias = NDArray[np.float64]
+INTERVAL: Final = (2.5, 97.5)  # percentiles
+MEAN: Final = "mean"  # of the tasks of a suite, where it has several
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A model's figure, and how far it is from the first model's; the first model has no difference."""
+
+    suite: str
+    task: str
+    metric: str
+    model: str
+    value: float
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`higher` or `lower` than the first model, `undecided` if the interval contains 0."""
+        if self.low is None or self.high is None:
+            return ""
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "undecided"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"verdict": self.verdict}
+
+
+def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Difference]:
+    """Every model against the first, task by task, and on the mean of a suite's tasks. Raises RunError.
+
+    Of a task, the first score that has items is compared. The mean of `sts` is that of the papers' seven sets.
+    """
+    models = {name: _comparable(row) for name, row in scores.items()}
+    keys = [key for key in next(iter(models.values())) if all(key in row for row in models.values())]
+    _refuse_other_items(models, keys)
+    drawn = {
+        (name, key): draws(_items(row[key]), resamples, seed)
+        for name, row in models.items()
+        for seed, key in enumerate(keys)
+    }
+    metrics = {key: next(iter(models.values()))[key].metric for key in keys}
+    found = []
+    for suite in dict.fromkeys(suite for suite, _ in keys):
+        tasks = [key for key in keys if key[0] == suite]
+        groups = {task: [(suite, task)] for _, task in tasks} | _means(suite, tasks, metrics)
+        for task, group in groups.items():
+            found += _group(models, drawn, task, group)
+    return found
+
+
+def draws(items: Items, resamples: int, seed: int) -> Draws:
+    """The figure of `resamples` drawings of the items. Models with as many items and one seed draw the same ones."""
+    random, measure = np.random.default_rng(seed), MEASURES[items.measure]
+    values, gold = np.array(items.values), np.array(items.gold)
+    found = np.empty(resamples)
+    for number in range(resamples):
+        rows = random.integers(len(values), size=len(values))
+        found[number] = measure(values[rows], gold[rows] if len(gold) else gold)
+    return found
+
+
+def _group(
+    models: Mapping[str, Mapping[tuple[str, str], Score]],
+    drawn: Mapping[tuple[str, tuple[str, str]], Draws],
+    task: str,
+    group: Sequence[tuple[str, str]],
+) -> list[Difference]:
+    """The models' mean figures over a group of tasks; the group of a task is itself."""
+    found: list[Difference] = []
+    first: tuple[float, Draws] | None = None
+    for name, row in models.items():
+        value = float(np.mean([row[key].value for key in group]))
+        sample = np.mean([drawn[name, key] for key in group], axis=0)
+        record = (group[0][0], task, row[group[0]].metric, name, value)
+        if first is None:
+            first = value, sample
+            found.append(Difference(*record))
+        else:
+            low, high = np.percentile(sample - first[1], INTERVAL)
+            found.append(Difference(*record, value - first[0], float(low), float(high)))
+    return found
+
+
+def _comparable(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
+    found: dict[tuple[str, str], Score] = {}
+    for score in scores:
+        if score.items is not None:
+            found.setdefault((score.suite, score.task), score)
+    return found
+
+
+def _means(
+    suite: str, tasks: Sequence[tuple[str, str]], metrics: Mapping[tuple[str, str], str]
+) -> dict[str, list[tuple[str, str]]]:
+    """The groups that are averaged: tasks of a suite with the same metric."""
+    papers = [(suite, task) for task in STS_TASKS]
+    if suite == "sts":
+        return {"Avg.": papers} if set(papers) <= set(tasks) else {}
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for task in tasks:
+        groups.setdefault(metrics[task], []).append(task)
+    several = {metric: group for metric, group in groups.items() if len(group) > 1}
+    return {MEAN if len(groups) == 1 else f"{MEAN}, {metric}": group for metric, group in several.items()}
+
+
+def _items(score: Score) -> Items:
+    assert score.items is not None, "only scores with items are compared. This is a bug."
+    return score.items
+
+
+def _refuse_other_items(models: Mapping[str, Mapping[tuple[str, str], Score]], keys: Sequence[tuple[str, str]]) -> None:
+    if not keys:
+        raise RunError(f"{', '.join(models)} have no scored set in common; score them on the same data")
+    first, *others = models
+    for key in keys:
+        for other in others:
+            if not _alike(models[first][key], models[other][key]):
+                raise RunError(
+                    f"{first} and {other} were scored on different data for {key[1]}; score one of them again"
+                )
+
+
+def _alike(one: Score, other: Score) -> bool:
+    """Whether two scores are of the same data. Those of a file that an older Cloze wrote do not name their data."""
+    items, others = _items(one), _items(other)
+    same = len(items.values) == len(others.values) and items.gold == others.gold and items.measure == others.measure
+    return same and (one.data == other.data or not (one.data and other.data))
+
+
+def compare(options: CompareOptions) -> None:
+    """Show, and write, how the models that the options name differ. Raises ClozeError."""
+    if options.out:
+        check_new_file(options.out)
+    tasks: list[Task] = []
+    if not all(_is_file(model) for model in options.models):
+        if without := [name for name in options.suite if name in NOT_COMPARED]:
+            raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
+        tasks = load_suites(options.data, options.suite, options.own)
+    scores: dict[str, list[Score]] = {}
+    for model in options.models:
+        found = _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
+        if twice := found.keys() & scores.keys():
+            raise RunError(f"{min(twice)} is named twice; name each model once")
+        scores |= found
+    if len(scores) < 2:
+        raise RunError(f"{', '.join(scores)} is one model; give two or more to compare")
+    differences = compared(scores, options.resamples)
+    _show(differences)
+    if options.out:
+        content = {"first": next(iter(scores)), "resamples": options.resamples}
+        rows = {"differences": [each.as_json() for each in differences]}
+        options.out.write_text(json.dumps(content | rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_file(model: str) -> bool:
+    return model.endswith(".json")
+
+
+def _score(model: str, tasks: Sequence[Task], options: ScoringOptions) -> dict[str, list[Score]]:
+    """The scores of a model, or of each precision of a bundle."""
+    found = {}
+    for subject in subjects(model, fitting(model, options)):
+        name = f"{model} {subject.name}"
+        found[name] = score_tasks(subject, tasks, progress(subject), ScoreCache.open(options.cache), options.fresh)
+    return found
+
+
+def _read(file: Path) -> dict[str, list[Score]]:
+    """The models of a file that `evaluate --json` wrote. Raises RunError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found: dict[str, list[Score]] = {}
+        for record in content["results"]:
+            name = f"{file.with_suffix('')} {record.pop('model')}"
+            found.setdefault(name, []).append(Score.from_json(record))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} cannot be read as the figures of evaluate --json ({error!r}); write it again"
+        ) from error
+    return found
+
+
+def _show(found: Sequence[Difference]) -> None:
+    """A table per suite, one row per set and model."""
+    for suite in dict.fromkeys(each.suite for each in found):
+        rows = []
+        task = ""
+        for each in (each for each in found if each.suite == suite):
+            rows.append((each.task if each.task != task else "", each.model, each.metric, *_cells(each)))
+            task = each.task
+        columns = ("model", "metric", "figure", "difference", "95 % interval", "verdict")
+        print_table(suite, columns, rows)
+
+
+def _cells(each: Difference) -> tuple[str, ...]:
+    value = digits(each.value, each.suite)
+    if each.difference is None or each.low is None or each.high is None:
+        return value, "", "", ""
+    difference, low, high = (digits(gap, each.suite, signed=True) for gap in (each.difference, each.low, each.high))
+    return value, difference, f"{low} to {high}", each.verdict

@@ -1,0 +1,67 @@
+"""cloze head BUNDLE --train FILE --name NAME: a classifier on the bundle's vectors, learnt from labelled texts."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+
+from cloze.command import run
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import OptionError
+from cloze.encoding.heads import HEAD_NAME
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class HeadOptions(Command):
+    """Learn to answer with labels, from labelled texts, and add the head to the bundle."""
+
+    bundle: CliPositionalArg[Path] = Field(description="folder of the bundle; it gets a file and a section of its card")
+    name: str = Field(pattern=f"^{HEAD_NAME}$", description="name of the head, in requests and in the bundle")
+    train: Path | None = Field(None, description="csv, tsv, jsonl or parquet with text and label")
+    separator: str = Field("", description="what separates the labels of one text; without it, each text has one label")
+    balanced: bool = Field(False, description="give rare labels as much weight as frequent ones")
+    wanted_accuracy: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="accuracy of the answers that are kept where a request lets the head abstain"
+    )
+    remove: bool = Field(False, description="remove the head from the bundle instead")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
+        if (self.train is None) != self.remove:
+            raise ValueError("give either --train, to learn the head, or --remove")
+        return self
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = HeadOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze head")
+
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.classifiers import learnt, write
+
+    bundle = Bundle.load(options.bundle)
+    heads = bundle.heads
+    if options.remove:
+        if heads.pop(options.name, None) is None:
+            raise OptionError(f"{bundle.path} has no head {options.name!r}; it has {', '.join(heads) or 'none'}")
+    else:
+        assert options.train is not None
+        heads[options.name] = learnt(
+            bundle, options.train, options.separator, balanced=options.balanced, wanted=options.wanted_accuracy
+        )
+    write(bundle, heads)
+    if head := heads.get(options.name):
+        figures = "; ".join(f"{name} {value:.3f}" for name, value in head.figures.items())
+        Console(soft_wrap=True, highlight=False, markup=False).print(
+            f"{options.name}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

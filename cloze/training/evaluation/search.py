@@ -1,0 +1,175 @@
+"""Collections to search, and how well a model's cosines rank their documents, by trec_eval's metrics (pytrec_eval).
+
+A collection is a folder in BEIR's layout: `corpus.jsonl` with `_id`, `title` (optional) and `text`, `queries.jsonl`
+with `_id` and `text`, and `qrels.tsv`, or BEIR's own `qrels/test.tsv`, with the columns `query-id`, `corpus-id` and
+`score`. A document's text is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663),
+MRR and MAP over the first 1,000 documents.
+
+BEIR leaves a document out of the results of a query with the same id, for collections whose queries are documents. Here
+the text has to be the same too, because many collections number both from 1.
+"""
+
+import sys
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytrec_eval
+from numpy.typing import NDArray
+
+from cloze.training.data.corpus import read_records
+from cloze.training.errors import CorpusError
+from cloze.training.evaluation.measures import Embed, nearest, units
+
+__all__ = [
+    "METRICS",
+    "Collection",
+    "find_collections",
+    "load_collection",
+    "rankings",
+    "search_metrics",
+    "search_score",
+]
+
+DEPTH: Final = 1000  # documents that are ranked
+METRICS: Final = {  # our name -> trec_eval's
+    "nDCG@10": "ndcg_cut_10",
+    "MRR": "recip_rank",
+    "MAP": "map",
+    "recall@1": "recall_1",
+    "recall@10": "recall_10",
+    "recall@100": "recall_100",
+}
+QRELS: Final = ("qrels.tsv", "qrels/test.tsv")
+COLUMNS: Final = ("query-id", "corpus-id", "score")
+
+
+@dataclass(frozen=True)
+class Collection:
+    """`relevance[i]` maps a document's index to its grade for query i; every query has at least one above 0.
+
+    `own` maps a query that is a document of the collection to that document, which it is not to find.
+    """
+
+    name: str
+    documents: list[str]
+    queries: list[str]
+    relevance: list[dict[int, int]]
+    own: dict[int, int] = field(default_factory=dict)
+
+
+def find_collections(data: str | Path) -> list[Path]:
+    """The folders in `data`/retrieval that hold a corpus.jsonl, by name; none if there is no such folder."""
+    return sorted(path.parent for path in Path(data, "retrieval").glob("*/corpus.jsonl"))
+
+
+def load_collection(folder: str | Path) -> Collection:
+    """Read one folder. Raises CorpusError, which names the file and the line."""
+    folder = Path(folder)
+    documents = _records(folder / "corpus.jsonl")
+    queries = {query: record["text"].strip() for query, record in _records(folder / "queries.jsonl").items()}
+    grades = _grades(folder, documents, queries)
+    asked = [query for query in queries if any(grade > 0 for grade in grades.get(query, {}).values())]
+    if not asked:
+        raise CorpusError(f"{folder} has no query with a relevant document; give a collection with judgements")
+    places = {document: place for place, document in enumerate(documents)}
+    return Collection(
+        folder.name,
+        [f"{record.get('title') or ''} {record['text']}".strip() for record in documents.values()],
+        [queries[query] for query in asked],
+        [{places[document]: grade for document, grade in grades[query].items()} for query in asked],
+        {
+            number: places[query]
+            for number, query in enumerate(asked)
+            if query in documents and documents[query]["text"].split() == queries[query].split()
+        },
+    )
+
+
+def search_score(queries: Embed, documents: Embed, collection: Collection) -> float:
+    """nDCG@10 x100 of exact search by cosine, averaged over queries; queries and documents are embedded as given."""
+    found = rankings(queries(collection.queries), documents(collection.documents), collection.own)
+    return float(100 * np.mean(search_metrics(found, collection.relevance)["nDCG@10"]))
+
+
+def rankings(
+    queries: NDArray[np.floating], documents: NDArray[np.floating], own: Mapping[int, int] | None = None
+) -> list[NDArray[np.intp]]:
+    """For each query the indices of its `DEPTH` nearest documents, nearest first, without its `own` document.
+
+    Documents with equal cosines stay in the order of the corpus.
+    """
+    own = own or {}
+    found = nearest(units(queries), units(documents), DEPTH + 1)
+    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, (_, ranking) in enumerate(found)]
+
+
+def search_metrics(found: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:
+    """Metric -> its value in [0, 1] for each query."""
+    judged = {
+        str(query): {str(document): grade for document, grade in grades.items()}
+        for query, grades in enumerate(relevance)
+    }
+    # The score is the number of documents behind: trec_eval orders equal scores by name.
+    ranked = {
+        str(query): {str(document): float(len(ranking) - place) for place, document in enumerate(ranking)}
+        for query, ranking in enumerate(found)
+    }
+    results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recip_rank", "map", "recall.1,10,100"})
+    by_query = results.evaluate(ranked)
+    return {name: [by_query[query][theirs] for query in judged] for name, theirs in METRICS.items()}
+
+
+def _records(path: Path) -> dict[str, dict[str, Any]]:
+    """Id -> the record, which has a text."""
+    if not path.is_file():
+        raise CorpusError(f"{path} is missing; give a BEIR folder: corpus.jsonl, queries.jsonl and qrels.tsv")
+    records: dict[str, dict[str, Any]] = {}
+    for number, record in read_records(path):
+        where = f"{path}, line {number}"
+        found = _text(record, "_id", where)
+        if found in records:
+            raise CorpusError(f"{where}: the id {found!r} is that of another line too; give each text an id of its own")
+        _text(record, "text", where)
+        records[found] = record
+    return records
+
+
+def _grades(folder: Path, documents: Container[str], queries: Container[str]) -> dict[str, dict[str, int]]:
+    """Query -> document -> grade."""
+    path = next((folder / name for name in QRELS if (folder / name).is_file()), None)
+    if path is None:
+        raise CorpusError(f"{folder / QRELS[0]} is missing; it says which documents answer a query")
+    grades: dict[str, dict[str, int]] = {}
+    others: dict[str, None] = {}  # queries of other splits, which the file may judge too
+    for number, record in read_records(path):
+        where = f"{path}, line {number}"
+        query, document, score = (_text(record, column, where) for column in COLUMNS)
+        if query not in queries:
+            others[query] = None
+            continue
+        if document not in documents:
+            raise CorpusError(
+                f"{where}: document {document!r} is not in {folder / 'corpus.jsonl'}; add it there or remove this line"
+            )
+        try:
+            grades.setdefault(query, {})[document] = int(score)
+        except ValueError as error:
+            raise CorpusError(f"{where}: score {score!r} is not a whole number") from error
+    if others and not grades:
+        other = next(iter(others))
+        raise CorpusError(
+            f"{path} judges no query of {folder / 'queries.jsonl'} (it has {other!r}); give both the same ids"
+        )
+    if others:
+        print(f"left out: queries.jsonl lacks {len(others)} of the queries that {path} judges", file=sys.stderr)
+    return grades
+
+
+def _text(record: dict[str, Any], key: str, where: str) -> str:
+    if not isinstance(record.get(key), str):
+        found = f"it has {', '.join(map(str, record))}" if key not in record else f"it is {record[key]!r}"
+        raise CorpusError(f"{where}: no text under {key!r} ({found}); give a BEIR folder")
+    return str(record[key])

@@ -1,0 +1,192 @@
+"""Embed texts over HTTP with a running server: Cloze, or one with the same /info and /embed, such as TEI."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from cloze.training.errors import ServerError
+
+__all__ = ["ServerEncoder"]
+
+BUSY: Final = (429, 502, 503, 504)
+LONGEST_WAIT: Final = 60.0  # seconds between two attempts
+ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+ATTEMPTS: Final = 8
+REACHING: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in model_type
+    *("model_id", "model_sha", "model_dtype", "model_type", "max_input_length"),
+    *("template", "embedding_space", "version"),
+)
+CONNECT_WAIT: Final = 10.0  # seconds
+LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
+
+
+class ServerEncoder:
+    """A server's /embed, asked in the class bulk, so that a server of Cloze answers interactive requests first.
+
+    Requests that the server is too busy for are sent again after the time in Retry-After.
+
+    Raises ServerError if the server cannot be reached, refuses a request or stays busy. Tests replace `transport` and
+    `wait`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._transport = transport
+        self._headers = {"x-priority": "bulk"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._wait = wait
+        self.info: Any = None
+        with self._client() as client:
+            self.info = self._request(client, "GET", "/info")
+        if not isinstance(self.info, dict) or "model_id" not in self.info:
+            raise ServerError(f"{self.url}/info does not describe a model; give the address of an embedding server")
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The model's named templates; a server that does not know them has none."""
+        found = self.info.get("templates")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def digest(self) -> str:
+        """Of what /info says about the vectors; of the address too if the server gives no digest of the model."""
+        known = {name: self.info.get(name) for name in DECIDING}
+        known["templates"] = self.templates
+        if not known["model_sha"]:
+            known["url"] = self.url
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32, in the texts' order, in one of the named templates if `prompt` is given.
+
+        Texts of similar length share a request.
+        """
+        options: dict[str, Any] = {"truncate": True} | ({"prompt_name": prompt} if prompt else {})
+        size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        found: list[list[float]] = [[]] * len(texts)
+        with self._client() as client:
+            for start in range(0, len(order), size):
+                rows = order[start : start + size]
+                inputs = [texts[row] for row in rows]
+                vectors = self._request(client, "POST", "/embed", {"inputs": inputs} | options)
+                if not isinstance(vectors, list) or len(vectors) != len(rows):
+                    raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
+                for row, vector in zip(rows, vectors, strict=True):
+                    found[row] = vector
+        try:
+            array = np.array(found, dtype=np.float32)
+        except (TypeError, ValueError):
+            array = np.empty(0, dtype=np.float32)
+        if len(texts) and (array.ndim != 2 or not np.isfinite(array).all()):
+            raise ServerError(
+                f"{self.url}/embed did not answer with lists of numbers, all of one length; is it an embedding server?"
+            )
+        return array
+
+    def _client(self) -> httpx.Client:
+        """A proxy of the environment is asked for other machines only. Raises ServerError if it cannot be used."""
+        try:
+            return httpx.Client(
+                timeout=httpx.Timeout(120, connect=CONNECT_WAIT),
+                headers=self._headers,
+                transport=self._transport,
+                trust_env=not _on_this_machine(self.url),
+                verify=self.url.startswith("https:"),
+            )
+        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+            names = " ".join(f"{name}={value}" for name, value in _environment().items())
+            raise ServerError(
+                f"{self.url} cannot be asked: {error}; the environment has {names or 'no proxy'}"
+            ) from error
+
+    def _request(self, client: httpx.Client, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                response = client.request(method, self.url + route, json=body)
+            except httpx.TransportError as error:
+                if self.info is None and isinstance(error, ABSENT):  # it is not busy, but absent
+                    used = {} if _on_this_machine(self.url) else _environment()
+                    proxy = "".join(
+                        f", or mend {name}={value}" for name, value in used.items() if "proxy" in name.lower()
+                    )
+                    raise ServerError(
+                        f"{self.url} cannot be reached ({error}); start the server first{proxy}"
+                    ) from error
+                problem, pause = f"cannot be reached ({error})", 2.0**attempt
+            except httpx.InvalidURL as error:
+                raise ServerError(f"{self.url} is not an address ({error}); write http://HOST:PORT") from error
+            else:
+                if response.is_success:
+                    return self._read(response, route)
+                if response.status_code not in BUSY:
+                    raise ServerError(f"{self.url}{route} answered {response.status_code}: {_reason(response)}")
+                problem, pause = f"answered {response.status_code}: {_reason(response)}", _pause(response, attempt)
+            if attempt + 1 < ATTEMPTS:
+                pause = min(pause, LONGEST_WAIT)
+                print(f"{self.url}{route} {problem}; again in {pause:.0f} s", file=sys.stderr)
+                self._wait(pause)
+        raise ServerError(
+            f"{self.url}{route} {problem}, {ATTEMPTS} times; finished sets are kept: run the same command again when "
+            "the server answers"
+        )
+
+    def _read(self, response: httpx.Response, route: str) -> Any:
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
+
+
+def _on_this_machine(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # no address at all
+        return False
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _environment() -> dict[str, str]:
+    """Variables that say how other machines are reached, without passwords."""
+    found = {name: os.environ[name] for name in sorted(os.environ) if name.lower() in REACHING and os.environ[name]}
+    return {name: re.sub(r"//[^/@]*@", "//", value) for name, value in found.items()}
+
+
+def _pause(response: httpx.Response, attempt: int) -> float:
+    """Seconds: what Retry-After says, or twice as long after each attempt."""
+    try:
+        return max(0.0, float(response.headers["retry-after"]))
+    except (KeyError, ValueError):  # absent, or a date
+        return 2.0**attempt
+
+
+def _reason(response: httpx.Response) -> str:
+    """The server's own message, in one short line."""
+    try:
+        found = response.json()
+        message = found.get("error", found) if isinstance(found, dict) else found
+    except ValueError:
+        message = response.text
+    return " ".join(str(message).split())[:200] or "no message"

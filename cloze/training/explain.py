@@ -1,0 +1,56 @@
+"""cloze explain TEXT ... --encoder PATH: the words that an encoder predicts at [MASK]."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cloze.command import run
+from cloze.options import Command
+from cloze.training.encoder_source import kind_of
+
+__all__ = ["main"]
+
+
+class ExplainOptions(Command):
+    """Show the words that an encoder predicts at [MASK], most probable first (PromptBERT's Table 7)."""
+
+    texts: CliPositionalArg[list[str]] = Field(description="texts to explain")
+    encoder: str = Field(description="masked language model: a run, a folder or a hub name")
+    template: str | None = Field(None, description="such as: [X] means [MASK]. (default: the model's own)")
+    top_k: Annotated[int, Field(ge=1)] = Field(10, description="number of words to show")
+    denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
+    final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = ExplainOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze explain")
+
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.model.masked_words import MaskedWords
+
+    kind_of(options.encoder)  # raises RunError for a folder that is none
+    words = MaskedWords.load(
+        options.encoder,
+        template=options.template,
+        denoising=options.denoise,
+        final_period=options.final_period,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 110)  # a pipe has no width of its own
+    for text, likeliest in zip(options.texts, words.words(options.texts, options.top_k), strict=True):
+        table = Table(title=escape(text), title_justify="left", min_width=30)
+        table.add_column("token")
+        table.add_column("probability", justify="right")
+        for word, probability in likeliest:
+            table.add_row(escape(word), f"{probability:.4f}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

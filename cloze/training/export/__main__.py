@@ -1,0 +1,52 @@
+"""cloze export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
+
+A bundle that sentence-transformers has trained further is exported in the same way as a run.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from cloze.command import run
+from cloze.training.export.options import BundleOptions
+
+__all__ = ["main"]
+
+
+class ExportOptions(BundleOptions):
+    """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""
+
+    run: CliPositionalArg[Path] = Field(
+        description="folder of a finished run, or of a bundle that sentence-transformers has trained further"
+    )
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    denoise: bool | None = Field(
+        None,
+        description="subtract the vector of the template alone, or do not (PromptBERT; default: as in training)",
+    )
+    final_period: bool | None = Field(
+        None,
+        description="give a text without closing punctuation a period, or do not, as in PromptBERT's evaluation "
+        "(default: as in training)",
+    )
+    sentence_transformers: bool = Field(False, description="write the files that sentence-transformers loads as well")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = ExportOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze export")
+    asked = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
+    settings = {name: value for name, value in asked.items() if value is not None}
+
+    from cloze.training.export.bundle import (
+        export,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    export(options.run, options.out, options, settings, sentence_transformers=options.sentence_transformers)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

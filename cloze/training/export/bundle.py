@@ -1,0 +1,347 @@
+"""A bundle of a run or of another encoder: its graphs, compared with torch and scored, the model card and the contract.
+
+For fp32 the faster of two graphs is kept; the others are fused for fp16 and quantised for int8.
+
+It is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it costs
+more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
+"""
+
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto
+from rich.console import Console
+
+from cloze.encoding.bundle import GRAPHS, INPUTS, PRECISIONS, SEARCH_NAMES, Precision, Provenance, seal, sha256, staging
+from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.text import TOKENIZER_FILES
+from cloze.training.data.corpus import read_lines
+from cloze.training.encoder_source import kind_of
+from cloze.training.errors import ExportError, RunError
+from cloze.training.evaluation.card import with_figures
+from cloze.training.evaluation.suites import load_suites
+from cloze.training.evaluation.tables import figures
+from cloze.training.evaluation.task import Subject, Task, score_tasks, search_columns
+from cloze.training.export.card import model_card, parent_metadata, provenance_of
+from cloze.training.export.graph import fuse, halve, trace
+from cloze.training.export.layers import Form, one_row, writable
+from cloze.training.export.options import BundleOptions
+from cloze.training.export.parity import difference, probes
+from cloze.training.export.quantise import feeds_of, quantise, vocabulary_feeds
+from cloze.training.hub.sentence_transformer import is_sentence_transformer, saved_settings
+from cloze.training.hub.sentence_transformer import write as write_sentence_transformer
+from cloze.training.model.encoder import SentenceEncoder, weights_digest
+from cloze.training.model.graph_encoder import GraphEncoder, provider, session
+from cloze.training.run_folder import Run
+
+__all__ = [
+    "LARGEST_DIFFERENCE",
+    "LARGEST_LOSS",
+    "LARGEST_SEARCH_LOSS",
+    "export",
+    "make_graph",
+    "race",
+    "write_bundle",
+]
+
+SHAPES: Final = ((1, 16), (16, 32))  # texts and tokens on which two graphs race
+ROUNDS: Final = 8
+CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
+LEAST_CALIBRATED: Final = 8
+CLOSE: Final = 0.995  # mean cosine of int8 to torch
+LEAST_COSINE: Final[dict[Precision, float]] = {"fp16": 0.999, "int8": 0.97}  # mean of the probes, to torch
+
+Traced = Callable[[Form | Literal["plain"]], ModelProto]
+
+LARGEST_DIFFERENCE: Final = 1e-4  # of fp32 from torch, relative
+LARGEST_LOSS: Final = 0.3  # of int8 against fp32, in points of Spearman x100 on STS-B dev
+LARGEST_SEARCH_LOSS: Final = 0.5  # the same in points of nDCG@10 x100 on each collection
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+def make_graph(
+    precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console, texts: Sequence[str] = ()
+) -> tuple[ModelProto, str]:
+    """A graph and its short description; `traced` gives the encoder's graph in a form of `layers`.
+
+    int8 is fitted to the activations of `texts`, or without them of random tokens.
+    """
+    written = writable(encoder.backbone)
+    if precision == "int8":
+        # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
+        own = encoder.pooling.text_encoder
+        feeds = feeds_of(own, texts) if texts else vocabulary_feeds(own)
+        model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
+        fitted = f", fitted to {len(texts)} texts" if texts else ""
+        return model, f"weights in 7 bits by column, activations in 8 bits{fitted}"
+    if not written:
+        plain = traced("plain")
+        return (plain if precision == "fp32" else halve(plain)), "plain"
+    try:
+        fused = fuse(traced("fusible"), encoder)
+    except ExportError as error:
+        console.print(f"{precision}: not fused; {error}")
+        return (traced("rows"), "rows") if precision == "fp32" else (halve(traced("fusible")), "plain")
+    if precision == "fp16":
+        return halve(fused), "fused"
+    rows = traced("rows")
+    ratio = race(fused, rows)
+    name = "rows" if ratio > 1 else "fused"
+    console.print(
+        f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
+    )
+    return (rows if ratio > 1 else fused), name
+
+
+def race(first: ModelProto, second: ModelProto) -> float:
+    """How many times faster the second graph is: best times of alternating runs, for a small and a large batch."""
+    runners = [session(model.SerializeToString()) for model in (first, second)]
+    logarithms = []
+    for texts, length in SHAPES:
+        ones = np.ones((texts, length), dtype=np.int64)
+        batch = dict(zip(INPUTS, (ones, ones), strict=True))
+        best = [float("inf")] * 2
+        for _ in range(ROUNDS):
+            for index, runner in enumerate(runners):
+                began = time.perf_counter()
+                runner.run(None, batch)
+                best[index] = min(best[index], time.perf_counter() - began)
+        logarithms.append(np.log(best[0] / best[1]))
+    return float(np.exp(np.mean(logarithms)))
+
+
+@dataclass
+class _Findings:
+    """What is measured for each precision."""
+
+    graphs: dict[Precision, str] = field(default_factory=dict)
+    parity: dict[Precision, float] = field(default_factory=dict)
+    scores: dict[Precision, dict[str, float]] = field(default_factory=dict)
+
+
+def export(
+    run: Path,
+    out: Path,
+    options: BundleOptions,
+    settings: dict[str, Any],
+    *,
+    sentence_transformers: bool = False,
+) -> None:
+    """Write the bundle `out` of a finished run, or of a bundle that sentence-transformers has trained further.
+
+    `settings` replace those of the run's embedding configuration. Raises ClozeError.
+    """
+    model, saved = _source(run)
+    provenance, parent = provenance_of(run)
+    tasks = load_suites(options.data) if options.data else []
+
+    def load(folder: Path) -> SentenceEncoder:
+        encoder = SentenceEncoder.load(str(model), **saved | settings)
+        for name in ("config.json", *TOKENIZER_FILES):
+            shutil.copyfile(model / name, folder / name)
+        return encoder
+
+    write_bundle(out, load, provenance, parent, options, tasks, sentence_transformers=sentence_transformers)
+    if kind_of(str(run)) == "run" and (warning := Run(run).warning()):
+        console.print(warning)
+
+
+def _source(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run's weights, and the settings that are not in it. Raises RunError, EncoderError."""
+    kind = kind_of(str(run))
+    if kind == "run":
+        return Run(run).model, {}
+    if kind == "encoder" and is_sentence_transformer(run):
+        return run, saved_settings(run)
+    raise RunError(f"{run} is not a run; export takes a folder that cloze fit wrote")
+
+
+def write_bundle(
+    out: Path,
+    load: Callable[[Path], SentenceEncoder],
+    provenance: Provenance,
+    parent: Path,
+    options: BundleOptions,
+    tasks: Sequence[Task],
+    *,
+    sentence_transformers: bool = False,
+) -> None:
+    """Write the bundle `out` of the encoder that `load` loads; the card takes what is unset from that of `parent`.
+    The graphs are scored by `tasks`.
+
+    `load` also writes the encoder's config.json and TOKENIZER_FILES into the folder that it is given. Raises ClozeError
+    and leaves nothing behind then.
+    """
+    if out.absolute() == Path.cwd():
+        raise ExportError(
+            f"{out.absolute()} is the working directory, which a bundle would replace; name a folder in it"
+        )
+    notes = _read(options.notes) if options.notes else ""
+    precisions = options.precisions
+    texts = _calibration(options.calibrate, precisions) if options.calibrate else []
+    with staging(out) as folder:
+        encoder = load(folder)
+        findings, canaries = _graphs(encoder, folder, precisions, tasks, texts, force=options.force)
+        Canaries.write(folder, canaries)
+        if options.calibrate:
+            findings.graphs["int8"] += f" of {options.calibrate.name}, sha256 {sha256(options.calibrate)[:16]}"
+        provenance = provenance.model_copy(update=vars(findings))
+        if sentence_transformers:
+            config = {name: (folder / name).read_bytes() for name in ("config.json", *TOKENIZER_FILES)}
+            usage = write_sentence_transformer(encoder, folder, probes(encoder.config.max_tokens))
+            notes = f"{usage}\n\n{notes}"
+            for name, content in config.items():
+                (folder / name).write_bytes(content)
+        sizes = {name: (folder / GRAPHS[name]).stat().st_size for name in precisions}
+        name, inherited = out.absolute().name, parent_metadata(parent, "license")
+        card = model_card(
+            name,
+            encoder.config,
+            provenance,
+            sizes,
+            options.licence or inherited,
+            inherited is not None and options.licence in (None, inherited),
+            notes,
+            parent_metadata(parent, "language"),
+            "sentence-transformers" if sentence_transformers else "cloze",
+            _parts(encoder),
+        )
+        card = with_figures(card, name, provenance, sizes)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
+    total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+
+
+def _parts(encoder: SentenceEncoder) -> list[str]:
+    """Sentences for the model card about what a graph has beside backbone and pooling."""
+    parts = []
+    if encoder.continuous is not None:
+        parts.append("Trained vectors replace the embeddings of the template's words.")
+    if encoder.token_weights is not None:
+        parts.append("The more often a token occurs in a corpus, the less it counts in the mean.")
+    if encoder.head is not None:
+        parts.append(f"A {encoder.head.kind} head comes last.")
+    return parts
+
+
+def _graphs(
+    encoder: SentenceEncoder,
+    folder: Path,
+    precisions: Sequence[Precision],
+    tasks: Sequence[Task],
+    texts: Sequence[str],
+    *,
+    force: bool,
+) -> tuple[_Findings, dict[str, NDArray[np.float32]]]:
+    """Make, compare and score every precision, and always fp32: the others are measured against it.
+
+    Return also the canary texts' vectors, (texts, d), by precision.
+    """
+    findings, canaries = _Findings(), dict[str, NDArray[np.float32]]()
+    traced = cache(partial(trace, encoder))
+    (folder / "onnx").mkdir()
+    made: set[Precision] = {"fp32", *precisions}
+    for precision in sorted(made, key=PRECISIONS.index):
+        console.print(f"{precision}: making the graph")
+        model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
+        path = folder / GRAPHS[precision]
+        onnx.save(model, path)
+        own = encoder.pooling.text_encoder
+        graph = GraphEncoder(path, own, encoder.config.named_encoders(own))
+        findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts), force=force)
+        canaries[precision] = graph.embed(CANARY_TEXTS)
+        if tasks:
+            findings.scores[precision] = _scores(precision, graph, path.stat().st_size, tasks)
+    if "int8" in precisions and not force:
+        _refuse_loss(findings.scores)
+    if "fp32" not in precisions:
+        (folder / GRAPHS["fp32"]).unlink()
+        del findings.graphs["fp32"], findings.parity["fp32"], canaries["fp32"]
+    return findings, canaries
+
+
+def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder, *, fitted: bool, force: bool) -> float:
+    largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
+    console.print(
+        f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
+        f"{least:.4f} at least"
+    )
+    if precision == "int8" and mean < CLOSE and not fitted:
+        console.print("int8: --calibrate TEXTS fits the graph to your own text, which may bring it closer")
+    if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
+        raise ExportError(
+            f"the fp32 graph differs from torch by {largest:.1e} of the longest vector, the limit is "
+            f"{LARGEST_DIFFERENCE:.0e}; nothing was written. This is a bug: please report it with the recipe"
+        )
+    if not isfinite(largest):
+        raise ExportError(
+            f"the {precision} graph gives numbers that are not finite; nothing was written. Leave {precision} out of "
+            "--precision"
+        )
+    floor = LEAST_COSINE.get(precision, -1)
+    if not (mean >= floor or force):
+        raise ExportError(
+            f"the {precision} graph has a mean cosine of {mean:.4f} to the model's own vectors, {floor} is the least; "
+            f"nothing was written. Leave {precision} out of --precision, or give --force"
+            + (", or --calibrate TEXTS" if precision == "int8" and not fitted else "")
+        )
+    return largest
+
+
+def _scores(precision: Precision, graph: GraphEncoder, size: int, tasks: Sequence[Task]) -> dict[str, float]:
+    def follow(names: list[str]) -> Iterator[str]:
+        with console.status("") as status:
+            for name in names:
+                status.update(f"{precision}: {name}")
+                yield name
+
+    queries, documents = map(graph.named, SEARCH_NAMES)
+    subject = Subject(precision, graph.embed, queries.embed, "", size, embed_documents=documents.embed)
+    scores = figures(score_tasks(subject, tasks, follow))
+    console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
+    return scores
+
+
+def _refuse_loss(scores: Mapping[Precision, dict[str, float]]) -> None:
+    if not scores:
+        console.print("int8: not compared with fp32; give --data to measure its cost")
+        return
+    before, after = scores["fp32"], scores["int8"]
+    limits = {"STS-B dev": LARGEST_LOSS} | dict.fromkeys(search_columns([before]), LARGEST_SEARCH_LOSS)
+    for name, limit in limits.items():
+        if not round(before[name] - after[name], 2) <= limit:
+            raise ExportError(
+                f"int8 costs {before[name] - after[name]:.2f} points on {name} ({before[name]:.2f} to "
+                f"{after[name]:.2f}), the limit is {limit}; nothing was written. Leave int8 out of --precision"
+            )
+
+
+def _calibration(path: Path, precisions: Sequence[Precision]) -> list[str]:
+    """At most CALIBRATED lines of a file, drawn with a fixed seed. Raises ClozeError."""
+    if "int8" not in precisions:
+        raise ExportError("--calibrate fits the int8 graph; add int8 to --precision")
+    if not path.is_file():
+        raise ExportError(f"{path} is not a file; give --calibrate a text file with one text per line")
+    texts = [line.strip() for line in read_lines(path) if line.strip()]
+    if len(texts) < LEAST_CALIBRATED:
+        raise ExportError(f"{path} has {len(texts)} texts; --calibrate needs at least {LEAST_CALIBRATED}")
+    return random.Random(0).sample(texts, min(CALIBRATED, len(texts)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read as UTF-8 text ({error})") from error

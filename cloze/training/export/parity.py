@@ -1,0 +1,59 @@
+"""The difference between a graph's vectors and torch's, on texts that are hard to get right."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloze.training.model.encoder import SHORT, SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
+
+__all__ = ["Difference", "difference", "probes"]
+
+ODD: Final = (
+    "",
+    "a",
+    "a.",
+    "[MASK] [SEP] [CLS] [PAD] [UNK]",
+    "<mask> </s> <s>",
+    'She said "no", and left.',
+    "naïve 日本語 🙂 \u200b",
+)
+WORDS: Final = ("rain", "fell", "on", "the", "old", "city", "while", "two", "dogs", "ran", "across", "a", "field")
+
+
+class Difference(NamedTuple):
+    """Of a graph's vectors from torch's: the largest of any component, relative to torch's longest vector; cosines."""
+
+    largest: float
+    mean_cosine: float
+    least_cosine: float
+
+
+def probes(max_tokens: int) -> list[str]:
+    """Unusual texts, and texts of growing length up to one that must be cut."""
+    lengths, words = [], 1
+    while words < max_tokens:
+        lengths.append(words)
+        words += max(1, words // 2)
+    texts = [" ".join(WORDS[(start + step) % len(WORDS)] for step in range(n)) for start, n in enumerate(lengths)]
+    return [*ODD, *texts, "word " * (max_tokens + 10)]
+
+
+def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[str]) -> Difference:
+    """Torch runs each text alone. The graph runs it alone, in a batch of similar length, and with the longest.
+
+    A text whose vector is almost 0, such as the empty one with denoising, has no cosine.
+    """
+    expected = _alone(encoder.embed, texts)  # (n, d)
+    runs = np.stack([_alone(graph.embed, texts), graph.embed(texts, 256), graph.embed(texts, 10**9)])  # (3, n, d)
+    lengths = np.linalg.norm(expected, axis=-1)
+    longest = lengths.max()
+    some = lengths > SHORT * longest
+    cosines = (runs * expected).sum(-1)[:, some] / (np.linalg.norm(runs[:, some], axis=-1) * lengths[some])
+    return Difference(float(np.abs(runs - expected).max() / longest), float(cosines.mean()), float(cosines.min()))
+
+
+def _alone(embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str]) -> NDArray[np.float32]:
+    return np.concatenate([embed([text]) for text in texts])

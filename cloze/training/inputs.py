@@ -1,0 +1,39 @@
+"""What a run reads besides its text: models, dev data and others, each with a digest that a resumed run compares.
+
+A name of the hub stands for the commit that is in the cache.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub import try_to_load_from_cache
+
+from cloze.encoding.bundle import sha256
+from cloze.training.encoder_source import encoder_folder
+from cloze.training.recipes.recipe import Recipe
+
+__all__ = ["digests_of"]
+
+MODELS: Final = ("encoder", "generator", "guide", "teacher")  # keys of recipes
+FILES: Final = ("dev", "documents", "teacher_vectors")
+
+
+def digests_of(recipe: Recipe) -> dict[str, str]:
+    """The digest of each, by its key and its name. Raises RunError, BundleError."""
+    keys = dict[str, Any](recipe)
+    models = ((key, keys[key], encoder_folder(keys[key])) for key in MODELS if keys.get(key))
+    files = ((key, name, name) for key in FILES for name in keys.get(key, ()))
+    return {f"{key} {name}": _digest(place) for key, name, place in (*models, *files)}
+
+
+def _digest(place: str) -> str:
+    path = Path(place)
+    if path.is_file():
+        return sha256(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        lines = "\n".join(f"{file.relative_to(path)} {sha256(file)}" for file in files)
+        return hashlib.sha256(lines.encode()).hexdigest()
+    config = try_to_load_from_cache(place, "config.json")
+    return Path(config).parent.name if isinstance(config, str) else ""

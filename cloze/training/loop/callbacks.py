@@ -1,0 +1,107 @@
+"""The Trainer's callbacks: progress, the run's log, random streams, early stopping, and a soft Ctrl-C."""
+
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+from transformers import (
+    EarlyStoppingCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from cloze.training.run_folder import Run
+
+__all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress"]
+
+UNSHOWN = ("epoch", "total_flos")
+
+
+class Patience(EarlyStoppingCallback):
+    """Early stopping without the Trainer's warning that it does not keep the best checkpoint: the file `best` does."""
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Progress(ProgressCallback):
+    """One line on stderr for each log entry, and on a terminal a progress bar below."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=None)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        figures = {name: value for name, value in (logs or {}).items() if name not in UNSHOWN}
+        if self.training_bar is None or "train_runtime" in figures:  # the summary at the end
+            return
+        line = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in figures.items())
+        self.training_bar.write(f"step {state.global_step}: {line}", file=sys.stderr)
+
+
+class Journal(TrainerCallback):
+    """Writes each logged entry to the run's log.jsonl, in the first process."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if state.is_world_process_zero:
+            self.run.log({"step": state.global_step, **(logs or {})})
+
+
+class OwnDropout(TrainerCallback):
+    """Gives every process except the first its own random stream; a resumed one is in the checkpoint.
+
+    Two runs share a stream only if their seeds differ by a multiple of 65,536.
+    """
+
+    def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        if args.process_index:
+            set_seed(args.seed + (args.process_index << 16))
+
+
+class Interrupt(TrainerCallback):
+    """On Ctrl-C finish the step, save a checkpoint and stop. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._former: Any = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._former = signal.signal(signal.SIGINT, self._ask)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.asked:
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        signal.signal(signal.SIGINT, self._former)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._former)

@@ -1,0 +1,232 @@
+"""From a recipe to what is trained: check it, read the text, and build the objective, before anything is written."""
+
+import math
+import shutil
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+from transformers import set_seed
+from transformers.utils.import_utils import is_torch_tf32_available
+
+from cloze.encoding.errors import TemplateError
+from cloze.encoding.template import Template
+from cloze.machine import has_bf16
+from cloze.training.data.corpus import Corpus, read_corpus
+from cloze.training.data.sampler import DistinctSampler
+from cloze.training.encoder_source import kind_of, learnt_sentences, own_reading
+from cloze.training.errors import CorpusError, RecipeError
+from cloze.training.evaluation.dev import DevData
+from cloze.training.loop.processes import console, processes
+from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddings
+from cloze.training.loop.trainer import DEV, HELD_OUT
+from cloze.training.methods import OBJECTIVES
+from cloze.training.methods.objective import Objective
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.recipe import Recipe
+
+__all__ = ["chooser_of", "prepare"]
+
+FEWEST_STEPS: Final = 50  # fewer change little
+SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives
+HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
+HELD_OUT_PART: Final = 20  # one row in 20
+FEWEST_HELD_OUT: Final = 32  # a loss of fewer says little: then none are held out, and the last checkpoint is kept
+
+
+def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
+    """Read the corpus and the dev data, then build the objective; its new weights depend on the seed.
+
+    Every key is checked and every file read before the model is loaded. Raises ClozeError.
+    """
+    _check_devices(recipe)
+    _check_names(recipe)
+    dev = DevData.load(recipe.dev) if recipe.dev else None
+    corpus = _read(recipe)
+    if recipe.patience is not None and chooser_of(corpus, dev, recipe) is None:
+        raise RecipeError(
+            f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
+            "remove patience"
+        )
+    console.print(f"corpus: {corpus}")
+    console.print(f"template and pooling: {recipe.template!r}, {recipe.pooling}", highlight=False)
+    if recipe.precision == "bf16" and not torch.cuda.is_available() and not has_bf16():
+        console.print(
+            "warning: precision is bf16, which this CPU emulates: a step takes many times as long as in fp32; give "
+            "--precision fp32"
+        )
+    if warning := _too_few_steps(recipe, len(corpus)):
+        console.print(warning)
+    if note := _little_to_gain(recipe):
+        console.print(note)
+    return corpus, dev, _build(recipe)
+
+
+def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
+    """A line that says how to get more steps from the text, if it gives few."""
+    steps = recipe.steps(rows)
+    if recipe.max_steps or steps >= FEWEST_STEPS:
+        return None
+    sizes = (2**power for power in range(SMALLEST_BATCH.bit_length() - 1, recipe.batch_size.bit_length()))
+    enough = [size for size in sizes if recipe.model_copy(update={"batch_size": size}).steps(rows) >= FEWEST_STEPS]
+    size = max(enough, default=SMALLEST_BATCH)
+    epochs = recipe.epochs * max(1, math.ceil(FEWEST_STEPS / max(1, rows // size * recipe.epochs)))
+    advice = [f"--batch-size {size}"] if size < recipe.batch_size else []
+    advice += [f"--epochs {epochs:g}"] if epochs > recipe.epochs else []
+    return (
+        f"warning: {rows:,} rows in batches of {recipe.batch_size:,} are only {steps} steps of training; give "
+        f"{' and '.join(advice)} for {FEWEST_STEPS} or more, or more text"
+    )
+
+
+def _little_to_gain(recipe: Recipe) -> str | None:
+    """A line where a method that needs no labels is to train what has been trained for sentences already."""
+    alone = OBJECTIVES[recipe.method].contrastive and len(recipe.columns) < 2
+    if not alone or own_reading(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
+        return None
+    return (
+        f"note: {recipe.encoder} was trained for sentences, and {recipe.method} on text alone seldom makes such an "
+        "encoder better; cloze adapt learns from your documents and queries, and says whether it helps"
+    )
+
+
+def chooser_of(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | None:
+    """The figure of the log that chooses a checkpoint; None if the last one is kept."""
+    if dev:
+        return DEV + dev.chooser(recipe.dev_choice)
+    return f"{HELD_OUT}loss" if corpus.held_out else None
+
+
+def _check_devices(recipe: Recipe) -> None:
+    count, devices = processes().num_processes, torch.cuda.device_count()
+    if count == 1 and devices > 1:
+        raise RecipeError(
+            f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
+            f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
+            "CUDA_VISIBLE_DEVICES=0"
+        )
+    parts = getattr(recipe, "accumulation_steps", 1)
+    if recipe.batch_size % (count * parts):
+        raise RecipeError(
+            f"batch_size is {recipe.batch_size} and is split among {count} processes"
+            f"{f', in {parts} parts each' if parts > 1 else ''}; write a multiple of {count * parts}"
+        )
+    if count > 1 and recipe.frozen_layers and recipe.frozen_share < 1:
+        raise RecipeError(
+            f"frozen_share is {recipe.frozen_share:g}, and {count} processes cannot thaw layers; write 1, or use one"
+        )
+    if recipe.precision == "tf32" and not is_torch_tf32_available():
+        raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
+    if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
+        raise RecipeError("compile is true, and on a CPU that needs a C++ compiler; install g++, or write false")
+    if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
+
+
+def _check_names(recipe: Recipe) -> None:
+    """Raises RecipeError for a tracker that is not installed, or a number of columns that the method does not read."""
+    for name in recipe.report_to:
+        if name != "none" and find_spec(name) is None:
+            package = "'cloze[report]'" if name == "tensorboard" else name
+            raise RecipeError(f"report_to has {name}, which is not installed: pip install {package}")
+    readable = OBJECTIVES[recipe.method].columns
+    if (len(recipe.columns) or 1) not in readable:
+        counts = list(map(str, readable))
+        allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
+        raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
+
+
+def _read(recipe: Recipe) -> Corpus:
+    """The corpus without the rows that are held out. Raises CorpusError, RecipeError."""
+    corpus = read_corpus(
+        recipe.corpus,
+        recipe.columns,
+        recipe.min_words,
+        recipe.max_words,
+        recipe.sentences,
+        recipe.seed,
+        recipe.next_sentences,
+        recipe.scored,
+    )
+    if len(corpus) < recipe.batch_size:
+        raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
+    corpus = _hold_out(corpus, recipe)
+    _check_weighted_files(corpus, recipe)
+    if getattr(recipe, "no_duplicates", False):
+        DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
+    return corpus
+
+
+def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
+    """The corpus without the rows that are held out, and those equal to them. Raises CorpusError, RecipeError."""
+    most = len(corpus) - recipe.batch_size
+    count = recipe.held_out
+    if count is None:
+        count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
+        count = count if count >= FEWEST_HELD_OUT else 0
+        whole = count - count % recipe.batch_size  # a part of a batch is not scored
+        count = whole if whole >= FEWEST_HELD_OUT else count
+    elif count > most:
+        raise RecipeError(
+            f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
+            f"has to stay; write {max(0, most):,} at most"
+        )
+    least = 2 * processes().num_processes
+    if 0 < count < least:
+        raise RecipeError(f"held_out is {count} and a loss needs {least} rows or more; raise it, or write 0")
+    if not count:
+        return corpus
+    left = corpus.hold_out(count, recipe.seed)
+    if len(left) >= recipe.batch_size:
+        return left
+    if recipe.held_out is None:  # the corpus is a few texts, repeated
+        return corpus
+    raise CorpusError(f"{left}: fewer than one batch of {recipe.batch_size}; add text, or write held_out = 0")
+
+
+def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
+    """Raises CorpusError if a file that has a weight has no rows."""
+    left = set(corpus.files().tolist()) if recipe.weights else set()
+    for number, weight in enumerate(recipe.weights):
+        if weight and number not in left:
+            raise CorpusError(
+                f"{recipe.corpus[number]} has the weight {weight:g} and no sentence left to train on ({corpus}); write "
+                "0, or check sentences, min_words, max_words"
+            )
+
+
+def _build(recipe: Recipe) -> Objective:
+    """The method around its encoder, with the weights that are trained."""
+    set_seed(recipe.seed)
+    kind_of(recipe.encoder)  # raises RunError for a folder that is none
+    encoder = SentenceEncoder.load(
+        recipe.encoder,
+        template=recipe.template,
+        pooling=recipe.pooling,
+        final_period=recipe.final_period,
+        denoising=False,  # whatever the parent served; a method that serves it sets it
+    )
+    _keep_fitting_templates(encoder)
+    objective = OBJECTIVES[recipe.method](encoder, recipe)
+    backbone = objective.encoder.backbone
+    if recipe.compile:
+        backbone.compile(dynamic=True)  # in place: the names of the weights do not change
+    if recipe.lora_rank:
+        add_lora(backbone, recipe.lora_rank, recipe.lora_alpha)
+    if recipe.frozen_layers is not None:
+        freeze_embeddings(backbone)
+        first_layers(backbone, recipe.frozen_layers).requires_grad_(recipe.frozen_share < 1)
+    return objective
+
+
+def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
+    """Leave out the parent's named templates that have no [MASK], or have one, where this pooling needs the other."""
+    kept = {}
+    for name, template in encoder.config.templates.items():
+        try:
+            Template.parse(template, encoder.config.pooling)
+        except TemplateError as error:
+            console.print(f"the parent's template {name!r} is left out: {error}")
+        else:
+            kept[name] = template
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))

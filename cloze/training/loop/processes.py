@@ -1,0 +1,87 @@
+"""The processes of one run, the console on which the first of them prints, and the memory that they keep."""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from rich.console import Console
+
+from cloze.training.errors import RunError
+
+__all__ = ["check_shared", "console", "keep_memory", "processes", "restarts_itself"]
+
+M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
+M_MMAP_MAX: Final = -4
+LARGEST: Final = 2**31 - 1
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+PATIENCE = 60.0  # seconds after which a network file system shows a new file to all nodes
+
+
+def keep_memory() -> None:
+    """Tell glibc to map no tensor separately and to return no memory to the system before the process ends.
+
+    Otherwise the system maps, clears and unmaps each large tensor in each step. Without glibc this does nothing.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, LARGEST)
+
+
+def processes() -> PartialState:
+    """This process among those that torchrun started; the first call joins them. Without torchrun there is one.
+
+    Raises RunError if torchrun would restart them with the store that holds the addresses of the ended processes.
+    """
+    keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # github.com/pytorch/pytorch/issues/135712
+    if restarts_itself() and keeps_store and os.environ["WORLD_SIZE"] != "1":
+        raise RunError(
+            "torchrun --max-restarts lets restarted processes connect to those that have ended; "
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, with --rdzv-backend c10d or --standalone"
+        )
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+def restarts_itself() -> bool:
+    """Whether torchrun's --max-restarts starts this command again, as it is, when a process or a node is lost.
+
+    A new agent in the place of a lost one counts its restarts from 0, so the count does not say whether this is the
+    first start.
+    """
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
+def check_shared(folder: Path) -> None:
+    """Raises RunError, in every process, unless all of them see the same folder."""
+    group = processes()
+    if group.num_processes == 1:
+        return
+    names = [f".{uuid4().hex}"]
+    broadcast_object_list(names)
+    mark = folder / names[0]
+    if group.is_main_process:
+        mark.touch()
+    group.wait_for_everyone()
+    deadline = time.monotonic() + PATIENCE
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = gather_object([mark.exists()])
+    if group.is_main_process:
+        mark.unlink()
+    if not all(seen):
+        unseeing = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise RunError(
+            f"{folder} is not the same folder for all processes (not for rank {unseeing}); "
+            "choose an --out on a file system that all nodes share"
+        )

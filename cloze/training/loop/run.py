@@ -1,0 +1,276 @@
+"""Training: recipe -> corpus -> objective -> Trainer -> run folder, in each process that torchrun started.
+
+`train` does what a command line asks: one run, several seeds, or two steps for show. `resume` continues a run.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from accelerate.utils import broadcast_object_list
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from cloze.encoding.bundle import SEARCH_NAMES
+from cloze.training.data.corpus import Corpus
+from cloze.training.errors import RunError
+from cloze.training.evaluation.dev import DevData
+from cloze.training.hub.adoption import served
+from cloze.training.inputs import digests_of
+from cloze.training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
+from cloze.training.loop.dry_run import dry_run
+from cloze.training.loop.prepare import chooser_of, prepare
+from cloze.training.loop.processes import check_shared, console, keep_memory, processes, restarts_itself
+from cloze.training.loop.seeds import SeedRuns, parse_seeds
+from cloze.training.loop.trainable import Thaw, first_layers, merge_lora
+from cloze.training.loop.trainer import DEV, HELD_OUT, ObjectiveTrainer, training_arguments
+from cloze.training.methods.held_out import HeldOut
+from cloze.training.methods.objective import Objective
+from cloze.training.recipes.command import FitOptions, load_recipe
+from cloze.training.recipes.recipe import Recipe, to_toml
+from cloze.training.run_folder import Run
+
+__all__ = ["fit", "resume", "train"]
+
+PARENT: Final = "parent"  # of a log entry: the dev figures of the encoder as it is served by itself
+COSINE_DISTANCE: Final = f"{HELD_OUT}cosine_distance"
+
+
+def train(recipe: Recipe, options: FitOptions, name: str) -> int:
+    """Do what the command line asks with the recipe, called `name`; return the exit code. Raises ClozeError."""
+    out = options.out or Path("runs", name)
+    console.quiet = not processes().is_main_process
+    if options.dry_run:
+        console.print(to_toml(recipe), markup=False)
+        corpus, _, objective = prepare(recipe)
+        dry_run(recipe, corpus, objective)
+        code = 0
+    elif options.seeds:
+        code = _fit_seeds(SeedRuns(recipe, parse_seeds(options.seeds), out))
+    else:
+        run = Run.same(out, recipe) if restarts_itself() else Run.fresh(out)
+        code = _one_run(recipe, run, resume=run.recipe_file.is_file())
+    processes().destroy_process_group()
+    return code
+
+
+def resume(path: Path) -> int:
+    """Continue a run; return the exit code. Raises ClozeError."""
+    run = Run.open(path)
+    console.quiet = not processes().is_main_process
+    recipe = load_recipe(str(run.recipe_file))
+    code = _one_run(recipe, run, resume=True)
+    processes().destroy_process_group()
+    return code
+
+
+def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
+    if run.finished:
+        console.print(f"{run.path} is finished; nothing to do")
+        return 0
+    if not fit(recipe, run, resume) and not run.finished:
+        console.print(f"stopped; continue with: cloze fit --resume {run.path}")
+        return 130
+    console.print(f"finished: {run.model}{_chosen(run)}; next: cloze export {run.path} models/NAME")
+    if warning := run.warning():
+        console.print(warning)
+    return 0
+
+
+def _chosen(run: Run) -> str:
+    """Which step's weights were chosen, by which figure, and what that was before training."""
+    found = run.provenance()
+    if found["chosen_by"] is None:
+        return ""
+    score = found["held_out_loss"] if found["dev_score"] is None else found["dev_score"]
+    own = found.get("parent_score")
+    distance = found.get("held_out_cosine_distance")
+    return (
+        f" (step {found['best_step']} of {found['steps']}, {found['chosen_by']} {score:.4g}; before training "
+        f"{found['before_training']:.4g}"
+        + ("" if own is None else f"; the encoder as it is served by itself {own:.4g}")
+        + ("" if distance is None else f"; cosine to the teacher on texts held out {1 - distance:.4f}")
+        + ")"
+    )
+
+
+def _fit_seeds(seeds: SeedRuns) -> int:
+    """Train each seed that is not finished, then write and show their scores."""
+    seeds.check()
+    for seed, run in seeds.runs.items():
+        if run.finished:
+            console.print(f"{run.path} is finished")
+            continue
+        console.print(f"{run.path}:")
+        if not fit(
+            seeds.recipe(seed), run, resume=run.recipe_file.is_file()
+        ):  # Ctrl-C, also in the last step of a finished run
+            console.print("stopped; continue with the same command")
+            return 130
+    if processes().is_main_process:
+        console.print(seeds.write_summary())
+    console.print(f"finished: {seeds.folder}")
+    return 0
+
+
+def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
+    """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C was pressed.
+
+    The run is finished all the same if that was at its last step. Every file is read and every key checked before the
+    model is loaded. Raises ClozeError.
+    """
+    keep_memory()
+    group = processes()
+    if recipe.workers:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
+    corpus, dev, objective = prepare(recipe)
+    group.wait_for_everyone()  # until all have found the folder free
+    with run.space_for(_largest(objective, recipe, len(corpus))):
+        return _train(objective, corpus, dev, recipe, run, resume)
+
+
+def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Recipe, run: Run, resume: bool) -> bool:
+    """Train in the run folder, and write the chosen encoder to it; False if Ctrl-C was pressed."""
+    group, inputs = processes(), digests_of(recipe)
+    if group.is_main_process:
+        run.start(recipe, corpus, inputs)
+    check_shared(run.path)
+    run.check_inputs(corpus, inputs)
+    checkpoint = _checkpoint(run, resume)
+    objective.begin(corpus, run.prepared)
+    chooser = chooser_of(corpus, dev, recipe)
+    arguments = training_arguments(recipe, run.path, chooser, resumed=checkpoint is not None)
+    parent = _parent_figures(recipe, dev, run, resumed=checkpoint is not None)
+    held_out = HeldOut(corpus.held_out, recipe.seed) if corpus.held_out else None
+    evaluation = partial(_figures, dev=dev, parent=parent, held_out=held_out)
+    trainer = ObjectiveTrainer(objective, corpus, arguments, evaluation if chooser else None, run.best)
+    interrupt = Interrupt()
+    _add_callbacks(trainer, recipe, run, interrupt)
+    if recipe.frozen_layers and recipe.frozen_share < 1:
+        trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
+    began = time.monotonic()
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
+        return False
+    trainer.load_best()
+    _check_weights(objective)
+    if recipe.lora_rank:
+        merge_lora(objective.encoder.backbone)
+    best, log = trainer.state.best_metric, trainer.state.log_history
+    own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
+    at_best = (entry for entry in log if entry["step"] == trainer.state.best_global_step)
+    figures = {
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "chosen_by": None if chooser is None else chooser.removeprefix("eval_"),
+        "dev_score": best if dev else None,
+        "held_out_loss": None if dev else best,
+        "held_out_cosine_distance": next((e[COSINE_DISTANCE] for e in at_best if COSINE_DISTANCE in e), None),
+        "before_training": next((entry[chooser] for entry in log if chooser in entry), None),
+        "parent_score": own,
+        "parent_scores": parent,
+        "below_parent": own is not None and best is not None and best < own,
+        "loss": _mean_loss(log) or result.training_loss,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if group.is_main_process:
+        run.finish(objective.save, recipe, corpus, figures)
+    group.wait_for_everyone()  # until the run can be read
+    return not interrupt.asked
+
+
+def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
+    """The dev figures of the encoder as it is served by itself, with its own template and pooling.
+
+    None without dev data, or if nothing says how the encoder is read. Every process scores it, so that none waits for
+    long; the first logs it once.
+    """
+    found: list[dict[str, float] | None] = [None]
+    if dev:
+        logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
+        found = [next(logged, {}).get(PARENT)]
+        if found[0] is None and (encoder := served(recipe.encoder)) is not None:
+            queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
+            found = [dev.score(encoder.embed, queries, documents)]
+            if processes().is_main_process:
+                run.log({"step": 0, PARENT: found[0]})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in (found[0] or {}).items())
+            console.print(f"the encoder as it is served by itself: {figures}")
+    broadcast_object_list(found)
+    return found[0]
+
+
+def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
+    """Mean of the logged losses, those before a restart included; None if training ended before the first."""
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    return sum(losses) / len(losses) if losses else None
+
+
+def _largest(objective: Objective, recipe: Recipe, rows: int) -> int:
+    """Bytes of the run folder at its largest: checkpoints with AdamW's two moments, the best weights and the model."""
+    weights = sum(weight.nbytes for weight in objective.parameters())
+    moments = 2 * sum(weight.nbytes for weight in objective.parameters() if weight.requires_grad)
+    saved = math.ceil(recipe.steps(rows) / (recipe.save_steps or recipe.eval_steps))
+    return min(saved, 3) * (weights + moments) + 2 * weights  # 3: the oldest is deleted when the newest is written
+
+
+def _checkpoint(run: Run, resume: bool) -> Path | None:
+    """Where to continue, as the first process finds it; None to begin."""
+    group = processes()
+    found = [run.rewind(group.num_processes) if resume and group.is_main_process else None]
+    broadcast_object_list(found)
+    if found[0]:
+        console.print(f"continuing from {found[0]}")
+    return found[0]
+
+
+def _figures(
+    objective: Objective,
+    start: Mapping[str, float],
+    dev: DevData | None,
+    parent: Mapping[str, float] | None,
+    held_out: HeldOut | None,
+) -> dict[str, float]:
+    """Figures by their names in the log. Gains are over the parent's, or else over those before the first step.
+
+    Every process scores the dev data: one that waited for the first would be ended by the limit of its collectives,
+    ten minutes with NCCL. The first one's figures count.
+    """
+    figures: dict[str, float] = {}
+    if dev:
+        encoder = objective.encoder
+        queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
+        before = parent or {name.removeprefix(DEV): value for name, value in start.items()}
+        found = dev.score(encoder.embed, queries, documents, before)
+        figures |= {f"{DEV}{name}": value for name, value in found.items()}
+    if held_out:
+        figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
+    return figures
+
+
+def _check_weights(objective: Objective) -> None:
+    """Raises RunError for a model that training broke, which a logged loss shows earlier."""
+    broken = [name for name, weight in objective.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise RunError(
+            f"after training {len(broken)} weights are not finite, {broken[0]} among them; "
+            "lower learning_rate, or use precision = 'fp32'"
+        )
+
+
+def _add_callbacks(trainer: ObjectiveTrainer, recipe: Recipe, run: Run, interrupt: Interrupt) -> None:
+    group = processes()
+    trainer.add_callback(Progress())
+    trainer.add_callback(Journal(run))
+    trainer.add_callback(OwnDropout())
+    if group.is_main_process and "tensorboard" in recipe.report_to:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and --help does not need it
+
+        trainer.add_callback(TensorBoardCallback(SummaryWriter(str(run.path / "tensorboard"))))
+    if recipe.patience is not None:
+        trainer.add_callback(Patience(recipe.patience))
+    if group.num_processes == 1:  # several would not stop at the same step: there Ctrl-C stops at once
+        trainer.add_callback(interrupt)

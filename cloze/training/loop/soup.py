@@ -1,0 +1,161 @@
+"""The mean of several runs' weights, as a run.
+
+Runs from one parent with different recipes, say one for sentences and one for search, lie so close together that the
+mean of their weights is also a model, often a better one than each of them, at the same cost (model soups,
+arXiv:2203.05482). A run and its parent are as close, and their mean forgets less of what the parent knows about other
+text (WiSE-FT, arXiv:2109.01903).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from cloze.training.encoder_source import kind_of
+from cloze.training.errors import RunError
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run, parent_name
+
+__all__ = ["average", "averaged", "mean_of"]
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+def average(
+    runs: Sequence[Path],
+    out: Path,
+    weights: Sequence[float] | None = None,
+    parent_share: float = 0.0,
+    parent: str = "",
+) -> None:
+    """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError."""
+    made = Run.fresh(out)
+    mean, provenance = averaged(runs, weights, parent_share, parent)
+    made.make()
+    mean.save(made.model)
+    made.write_provenance(provenance)
+    count = len(runs) + bool(parent_share)
+    console.print(f"{made.model}: the mean of {count} models; next: cloze export {out} models/NAME")
+
+
+def averaged(
+    runs: Sequence[Path], weights: Sequence[float] | None = None, parent_share: float = 0.0, parent: str = ""
+) -> tuple[SentenceEncoder, dict[str, Any]]:
+    """The mean of the runs' encoders, and its provenance. Raises RunError, EncoderError.
+
+    `weights` has one share per run; they need not sum to 1, and are equal if none are given. `parent` has
+    `parent_share` of the mean, which may be 0. It is the encoder that the first run's recipe names unless it is given:
+    a run that continues another one has that one's weights there, and the parent of both further back.
+    """
+    if len(runs) < (1 if parent_share else 2):
+        raise RunError(
+            f"a mean needs two runs or more, or --parent-share; found {len(runs)}: {', '.join(map(str, runs))}"
+        )
+    shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
+    if len(shares) != len(runs):
+        raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")
+    for run in runs:
+        if kind_of(str(run)) != "run":
+            raise RunError(f"{run} is not a run; average takes folders that cloze fit wrote")
+    provenances = [Run(run).provenance() for run in runs]
+    described = _provenance(provenances, shares.tolist(), parent_share, parent)
+    encoders = [SentenceEncoder.load(str(Run(run).model)) for run in runs]
+    weighed = [str(run) for run, encoder in zip(runs, encoders, strict=True) if encoder.token_weights is not None]
+    if weighed:
+        raise RunError(f"{', '.join(weighed)} came from cloze weigh; average the runs first, and weigh their mean")
+    for run, provenance, encoder in zip(runs[1:], provenances[1:], encoders[1:], strict=True):
+        if not parent:
+            _refuse_difference(runs[0], run, "parents", provenances[0]["parent"], provenance["parent"])
+        _refuse_difference(runs[0], run, "embedding configurations", _config_of(encoders[0]), _config_of(encoder))
+        _refuse_difference(runs[0], run, "shapes", _shapes(encoders[0]), _shapes(encoder))
+    mean = encoders[0]
+    states = [encoder.state_dict() for encoder in encoders]
+    parts = shares / shares.sum()
+    source = parent or provenances[0]["recipe"]["encoder"]
+    if parent_share:
+        ancestor = _parent(source, mean)
+        _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
+        states.append(ancestor.state_dict())
+        parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
+    mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
+    mean.load_state_dict({name: mean_of([state[name] for state in states], parts) for name in states[0]})
+    return mean, described
+
+
+def _parent(source: str, run: SentenceEncoder) -> SentenceEncoder:
+    """The runs' parent with their embedding configuration. Raises EncoderError."""
+    config = run.config
+    return SentenceEncoder.load(source, template=config.template, pooling=config.pooling, max_tokens=config.max_tokens)
+
+
+def mean_of(tensors: Sequence[Tensor], shares: Tensor) -> Tensor:
+    """The weighted mean, summed in fp64; the first of counts and positions, which no run changes."""
+    if not tensors[0].is_floating_point():
+        return tensors[0]
+    return torch.stack([tensor.double() for tensor in tensors], -1).mul(shares).sum(-1).to(tensors[0].dtype)
+
+
+def _config_of(encoder: SentenceEncoder) -> str:
+    """All but the longest text, which training may have cut to save time."""
+    return str(encoder.config.model_dump(exclude={"max_tokens"}))
+
+
+def _shapes(encoder: SentenceEncoder) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in encoder.state_dict().items())
+
+
+def _refuse_difference(first: Path, other: Path, what: str, one: str, another: str) -> None:
+    if one != another:
+        shown = f" ({one}; {another})" if len(one + another) < 400 else ""
+        raise RunError(f"{first} and {other} have different {what}{shown}; average runs that share them")
+
+
+def _provenance(
+    parts: Sequence[dict[str, Any]], weights: Sequence[float], parent_share: float, parent: str
+) -> dict[str, Any]:
+    """The provenance of the first run with the recipes, files, rows and seeds of all runs."""
+    data = {source["sha256"]: source for part in parts for source in part["data"]}
+    recipe: dict[str, Any] = {
+        "method": "average",
+        "encoder": parent or parts[0]["recipe"]["encoder"],
+        "weights": list(weights),
+        "parent_share": parent_share,
+        "runs": [part["recipe"] for part in parts],
+    }
+    if any(run["method"] == "average" for run in recipe["runs"]):
+        shares = list(_shares(recipe, 1.0, recipe["encoder"]))
+        runs = [(run, share) for run, share in shares if run is not None]
+        recipe |= {
+            "weights": [share for _, share in runs],
+            "parent_share": sum(share for run, share in shares if run is None),
+            "runs": [run for run, _ in runs],
+        }
+    together = {
+        "recipe": recipe,
+        "data": list(data.values()),
+        "seeds": [seed for part in parts for seed in part["seeds"]],
+        "rows": max(part["rows"] for part in parts),
+    }
+    kept = {name: parts[0][name] for name in ("parent", "commit", "versions")}
+    return kept | ({"parent": parent_name(parent)} if parent else {}) | together
+
+
+def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple[dict[str, Any] | None, float]]:
+    """The recipes of a mean, also of one of means, with the share of each; None stands for the parent.
+
+    Raises RunError if a part has a share of another parent.
+    """
+    if recipe["method"] != "average":
+        yield recipe, share
+        return
+    kept, sizes = recipe["parent_share"], recipe["weights"]
+    if kept and recipe["encoder"] != parent:
+        raise RunError(
+            f"one of the runs is a mean with a share of {recipe['encoder']}, not of {parent}; average its runs"
+        )
+    yield None, share * kept
+    for run, size in zip(recipe["runs"], sizes, strict=True):
+        yield from _shares(run, share * (1 - kept) * size / sum(sizes), parent)

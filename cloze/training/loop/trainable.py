@@ -1,0 +1,81 @@
+"""Which weights are trained: not those of frozen layers, and with LoRA only matrices beside the backbone's own.
+
+Frozen are the embeddings and the first layers, for cheaper steps. No gradient passes through them, and AdamW reads and
+writes nothing for them. The embeddings of a small encoder are half of its weights. Thawed after a share of the steps,
+the layers are trained with the others in the rest.
+
+LoRA (arXiv:2106.09685) freezes the backbone, and each of its linear layers learns a product of two thin matrices. A
+layer's weight W (out, in) becomes W + alpha / rank · B A, where A is (rank, in) and B is (out, rank) and begins as 0.
+"""
+
+import math
+
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cloze.training.errors import RecipeError
+
+__all__ = ["Thaw", "add_lora", "first_layers", "freeze_embeddings", "merge_lora"]
+
+
+def freeze_embeddings(backbone: PreTrainedModel) -> None:
+    """Freeze the embeddings of words, positions and types, and their layer norm."""
+    embeddings = getattr(backbone, "embeddings", None) or backbone.get_input_embeddings()
+    embeddings.requires_grad_(False)
+
+
+def first_layers(backbone: PreTrainedModel, count: int) -> nn.ModuleList:
+    """Its first layers. Raises RecipeError unless at least one more stays."""
+    depth = backbone.config.num_hidden_layers
+    layers = next((each for each in backbone.modules() if isinstance(each, nn.ModuleList) and len(each) == depth), None)
+    if count and (layers is None or count >= depth):
+        raise RecipeError(
+            f"frozen_layers is {count}, and the encoder has {depth if layers else 0} layers of their own weights; "
+            f"write {depth - 1 if layers else 0} at most"
+        )
+    return nn.ModuleList(layers[:count] if layers else [])
+
+
+class Thaw(TrainerCallback):
+    """Trains `layers` from the step at which their share of all steps is over."""
+
+    def __init__(self, layers: nn.ModuleList, share: float) -> None:
+        self.layers = layers
+        self.share = share
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        self.layers.requires_grad_(state.global_step >= self.share * state.max_steps)
+
+
+def add_lora(backbone: PreTrainedModel, rank: int, alpha: int) -> None:
+    """Freeze the backbone and add matrices to every linear layer of its attention and feed-forward parts, in place.
+
+    Raises RecipeError for a rank at which the matrices would have as many weights as the narrowest layer's own.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import, and most runs do not need it
+
+    linears = [module for module in backbone.modules() if isinstance(module, nn.Linear)]
+    narrowest = min(linears, key=_limit)
+    highest = math.ceil(_limit(narrowest)) - 1
+    if rank > highest:
+        raise RecipeError(
+            f"lora_rank is {rank}; a layer of {narrowest.in_features} by {narrowest.out_features} weights has no more "
+            f"than the matrices of that rank: write {highest} at most, or 0 to train all weights"
+        )
+    backbone.requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"), backbone)
+
+
+def merge_lora(backbone: PreTrainedModel) -> None:
+    """Add the products to the weights that they belong to, so that the backbone is again as transformers built it."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in list(backbone.named_modules()):
+        if isinstance(module, LoraLayer):
+            module.merge()
+            backbone.set_submodule(name, module.get_base_layer())
+
+
+def _limit(linear: nn.Linear) -> float:
+    """The rank at which the two matrices together have as many weights as the layer."""
+    return linear.in_features * linear.out_features / (linear.in_features + linear.out_features)

@@ -1,0 +1,236 @@
+"""transformers' Trainer around an objective: a recipe in its terms, named losses, evaluations that choose weights."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors import safe_open
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import TrainOutput
+
+from cloze.encoding.files import replacing
+from cloze.training.data.corpus import Corpus
+from cloze.training.data.sampler import (
+    DistinctSampler,
+    EpochSampler,
+    LengthGroupedSampler,
+    RandomSampler,
+    WeightedSampler,
+    WholeBatches,
+)
+from cloze.training.errors import RunError
+from cloze.training.loop.gradient_cache import Chunked, backward_in_chunks
+from cloze.training.methods.gather import average_gradients
+from cloze.training.methods.objective import Objective
+from cloze.training.model.pretrained import quiet
+from cloze.training.recipes.recipe import Recipe
+
+__all__ = ["DEV", "HELD_OUT", "ObjectiveTrainer", "training_arguments"]
+
+DEV, HELD_OUT = "eval_dev_", "eval_held_out_"  # before the names of figures in the log
+TRACKERS = ("wandb", "mlflow")  # the Trainer sends its log there; TensorBoard's is the run folder's own
+
+LESS_MEMORY: Final = {"mini_batch_size": "a lower mini_batch_size", "accumulation_steps": "a higher accumulation_steps"}
+
+Figures = Callable[[Objective, Mapping[str, float]], dict[str, float]]
+"""The figures of an evaluation by their names in the log, given those before the first step, if there are any yet.
+
+All processes call it, and those of the first one count.
+"""
+
+
+def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resumed: bool = False) -> TrainingArguments:
+    """A recipe in the Trainer's terms. There is one seed for everything; the last, short batch of an epoch is dropped.
+
+    `chooser` is the figure in the log that chooses a checkpoint: the highest of dev data, or the lowest loss of rows
+    held out; None without either. Under torchrun each batch is split, so that the processes together see what one would
+    see alone.
+    """
+    parts = getattr(recipe, "accumulation_steps", 1)
+    return TrainingArguments(
+        output_dir=str(folder),
+        accelerator_config={"split_batches": True},
+        per_device_train_batch_size=recipe.batch_size // parts,
+        gradient_accumulation_steps=parts,
+        num_train_epochs=recipe.epochs,
+        max_steps=recipe.max_steps or -1,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="polynomial",
+        lr_scheduler_kwargs={"lr_end": recipe.end_learning_rate, "power": 1.0},  # linear
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        adam_beta2=recipe.adam_beta2,
+        max_grad_norm=recipe.max_grad_norm,
+        optim="adamw_torch_fused",  # one pass over the weights: on a CPU 7 times as fast
+        bf16=recipe.precision == "bf16",
+        tf32=True if recipe.precision == "tf32" else None,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,  # objectives use all of their parameters
+        seed=recipe.seed,
+        dataloader_drop_last=True,
+        dataloader_num_workers=recipe.workers,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        logging_strategy="steps",
+        logging_steps=recipe.log_steps,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if chooser else "no",
+        eval_steps=recipe.eval_steps,
+        eval_on_start=bool(chooser) and not resumed,
+        save_strategy="steps",
+        save_steps=recipe.save_steps or recipe.eval_steps,
+        save_total_limit=2,
+        restore_callback_states_from_checkpoint=recipe.patience is not None,
+        metric_for_best_model=chooser,
+        greater_is_better=chooser.startswith(DEV) if chooser else None,
+        report_to=[name for name in recipe.report_to if name in TRACKERS],
+        run_name=folder.resolve().name,
+    )
+
+
+class ObjectiveTrainer(Trainer):
+    """Trains `objective`; an evaluation asks `figures` for what the log and the choice of a checkpoint need.
+
+    The best weights are kept in the file `best`, separate from the checkpoints, which also hold the optimiser's state.
+    """
+
+    objective: Objective
+
+    def __init__(
+        self,
+        objective: Objective,
+        corpus: Corpus,
+        arguments: TrainingArguments,
+        figures: Figures | None = None,
+        best: Path | None = None,
+    ) -> None:
+        super().__init__(
+            model=objective,
+            args=arguments,
+            train_dataset=corpus,
+            eval_dataset=None if figures is None else (),  # evaluation needs one, but `evaluate` does not read it
+            data_collator=objective.views,
+        )
+        self.remove_callback(ProgressCallback)
+        self.objective = objective
+        self.corpus = corpus
+        self.figures = figures
+        self.best = best
+        self._parts: list[dict[str, Tensor]] = []
+
+    def train(self, *arguments: Any, **keywords: Any) -> TrainOutput:
+        """Raises RunError if a step needs more memory than the GPU has, or if the loss is not finite."""
+        try:
+            return super().train(*arguments, **keywords)
+        except torch.OutOfMemoryError as error:
+            keys = [words for key, words in LESS_MEMORY.items() if hasattr(self.objective.recipe, key)]
+            found = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
+            raise RunError(f"{found}; write {' or '.join(['a lower batch_size', *keys])}") from error
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        order, recipe = self._order(), self.objective.recipe
+        return WholeBatches(order, recipe.batch_size) if getattr(recipe, "accumulation_steps", 1) > 1 else order
+
+    def _order(self) -> EpochSampler:
+        recipe = self.objective.recipe
+        if getattr(recipe, "no_duplicates", False):
+            return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)
+        if recipe.weights:
+            return WeightedSampler(self.corpus.files(), recipe.weights, recipe.seed)
+        if not recipe.group_by_length:
+            return RandomSampler(len(self.corpus), recipe.seed)
+        lengths = [sum(map(len, row)) for row in self.corpus.rows]  # characters are precise enough
+        return LengthGroupedSampler(lengths, recipe.batch_size, recipe.seed)
+
+    def get_train_dataloader(self) -> Any:
+        loader: Any = super().get_train_dataloader()
+        batches = loader.batch_sampler
+        # accelerate's shard of the batches has no sampler, so a resumed epoch would have the order of the first one
+        loader.set_sampler(getattr(batches, "batch_sampler", batches).sampler)
+        return loader
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        return int(self.objective.recipe.batch_size)  # of all processes; the Trainer would multiply it by their number
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+        outputs: dict[str, Tensor] = model(**inputs)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
+        """Forward and backward pass of one batch, with GradCache if the recipe sets `mini_batch_size`."""
+        size = getattr(self.objective.recipe, "mini_batch_size", None)
+        if size is None:
+            return super().training_step(model, inputs, *arguments, **keywords)
+        assert isinstance(self.objective, Chunked), "only recipes of contrastive methods have this key. This is a bug."
+        model.train()
+        # DistributedDataParallel expects one pass, so it is bypassed and its gradients are averaged here
+        views: dict[str, Any] = self._prepare_inputs(inputs)
+        outputs = backward_in_chunks(self.objective, views, size, self.accelerator.autocast)
+        average_gradients(self.objective)
+        loss = outputs.pop("loss")
+        self._parts.append(outputs)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._parts:
+            parts, self._parts = self._parts, []
+            for name in parts[0]:
+                logs[name] = torch.stack([part[name] for part in parts]).mean().item()
+            if not math.isfinite(logs["loss"] + logs.get("grad_norm", 0.0)):
+                raise RunError(
+                    f"the loss is {logs['loss']} at step {self.state.global_step}, the gradient's norm "
+                    f"{logs.get('grad_norm')}; lower learning_rate, or use precision = 'fp32'"
+                )
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        with quiet():  # it would warn of checkpoints less than a second apart
+            super()._save_checkpoint(*arguments, **keywords)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save this process's random state, and wait for those of the others: trainer_state.json is written next."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        assert self.figures is not None, "evaluation without figures is switched off in the arguments. This is a bug."
+        start = next((entry for entry in self.state.log_history if entry["step"] == 0), {})
+        found = [self.figures(self.objective, start)]
+        broadcast_object_list(found)  # so that all processes agree which checkpoint is best
+        (metrics,) = found
+        self.log(dict(metrics))
+        score = metrics[str(self.args.metric_for_best_model)]
+        if self.best and self._is_best(score) and self.is_world_process_zero():
+            with replacing(self.best) as partial:
+                save_model(self.objective, str(partial), {"step": str(self.state.global_step), "metric": repr(score)})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if self.state.global_step == 0:  # the Trainer records later steps alone; one of them wins a tie with this one
+            worst = -math.inf if self.args.greater_is_better else math.inf
+            self.state.best_metric, self.state.best_global_step = math.nextafter(score, worst), 0
+        return metrics
+
+    def load_best(self) -> None:
+        """Load the best weights if an evaluation chose some; otherwise those of the last step stay.
+
+        A killed run may have saved them after its last checkpoint, at an evaluation that came out worse when it was
+        repeated. So it is the file that says whose weights they are.
+        """
+        if self.best and self.best.is_file():
+            load_model(self.objective, self.best)
+            with safe_open(self.best, "pt") as file:
+                about = file.metadata() or {}
+            if "step" in about:  # it is not in a run that an older version began
+                self.state.best_global_step, self.state.best_metric = int(about["step"]), float(about["metric"])
+
+    def _is_best(self, score: float) -> bool:
+        """Whether it is better than all before; the Trainer records it after the evaluation."""
+        former = self.state.best_metric
+        return former is None or (score > former if self.args.greater_is_better else score < former)

@@ -1,0 +1,198 @@
+"""What contrastive methods share: passes over views, then a loss over all rows; a head between them, and a guide.
+
+Passes and loss are separate because they scale differently. A pass works row by row and may run in chunks whose
+activations are thrown away (GradCache). `loss` sees the vectors of all rows, and of all processes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+
+from cloze.training.data.corpus import Corpus
+from cloze.training.errors import RecipeError
+from cloze.training.evaluation.measures import Embed
+from cloze.training.hub.adoption import served
+from cloze.training.methods.gather import gather, rank_and_count
+from cloze.training.methods.losses import false_negatives, info_nce
+from cloze.training.methods.objective import Objective
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.heads import Head
+from cloze.training.model.masked_words import MaskedHead
+from cloze.training.model.pretrained import fastest_device
+from cloze.training.model.views import Pass, View, encode_trimmed
+
+__all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
+
+TEXTS: Final = 4096  # embedded at once: enough that the texts of a batch have similar lengths
+
+VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
+
+
+def loss_head(encoder: SentenceEncoder, recipe: Any) -> nn.Module:
+    """A tanh head for training only; or, with the recipe's `kept_head`, nothing: that head is in the encoder."""
+    if recipe.kept_head is None:
+        return projection(encoder)
+    if encoder.head is None:
+        encoder.head = projection(encoder) if recipe.kept_head == "tanh" else transform(encoder, recipe.encoder)
+    elif encoder.head.kind != recipe.kept_head:
+        raise RecipeError(
+            f"kept_head is {recipe.kept_head!r} and {recipe.encoder!r} has kept a {encoder.head.kind!r}; write that"
+        )
+    return nn.Identity()
+
+
+def projection(encoder: SentenceEncoder) -> Head:
+    """The contrastive papers' head, Linear(d, d) and tanh, initialised as BERT initialises its own weights."""
+    return Head("tanh", encoder.backbone.config)
+
+
+def transform(encoder: SentenceEncoder, source: str) -> Head:
+    """A head that begins as the layers of `source`'s masked-word head before its output matrix. Raises EncoderError."""
+    head, masked = Head("transform", encoder.backbone.config), MaskedHead.load(source)
+    head.load_state_dict(nn.Sequential(masked.dense, masked.activation, masked.norm).state_dict())
+    return head
+
+
+class Guide:
+    """The guide's vectors of texts, each computed once and kept in memory."""
+
+    def __init__(self, embed: Embed) -> None:
+        self._embed = embed
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+
+    @classmethod
+    def load(cls, source: str) -> Self:
+        """A run, a bundle (its most exact graph), an encoder's folder or a hub name. Raises ClozeError.
+
+        An encoder that has no embedding configuration of its own is read by mean pooling, without a template.
+        """
+        found = served(source) or SentenceEncoder.load(source, template="[X]", pooling="mean").to(fastest_device())
+        return cls(found.embed)
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Vectors (n, d)."""
+        self._add(texts)
+        return torch.from_numpy(np.stack([self._vectors[text] for text in texts]))
+
+    def read(self, texts: Iterable[str]) -> None:
+        """Embed all texts that training will ask for, with a progress bar.
+
+        A vector depends a little on the texts that it is computed with. They are the same in a run that is resumed.
+        """
+        distinct = list(dict.fromkeys(texts))
+        starts = range(0, len(distinct), TEXTS)
+        console, (rank, _) = Console(stderr=True), rank_and_count()
+        for start in track(starts, "guide", console=console, transient=True, disable=rank > 0):
+            self._add(distinct[start : start + TEXTS])
+
+    def _add(self, texts: Iterable[str]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        if new:
+            self._vectors |= zip(new, self._embed(new), strict=True)
+
+
+class Contrastive(Objective):
+    """Base class of the methods whose loss compares vectors across the batch. A subclass writes `encode` and `loss`."""
+
+    contrastive = True
+    tokenwise: ClassVar[tuple[str, ...]] = ()  # tensors that `draw` adds with a column per token, (n, L)
+    head: nn.Module  # between vectors and loss
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__(encoder, recipe)
+        if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
+            raise RecipeError(
+                f"dimensions has {max(recipe.dimensions)}; the encoder's vectors have {encoder.dimension}: lower it"
+            )
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        """The views with what a step draws at random before its passes (masked words, dropout rates)."""
+        return views
+
+    @abstractmethod
+    def encode(self, name: str, view: View) -> Tensor:
+        """The vectors of a view: (n, ...), row i from row i of the view alone."""
+
+    def passes(self) -> dict[str, Pass]:
+        """The passes over every view, by the argument of `loss` that takes their results."""
+        return {"vectors": self.encode}
+
+    @abstractmethod
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        """The results of each pass by view, all n rows of each -> what `forward` returns. Heads are applied here."""
+
+    def forward(self, **views: View) -> dict[str, Tensor]:
+        views, size = self.draw(views), self.recipe.mini_batch_size
+        results = {
+            argument: {
+                name: encode_trimmed(partial(run, name), view, size, self.tokenwise) for name, view in views.items()
+            }
+            for argument, run in self.passes().items()
+        }
+        return self.loss(views=views, **results)
+
+    def contrast(self, first: Tensor, second: Tensor) -> Tensor:
+        """InfoNCE of vectors (n, d) after the head, over the rows of all processes."""
+        return info_nce(self.joined(first), self.joined(second), self.recipe.temperature)
+
+    def joined(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, ..., d) after the head, of all processes, in fp32 because the gather's gradient is a sum."""
+        return gather(self.head(vectors).float())
+
+    def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
+        """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).
+
+        A vector is cut by zeros: the cosine is that of the shorter vector, and the head still sees its own width.
+        """
+        if not self.recipe.dimensions:
+            return loss(*vectors)
+        places = torch.arange(self.encoder.dimension, device=vectors[0].device)
+        cuts = [places < size for size in self.recipe.dimensions]
+        return torch.stack([loss(*(vector * cut for vector in vectors)) for cut in cuts]).mean()
+
+
+class FromPairs(Contrastive):
+    """Base class of the methods of pairs and hard negatives. A subclass calls `guided` in `views`."""
+
+    columns = tuple(range(1, len(VIEWS) + 1))
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__(encoder, recipe)
+        self.guide = Guide.load(recipe.guide) if recipe.guide else None
+
+    def begin(self, corpus: Corpus, folder: Path) -> None:
+        if self.guide is not None:
+            self.guide.read(text for row in chain(corpus.rows, corpus.held_out) for text in row)
+
+    def guided(self, views: dict[str, View], columns: list[tuple[str, ...]]) -> dict[str, View]:
+        """The views with `guide`, the guide's vectors of the texts of each (n, d), if there is a guide."""
+        if self.guide is None:
+            return views
+        texts = columns * 2 if len(columns) == 1 else columns
+        return {name: views[name] | {"guide": self.guide(each)} for name, each in zip(views, texts, strict=True)}
+
+    def pairs_loss(self, vectors: Iterable[Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        """`loss`, of vectors (n, d) of each view, and `left_out`: the share of comparisons that the guide removed."""
+        if self.guide is None:
+            return {"loss": self.nested(self._contrast, *vectors)}
+        anchors, positives, *negatives = (gather(view["guide"]) for view in views.values())
+        hard = torch.cat(negatives) if negatives else None  # (k·n, d)
+        left_out = false_negatives(anchors, positives, self.recipe.guide_margin, hard)
+        loss = self.nested(partial(self._contrast, left_out=left_out), *vectors)
+        return {"loss": loss, "left_out": left_out.float().mean()}
+
+    def _contrast(self, first: Tensor, second: Tensor, *negatives: Tensor, left_out: Tensor | None = None) -> Tensor:
+        """InfoNCE with hard negatives, all (n, d), over the rows of all processes."""
+        first, second = self.joined(first), self.joined(second)
+        hard = torch.cat([self.joined(each) for each in negatives]) if negatives else None  # (k·n, d)
+        return info_nce(first, second, self.recipe.temperature, hard, self.recipe.negative_weight, left_out)

@@ -1,0 +1,154 @@
+"""Distillation: match the sentence vectors of one teacher, or of several that saw the texts beforehand.
+
+The teacher may be the encoder itself, as it is served: then the student learns to give the same vectors in another
+template or by another pooling, such as at [MASK] (the recipe `mask`).
+
+The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
+divergence between the teacher's and the student's distributions of similarity over the batch + `spread_weight` x the
+uniformity of the student's vectors. An ensemble teaches better than each of its members (arXiv:1805.04770).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+
+from cloze.encoding.template import TEXT
+from cloze.training.data.corpus import Corpus, Row
+from cloze.training.data.teacher_vectors import TeacherVectors
+from cloze.training.encoder_source import own_reading
+from cloze.training.errors import RecipeError
+from cloze.training.evaluation.measures import Embed, units
+from cloze.training.hub.adoption import served
+from cloze.training.methods.gather import gather, rank_and_count
+from cloze.training.methods.losses import cosine_distance, similarity_divergence, uniformity
+from cloze.training.methods.objective import Objective
+from cloze.training.methods.teacher import embedded, parts
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import fastest_device
+from cloze.training.model.views import View, encode_trimmed, view
+from cloze.training.recipes.methods import DistillRecipe
+
+__all__ = ["Distill"]
+
+
+class Distill(Objective):
+    """The student has no dropout. Each text is embedded once: by teachers beforehand, or by one teacher in `begin`."""
+
+    def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self._taught: TeacherVectors | None = None
+        self._teacher: Embed | None = None  # a function, so that the teacher's modules do not belong to this one
+        if recipe.teacher_vectors:
+            self._taught = _fitting(_read(recipe), encoder, len(recipe.teacher_vectors))
+        else:
+            self._teacher = _teacher(recipe)
+        if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
+            encoder.backbone.set_attn_implementation("eager")
+
+    def begin(self, corpus: Corpus, folder: Path) -> None:
+        """Check that each text has a vector of every teacher, or embed it with the one teacher. Raises CorpusError."""
+        if self._teacher is None:
+            assert self._taught is not None, "there are vectors or a teacher. This is a bug."
+            for texts in _parts(corpus):
+                self._taught.find(texts)
+            return
+        count = len(corpus) + len(corpus.held_out)
+        found = TeacherVectors.collected(_parts(corpus), embedded(_parts(corpus), count, self._teacher, folder))
+        self._taught, self._teacher = _fitting(found, self.encoder), None
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        """What the student sees, and its `target`, the teacher's vectors (n, d)."""
+        texts = [text for (text,) in rows]
+        return {"student": view(self.pooling, texts) | {"target": torch.from_numpy(self._targets(texts))}}
+
+    def _targets(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        if self._taught is not None:
+            return self._taught.of(texts)
+        assert self._teacher is not None, "there are vectors or a teacher. This is a bug."  # before `begin`: a dry run
+        return _fitting(TeacherVectors.collected([texts], [self._teacher(texts)]), self.encoder).of(texts)
+
+    def forward(self, student: View) -> dict[str, Tensor]:
+        self.encoder.eval()
+        vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), student)  # (n, d)
+        vectors, targets = gather(vectors), gather(student["target"])  # the batch is that of all processes
+        parts: dict[str, Tensor] = {}
+        if self.recipe.cosine_weight:
+            parts["cosine_distance"] = cosine_distance(vectors, targets)
+        if self.recipe.divergence_weight:
+            parts["divergence"] = similarity_divergence(vectors, targets, self.recipe.temperature)
+        if self.recipe.spread_weight:
+            parts["uniformity"] = uniformity(vectors)
+        weights = {
+            "cosine_distance": self.recipe.cosine_weight,
+            "divergence": self.recipe.divergence_weight,
+            "uniformity": self.recipe.spread_weight,
+        }
+        loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
+        return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
+
+
+def _teacher(recipe: DistillRecipe) -> Embed:
+    """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
+    source = recipe.teacher or recipe.encoder
+    asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
+    given = {key: value for key, value in asked.items() if value is not None}
+    if not given and (found := served(source)) is not None:
+        if recipe.teacher is None:
+            _warn_of_own_reading(recipe)
+        return found.embed
+    if not given and recipe.teacher is None:
+        raise RecipeError(
+            f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
+            "teacher_pooling, such as mean, or another teacher"
+        )
+    reading = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | given
+    return SentenceEncoder.load(source, **reading).to(fastest_device()).embed
+
+
+def _warn_of_own_reading(recipe: DistillRecipe) -> None:
+    """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
+    own = own_reading(recipe.encoder) or {}
+    if own and own == recipe.model_dump(include=set(own)):
+        _say(
+            f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
+            "another --template, --pooling or --encoder"
+        )
+
+
+def _parts(corpus: Corpus) -> Iterator[Sequence[str]]:
+    """The texts of a corpus; those held out are the last."""
+    return parts(text for (text,) in chain(corpus.rows, corpus.held_out))
+
+
+def _read(recipe: DistillRecipe) -> TeacherVectors:
+    """The vectors that all teachers gave beforehand. Raises CorpusError."""
+    column = recipe.columns[0] if recipe.columns else "text"
+    weights = recipe.teacher_weights or (1.0,) * len(recipe.teacher_vectors)
+    return TeacherVectors.read(recipe.teacher_vectors, weights, column)
+
+
+def _fitting(found: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1) -> TeacherVectors:
+    """The vectors in the student's width.
+
+    One teacher's vectors of this width stay as they are. Others are projected to their principal axes, so that their
+    products change least, and turned to the student's own vectors of some texts (orthogonal Procrustes).
+    """
+    width = encoder.dimension
+    if teachers > 1 or found.vectors.shape[1] != width:
+        axes, kept = found.principal(width)
+        own = encoder.embed(found.sample)  # (n, d)
+        left, _, right = np.linalg.svd((found.of(found.sample) @ axes).T @ units(own), full_matrices=False)
+        found = found.projected((axes @ left @ right).astype(np.float32))
+        _say(f"teacher vectors: {kept:.1%} of their squares are in {axes.shape[1]} principal axes")
+    return found
+
+
+def _say(line: str) -> None:
+    """Print a line, once however many processes there are."""
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False, quiet=rank_and_count()[0] > 0).print(line)

@@ -1,0 +1,90 @@
+"""Rows of the corpus that are not trained on: the method's loss on them chooses the checkpoint where no dev data does.
+
+Dropout is on, as in training, because it is what tells the two views of a single text apart. Every evaluation draws the
+same dropout, masked words and edits, and leaves the random state and the statistics of training as they were.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from cloze.training.data.corpus import Row
+from cloze.training.evaluation.measures import alignment, uniformity
+from cloze.training.methods.gather import rank_and_count
+from cloze.training.methods.objective import Objective
+
+__all__ = ["HeldOut"]
+
+SPREAD_ROWS: Final = 1000  # at most, whose alignment and uniformity are computed: uniformity compares every two
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows, and the seed of what an evaluation draws."""
+
+    rows: Sequence[Row]
+    seed: int
+
+    @torch.no_grad()
+    def figures(self, objective: Objective) -> dict[str, float]:
+        """`loss`: the method's contrastive loss, or its loss if it has none; the mean of equal batches.
+
+        For a contrastive method also `alignment` and `uniformity` of the served vectors, for another one the parts of
+        its loss. Under torchrun all processes have to call this, and the loss is that of their joined batches.
+        """
+        rank, _ = rank_and_count()
+        with _undisturbed(objective):
+            torch.manual_seed(self.seed + (rank << 16))
+            losses = [_losses(objective, batch) for batch in self._batches(objective)]
+            figures = {name: float(np.mean([each[name] for each in losses])) for name in losses[0]}
+            if objective.contrastive:
+                figures = {"loss": figures.get("contrast", figures["loss"])} | self._spread(objective)
+        return figures
+
+    def _batches(self, objective: Objective) -> Iterator[Sequence[Row]]:
+        """This process's rows of each batch. Batches are as large as those of training, if there are enough rows."""
+        (rank, count), parts = rank_and_count(), getattr(objective.recipe, "accumulation_steps", 1)
+        own = min(objective.recipe.batch_size // parts, len(self.rows)) // count
+        size = own * count
+        for start in range(rank * own, len(self.rows) // size * size, size):
+            yield self.rows[start : start + own]
+
+    def _spread(self, objective: Objective) -> dict[str, float]:
+        """Positives are the first two of the recipe's columns, or a text without and with dropout.
+
+        Of two columns, the first is in the template of queries and the second in that of documents.
+        """
+        encoder, columns = objective.encoder, list(zip(*self.rows[:SPREAD_ROWS], strict=True))
+        if len(objective.recipe.columns) > 1:
+            vectors = encoder.named("query").embed(columns[0])
+            positives = encoder.named("document").embed(columns[1])
+        else:
+            vectors = encoder.embed(columns[0])
+            positives = encoder.embed(columns[0], dropout=True)
+        return {"alignment": float(alignment(vectors, positives).mean()), "uniformity": uniformity(vectors)}
+
+
+def _losses(objective: Objective, rows: Sequence[Row]) -> dict[str, float]:
+    """The loss and its parts."""
+    device = objective.encoder.device
+    views = {
+        name: {key: tensor.to(device) for key, tensor in view.items()} for name, view in objective.views(rows).items()
+    }
+    return {name: float(part) for name, part in objective(**views).items()}
+
+
+@contextmanager
+def _undisturbed(objective: Objective) -> Iterator[None]:
+    """Training mode within the context; afterwards the mode, the buffers and the random states are those before."""
+    device, was_training = objective.encoder.device, objective.training
+    buffers = {name: buffer.clone() for name, buffer in objective.named_buffers()}  # such as BatchNorm's statistics
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        objective.train()
+        yield
+    objective.train(was_training)
+    for name, buffer in objective.named_buffers():
+        buffer.copy_(buffers[name])

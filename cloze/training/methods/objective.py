@@ -1,0 +1,54 @@
+"""A training method: views of a batch of texts, and a loss over them.
+
+An objective owns what only training needs (heads, second templates, teachers). The encoder inside it is what is
+served, so export forgets the rest by construction.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from cloze.training.data.corpus import Corpus, Row
+from cloze.training.errors import RecipeError
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View
+
+__all__ = ["Objective"]
+
+
+class Objective(nn.Module, ABC):
+    """Base class of the methods. A subclass writes `views` and `forward`."""
+
+    columns: ClassVar[tuple[int, ...]] = (1,)  # how many columns a row may have
+    contrastive: ClassVar[bool] = False  # whether its loss draws vectors together and apart
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.recipe = recipe
+        limit = encoder.config.max_tokens
+        if recipe.max_tokens > limit:
+            raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
+        self.pooling = encoder.make_pooling(recipe.template, recipe.max_tokens)  # the encoder's own, with a lower limit
+
+    @abstractmethod
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        """Rows of the corpus -> the token ids that `forward` takes by name."""
+
+    def begin(self, corpus: Corpus, folder: Path) -> None:
+        """Do once what depends on the texts alone; `fit` calls it before the first step.
+
+        What it writes to `folder`, which all processes share, is there when the run is resumed.
+        """
+        return
+
+    @abstractmethod
+    def forward(self, *_: Any, **views: Any) -> dict[str, Tensor]:
+        """Views by name -> {"loss": scalar with gradient, and detached parts to log by name}."""
+
+    def save(self, folder: Path) -> None:
+        """Write the result of the training: the encoder alone, unless a method adds to it."""
+        self.encoder.save(folder)

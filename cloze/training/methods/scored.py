@@ -1,0 +1,48 @@
+"""Pairs of sentences with a score: CoSENT, and AnglE (arXiv:2309.12871), which train the order of the pairs.
+
+The columns are two texts and their score, on any scale that grows with similarity. Scores are compared within a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cloze.training.data.corpus import Row
+from cloze.training.methods.contrastive import VIEWS, Contrastive
+from cloze.training.methods.gather import gather
+from cloze.training.methods.losses import PAIR_SIMILARITIES, cosent
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View, view
+from cloze.training.recipes.methods import ScoredRecipe
+
+__all__ = ["Scored"]
+
+
+class Scored(Contrastive):
+    """The served vectors are compared: there is no head."""
+
+    columns = (3,)
+    contrastive = False  # a pair with a low score is not a positive
+
+    def __init__(self, encoder: SentenceEncoder, recipe: ScoredRecipe) -> None:
+        super().__init__(encoder, recipe)
+        self.head = nn.Identity()
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        first, second, scores = zip(*rows, strict=True)
+        views = {name: view(self.pooling, texts) for name, texts in zip(VIEWS, (first, second), strict=False)}
+        views["first"]["score"] = torch.tensor([float(score) for score in scores])  # (n)
+        return views
+
+    def encode(self, name: str, view: View) -> Tensor:
+        return self.encoder.vectors(view, self.pooling)  # (n, d)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        scores = gather(views["first"]["score"])
+
+        def ranking(first: Tensor, second: Tensor) -> Tensor:
+            similarities = PAIR_SIMILARITIES[self.recipe.loss](self.joined(first), self.joined(second))
+            return cosent(similarities, scores, self.recipe.scale)
+
+        return {"loss": self.nested(ranking, vectors["first"], vectors["second"])}

@@ -1,0 +1,109 @@
+"""SG and SG-OPT (arXiv:2106.07345): the hidden layers of a frozen copy guide the [CLS] vector of the tuned encoder.
+
+One column is the paper's method. A second column is a back-translation of the first. It goes to the frozen copy
+(BT + SG-OPT), or to the tuned encoder itself (BT) if `positives` is "translation".
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cloze.training.data.corpus import Row
+from cloze.training.errors import RecipeError
+from cloze.training.methods.contrastive import Contrastive
+from cloze.training.methods.losses import SELF_GUIDED, parameter_drift
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View, view
+from cloze.training.recipes.methods import SGRecipe
+
+__all__ = ["SG"]
+
+
+class SG(Contrastive):
+    """L_base of section 3.1, or L_opt1 to L_opt3 of section 3.2, and the distance from the frozen copy.
+
+    The copy is the encoder that the recipe names, in evaluation mode, and is not in a checkpoint. The embeddings of the
+    tuned encoder do not change. opt3 takes all layers; the others draw one per sentence and step.
+    """
+
+    columns = (1, 2)
+
+    def __init__(self, encoder: SentenceEncoder, recipe: SGRecipe) -> None:
+        super().__init__(encoder, recipe)
+        depth = int(encoder.backbone.config.num_hidden_layers)
+        highest = max(recipe.first_layer, recipe.last_layer or 0)
+        if highest > depth:
+            raise RecipeError(
+                f"first_layer or last_layer is {highest}; the encoder's layers are 0, its embeddings, to {depth}: "
+                "lower it"
+            )
+        self.layers = range(recipe.first_layer, (depth if recipe.last_layer is None else recipe.last_layer) + 1)
+        frozen = copy.deepcopy(encoder.backbone)
+        frozen.train(False)
+        frozen.requires_grad_(False)
+        self._frozen = (frozen,)  # in a tuple, so that it is not a submodule
+        encoder.backbone.embeddings.requires_grad_(False)
+        self.head = _head(encoder, recipe.head_width) if recipe.head_width else nn.Identity()
+
+    def views(self, rows: Sequence[Row]) -> dict[str, View]:
+        columns = list(zip(*rows, strict=True))
+        other = "frozen" if self.recipe.positives == "layers" else "translation"
+        return {"tuned": view(self.pooling, columns[0]), other: view(self.pooling, columns[-1])}
+
+    def draw(self, views: dict[str, View]) -> dict[str, View]:
+        if self.recipe.variant == "opt3" or "frozen" not in views:
+            return views
+        frozen = views["frozen"]
+        layer = torch.randint(len(self.layers), (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
+        return views | {"frozen": {**frozen, "layer": layer}}  # (n), counted from first_layer
+
+    def encode(self, name: str, view: View) -> Tensor:
+        if name != "frozen":
+            return self.encoder.vectors(view, self.pooling)  # (n, d)
+        pooled = self._guides(view["input_ids"], view["attention_mask"])  # (n, layers, d)
+        if "layer" not in view:
+            return pooled
+        return pooled[torch.arange(len(pooled), device=pooled.device), view["layer"]]  # (n, d)
+
+    @torch.no_grad()
+    def _guides(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Every layer of the frozen copy pooled over all attended tokens, [CLS] and [SEP] among them."""
+        frozen = _on(self._frozen[0], input_ids.device)
+        states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
+        attended = attention_mask.bool().unsqueeze(-1)  # (n, L, 1)
+        pooling = self.recipe.guide_pooling
+        return torch.stack([_pool(states[layer].float(), attended, pooling) for layer in self.layers], 1)
+
+    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
+        sentences, guides = vectors["tuned"], vectors["frozen" if "frozen" in vectors else "translation"]
+        if self.recipe.variant == "opt3" and guides.dim() == 2:
+            guides = guides.unsqueeze(1)  # one view per sentence
+        contrast = self.nested(self._contrast, sentences, guides)
+        drift = parameter_drift(self.encoder.backbone.parameters(), _on(self._frozen[0], contrast.device).parameters())
+        loss = contrast + self.recipe.drift_weight * drift
+        return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
+
+    def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
+        return SELF_GUIDED[self.recipe.variant](self.joined(sentences), self.joined(guides), self.recipe.temperature)
+
+
+def _on(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device)
+
+
+def _pool(hidden: Tensor, attended: Tensor, pooling: str) -> Tensor:
+    """Hidden states (n, L, d) -> (n, d) over the attended tokens (n, L, 1)."""
+    if pooling == "max":
+        return hidden.masked_fill(~attended, -torch.inf).amax(1)
+    return (hidden * attended).sum(1) / attended.sum(1)
+
+
+def _head(encoder: SentenceEncoder, width: int) -> nn.Sequential:
+    """The paper's f, shared by sentences and guides: two layers, each with a GELU, initialised as in BERT."""
+    first, second = nn.Linear(encoder.dimension, width), nn.Linear(width, width)
+    for linear in (first, second):
+        nn.init.normal_(linear.weight, std=encoder.backbone.config.initializer_range)
+        nn.init.zeros_(linear.bias)
+    return nn.Sequential(first, nn.GELU(), second, nn.GELU())

@@ -1,0 +1,58 @@
+"""A teacher's vectors of all texts, computed before the first step and kept in the run folder until the last.
+
+A file is called by the digest of its texts, so that a folder can hold those of several lists.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from cloze.encoding.files import replacing
+from cloze.training.data.teacher_vectors import HELD
+from cloze.training.evaluation.measures import Embed
+from cloze.training.methods.gather import rank_and_count, wait
+
+__all__ = ["embedded", "parts"]
+
+TEXTS: Final = 8192  # in one file, or looked up at once
+SHOWN: Final = 256  # texts between two moves of the progress bar
+
+
+def parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:
+    """The texts, TEXTS at a time."""
+    left = iter(texts)
+    while part := list(islice(left, TEXTS)):
+        yield part
+
+
+def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: Path) -> Iterator[NDArray[np.float16]]:
+    """The vectors (n, d) of each part of `count` texts, with a progress bar.
+
+    Each process embeds its share of the parts and writes them to the folder, from where all read them. A resumed run
+    finds those that are there.
+    """
+    rank, processes = rank_and_count()
+    folder.mkdir(exist_ok=True)
+    files = list[Path]()
+    with tqdm(total=count, desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
+        for number, texts in enumerate(parts):
+            digest = blake2b("\0".join(texts).encode(), digest_size=16).hexdigest()
+            files.append(file := folder / f"{digest}.npy")
+            if number % processes == rank and not file.is_file():
+                order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+                found: list[NDArray[np.float32]] = []
+                for rows in np.array_split(np.array(order), max(1, len(texts) // SHOWN)):
+                    found.append(embed([texts[row] for row in rows]))
+                    bar.update(len(rows))
+                with replacing(file) as partial, partial.open("wb") as out:
+                    np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
+            else:
+                bar.total -= len(texts)
+    wait()
+    return map(np.load, files)

@@ -1,0 +1,162 @@
+"""cloze mine MODEL --pairs FILE --out FILE: hard negatives for pairs, found by a model.
+
+For each pair the texts most similar to its first text are its negatives: texts that are not its positive, and not as
+similar as the positive less `margin`, because those are often positives that nobody marked (NV-Retriever,
+arXiv:2407.15831). The result is a corpus with one more column per negative.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+from rich.console import Console
+
+from cloze.command import run
+from cloze.encoding.files import check_new_file, replacing
+from cloze.training.data.corpus import read_corpus
+from cloze.training.errors import RunError
+from cloze.training.evaluation.measures import nearest, units
+from cloze.training.evaluation.options import ModelOptions
+
+__all__ = ["main", "mine"]
+
+Count = Annotated[int, Field(ge=1)]
+Search = Callable[[NDArray[np.float64], NDArray[np.float64], int], Iterator[tuple[Any, Any]]]
+"""Unit vectors of queries (n, d) and texts (m, d), and a depth -> cosines and indices of each query's nearest."""
+
+LINKS: Final = 32  # of each text in FAISS's graph
+EXPLORED: Final = 256  # texts that FAISS looks at for a query
+ENDINGS: Final = (".csv", ".tsv", ".jsonl")
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+class MineOptions(ModelOptions):
+    """Find hard negatives for pairs of texts with a model, in the pairs' own second column or in other files."""
+
+    model: CliPositionalArg[str] = Field(
+        description="a run, a bundle (its most exact graph, or --precision), an encoder's folder, a hub name, or a "
+        "server's http://HOST:PORT"
+    )
+    pairs: Path = Field(description="file of pairs: csv, tsv, jsonl or parquet")
+    columns: CliVariadicArg[list[str]] = Field(
+        ["sent0", "sent1"], min_length=2, max_length=2, description="its columns: the text, and its positive"
+    )
+    corpus: CliVariadicArg[list[str]] = Field(
+        [], description="files of sentences to take negatives from (default: the second column of the pairs)"
+    )
+    corpus_columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in csv, tsv, jsonl or parquet files of --corpus"
+    )
+    out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
+    negatives: Count = Field(1, description="negatives per pair; a pair with fewer is left out")
+    margin: Annotated[float, Field(ge=0, le=2)] = Field(
+        0.05, description="a negative's cosine is at most the positive's less this"
+    )
+    depth: Count = Field(100, description="nearest texts to choose from")
+    faiss: bool = Field(False, description="search with FAISS, approximately, in its HNSW index; needs cloze[faiss]")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = MineOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze mine")
+
+    from cloze.training.evaluation.subjects import (
+        subjects,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    if options.out.suffix not in ENDINGS:
+        raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")
+    check_new_file(options.out)
+    search = _faiss_search() if options.faiss else nearest  # first: FAISS may not be installed
+    pairs = read_corpus([str(options.pairs)], options.columns)
+    positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
+    texts = positives
+    if options.corpus:
+        texts = list(dict.fromkeys(text for (text,) in read_corpus(options.corpus, options.corpus_columns).rows))
+    subject = next(subjects(options.model, options))
+    queries = units(subject.embed_queries([text for text, _ in pairs.rows]))
+    places = {text: place for place, text in enumerate(dict.fromkeys([*texts, *positives]))}
+    vectors = units(subject.documents(list(places)))  # the texts come first
+    likeness = (queries * vectors[[places[positive] for _, positive in pairs.rows]]).sum(1)
+    found = search(queries, vectors[: len(texts)], min(options.depth, len(texts)))
+    negatives = mine(pairs.rows, likeness, found, texts, options.negatives, options.margin)
+    rows = [(*pair, *each) for pair, each in zip(pairs.rows, negatives, strict=True) if each]
+    if not rows:
+        raise RunError(
+            f"no pair has {options.negatives} negatives among its {options.depth} nearest texts with a margin of "
+            f"{options.margin}; lower --margin or --negatives, raise --depth, or give more texts with --corpus"
+        )
+    names = ["negative"] if options.negatives == 1 else [f"negative{n}" for n in range(1, options.negatives + 1)]
+    _write(options.out, [*options.columns, *names], rows)
+    columns = " ".join([*options.columns, *names])
+    next_words = f"--corpus {options.out} --columns {columns}"
+    console.print(f"{options.out}: {len(rows):,} rows of {len(pairs):,} pairs; next: {next_words}")
+
+
+def mine(
+    pairs: Sequence[tuple[str, ...]],
+    likeness: NDArray[np.floating],
+    found: Iterable[tuple[NDArray[np.floating], NDArray[np.integer]]],
+    texts: Sequence[str],
+    count: int,
+    margin: float,
+) -> list[tuple[str, ...]]:
+    """The `count` negatives of each pair, most similar first; none if there are fewer.
+
+    `likeness` (n) has each pair's own cosine, `found` the cosines and the indices of its nearest `texts`. The pair's
+    own texts are left out, and so are the positives of other pairs with the same first text.
+    """
+    own: dict[str, set[str]] = {}
+    for text, positive in pairs:
+        own.setdefault(text, {text}).add(positive)
+    negatives: list[tuple[str, ...]] = []
+    for (text, _), limit, (cosines, places) in zip(pairs, likeness - margin, found, strict=True):
+        wanted = (texts[place] for cosine, place in zip(cosines, places, strict=True) if cosine <= limit)
+        kept = [candidate for candidate in wanted if candidate not in own[text]][:count]
+        negatives.append(tuple(kept) if len(kept) == count else ())
+    return negatives
+
+
+def _faiss_search() -> Search:
+    """Raises RunError if FAISS is not installed."""
+    if find_spec("faiss") is None:
+        raise RunError("--faiss needs FAISS, which is not installed: pip install 'cloze[faiss]'")
+    return nearest_by_faiss
+
+
+def nearest_by_faiss(
+    queries: NDArray[np.float64], texts: NDArray[np.float64], depth: int
+) -> Iterator[tuple[NDArray[np.floating], NDArray[np.integer]]]:
+    """`nearest`, approximately, by FAISS."""
+    import faiss
+
+    index = faiss.IndexHNSWFlat(texts.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = index.hnsw.efSearch = max(EXPLORED, depth)
+    index.add(texts.astype(np.float32))
+    cosines, places = index.search(queries.astype(np.float32), depth)
+    for row, each in zip(cosines, places, strict=True):
+        yield row[each >= 0], each[each >= 0]
+
+
+def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    with replacing(file) as partial, partial.open("w", encoding="utf-8", newline="") as out:
+        if file.suffix == ".jsonl":
+            for row in rows:
+                out.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
+            return
+        writer = csv.writer(out, delimiter="\t" if file.suffix == ".tsv" else ",")
+        writer.writerow(names)
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

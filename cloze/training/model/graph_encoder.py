@@ -1,0 +1,68 @@
+"""Run a bundle's graph: the vectors of the service without the service."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
+from cloze.encoding.text import TextEncoder, token_batches
+
+__all__ = ["GraphEncoder", "provider", "session"]
+
+
+class GraphEncoder:
+    """A graph, its text encoder and those of the named templates."""
+
+    def __init__(self, graph: Path, text_encoder: TextEncoder, named: Mapping[str, TextEncoder] | None = None) -> None:
+        self.session = session(graph)
+        self.text_encoder = text_encoder
+        self._named = named or {}
+
+    @classmethod
+    def of(cls, bundle: Bundle, precision: Precision) -> Self:
+        """Raises BundleError if the bundle has no graph of that precision."""
+        return cls(bundle.graph(precision), bundle.text_encoder, bundle.named)
+
+    def within(self, text_encoder: TextEncoder) -> Self:
+        """The same graph with another text encoder."""
+        other = copy.copy(self)
+        other.text_encoder = text_encoder
+        return other
+
+    def named(self, name: str) -> Self:
+        """The same graph with the named template, or with its own if there is none of this name."""
+        return self.within(self._named.get(name, self.text_encoder))
+
+    def embed(self, texts: Sequence[str], batch_tokens: int = 8192) -> NDArray[np.float32]:
+        """Texts -> vectors (n, d) float32, in the texts' order."""
+        return self.embed_ids([tokens.ids for tokens in self.text_encoder.encode(texts)], batch_tokens)
+
+    def embed_ids(self, sequences: Sequence[Sequence[int]], batch_tokens: int = 8192) -> NDArray[np.float32]:
+        """Sequences of ids, template included -> vectors (n, d) float32, in the sequences' order."""
+        dimension = self.session.get_outputs()[0].shape[1]
+        vectors = np.empty((len(sequences), dimension), dtype=np.float32)
+        for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
+            batch = self.text_encoder.pad([sequences[row] for row in rows])
+            vectors[rows] = self.session.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
+        return vectors
+
+
+def provider() -> str:
+    """The execution provider that is used here: CUDA if there is one, otherwise the CPU."""
+    available = onnxruntime.get_available_providers()
+    return next(name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available)
+
+
+def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
+    """Open a graph, given as a path or as bytes, with `provider`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    source = graph if isinstance(graph, bytes) else str(graph)
+    exact = {"use_tf32": "0"}  # TF32 moves a vector by 1.5e-4 of its length
+    cuda = [("CUDAExecutionProvider", exact)] if provider() == "CUDAExecutionProvider" else []
+    return onnxruntime.InferenceSession(source, options, providers=[*cuda, "CPUExecutionProvider"])

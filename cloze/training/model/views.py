@@ -1,0 +1,59 @@
+"""A view: the token ids of a batch of texts. Encoded in parts of similar length, so that there is less padding.
+
+A row's vector depends on no other row and not on padding, so the vectors and their gradients are those of one batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from cloze.training.model.pooling import Pooling
+
+__all__ = ["Pass", "View", "encode_trimmed", "trimmed", "view"]
+
+View = dict[str, Tensor]  # input_ids and attention_mask, both (n, L), and tensors that a method adds, one row per text
+
+Pass = Callable[[str, View], Tensor]
+"""The name of a view and the view -> (n, ...), row i from row i of the view alone."""
+
+PARTS: Final = 4  # at most, of one batch: more parts save little padding, and small products run slower
+CPU_TOKENS: Final = 512  # at least, of one part, padding included
+CUDA_TOKENS: Final = 32_768  # the same on a GPU; an estimate: below it a GPU waits for its next kernel
+TOKENWISE: Final = ("input_ids", "attention_mask")  # (n, L); others are (n, ...), unless the caller names them
+
+
+def view(pooling: Pooling, texts: Sequence[str]) -> View:
+    """Texts in the template of `pooling`, padded to the longest."""
+    input_ids, attention_mask = map(torch.from_numpy, pooling.text_encoder.batch(texts))
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def encode_trimmed(
+    encode: Callable[[View], Tensor], view: View, size: int | None = None, tokenwise: Sequence[str] = ()
+) -> Tensor:
+    """The rows of `encode(view)`, (n, ...), in the view's order, encoded `size` rows at a time."""
+    places, vectors = zip(*((rows, encode(part)) for rows, part in trimmed(view, size, tokenwise)), strict=True)
+    return torch.cat(vectors)[torch.cat(places).argsort()]
+
+
+def trimmed(view: View, size: int | None = None, tokenwise: Sequence[str] = ()) -> Iterator[tuple[Tensor, View]]:
+    """Yield `size` rows at a time, shortest first: their indices, and their part of the view without common padding.
+
+    The default is up to PARTS parts, none smaller than CPU_TOKENS or CUDA_TOKENS. `tokenwise` names what a method adds
+    with a column per token, (n, L).
+    """
+    lengths, size, cut = view["attention_mask"].sum(1), size or _size(view), (*TOKENWISE, *tokenwise)
+    if size >= len(lengths):
+        yield torch.arange(len(lengths), device=lengths.device), view
+        return
+    for rows in lengths.argsort(stable=True).split(size):
+        longest = int(lengths[rows[-1]])
+        yield rows, {key: tensor[rows, :longest] if key in cut else tensor[rows] for key, tensor in view.items()}
+
+
+def _size(view: View) -> int:
+    ids = view["input_ids"]
+    parts = max(1, min(PARTS, ids.numel() // (CUDA_TOKENS if ids.is_cuda else CPU_TOKENS)))
+    return -(-len(ids) // parts)

@@ -1,0 +1,543 @@
+"""The keys of each training method, beside those that all have. A method's own module says what they do.
+
+They are apart from the methods, so that a recipe is read, checked and described without torch.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cloze.encoding.bundle import SEARCH_NAMES
+from cloze.encoding.errors import TemplateError
+from cloze.encoding.template import PoolingMode, Template
+from cloze.training.recipes.recipe import Positive, Recipe
+
+__all__ = [
+    "RECIPES",
+    "BatchRecipe",
+    "ContrastiveRecipe",
+    "DiffCSERecipe",
+    "DistillRecipe",
+    "Distribution",
+    "EditKind",
+    "Guessing",
+    "MLMRecipe",
+    "OptiPromptRecipe",
+    "PairsRecipe",
+    "PromptBERTRecipe",
+    "RankingRecipe",
+    "SGRecipe",
+    "SSimCSERecipe",
+    "ScoredRecipe",
+    "SimCSERecipe",
+    "well_formed",
+]
+
+Layer = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
+EditKind = Literal["replace", "insert", "delete"]
+Guessing = Literal["best", "sampled"]
+TWO_TEMPLATES: Final = ("different", "denoised")  # modes of PromptBERT
+Distribution = Literal["fixed", "uniform", "beta", "truncnormal", "choice"]
+
+FORMS: Final[dict[Distribution, str]] = {
+    "fixed": "one rate below 1, such as [0.1]",
+    "uniform": "the lowest and the highest rate, below 1, such as [0.0, 0.2]",
+    "beta": "its two parameters, above 0, such as [2.0, 18.0]",
+    "truncnormal": "mean, standard deviation, lowest and highest rate, such as [0.1, 0.05, 0.0, 0.2]",
+    "choice": "the rates to choose from, below 1, such as [0.05, 0.1, 0.15]",
+}
+
+
+class BatchRecipe(Recipe):
+    """The keys of every method whose loss compares the vectors of a batch."""
+
+    dimensions: tuple[Positive, ...] = Field(
+        (),
+        description="Matryoshka: average the loss of vectors cut to each of these sizes; empty: whole vectors",
+    )
+    mini_batch_size: Positive | None = Field(
+        None, description="GradCache: encode this many rows at a time, twice, which saves memory; unset: all at once"
+    )
+
+    @model_validator(mode="after")
+    def _distinct_dimensions(self) -> Self:
+        if len(set(self.dimensions)) < len(self.dimensions):
+            raise ValueError(f"dimensions has one size twice: {', '.join(map(str, self.dimensions))}; write each once")
+        return self
+
+
+class ContrastiveRecipe(BatchRecipe):
+    """The keys of every contrastive method."""
+
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the loss")
+    no_duplicates: bool = Field(
+        False, description="put no text into a batch twice, because it would be a negative of itself"
+    )
+
+    @model_validator(mode="after")
+    def _one_order(self) -> Self:
+        orders = {"group_by_length": self.group_by_length, "weights": self.weights}
+        other = next((name for name, asked in orders.items() if asked), None)
+        if self.no_duplicates and other:
+            raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")
+        return self
+
+
+class PairsRecipe(ContrastiveRecipe):
+    """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
+
+    negative_weight: float = Field(
+        0.0, description="added to the logits of a row's own hard negatives: their logarithmic weight"
+    )
+    kept_head: Literal["tanh", "transform"] | None = Field(
+        None,
+        description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
+        "head; unset: a tanh in training only",
+    )
+    guide: str | None = Field(
+        None,
+        description="run, bundle, encoder's folder or hub name that finds false negatives in a batch, which are left "
+        "out of the loss; unset: none",
+    )
+    guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
+        0.0, description="ignore negatives whose cosine, by the guide, is above the positive's less this margin"
+    )
+
+    @model_validator(mode="after")
+    def _guided(self) -> Self:
+        if self.guide_margin and self.guide is None:
+            raise ValueError(
+                f"guide_margin is {self.guide_margin} and there is no guide; write one, or guide_margin = 0.0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Self:
+        if self.negative_weight and len(self.columns) < 3:
+            raise ValueError(
+                f"negative_weight is {self.negative_weight} and columns names {len(self.columns)}; hard negatives are "
+                "further columns: name three or more, or write negative_weight = 0.0"
+            )
+        return self
+
+
+class PromptBERTRecipe(PairsRecipe):
+    """The keys of `method = "promptbert"`."""
+
+    method: Literal["promptbert"]
+    pooling: Literal["mask"] = Field("mask", description="how the vector is read: PromptBERT reads it at the mask")
+    mode: Literal["same", "different", "denoised", "supervised"] = Field(
+        "denoised", description="the views: same, different or denoised of one column; supervised of two or more"
+    )
+    second_template: str | None = Field(
+        None, description="the second view's template, in the modes different and denoised"
+    )
+
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        if self.mode not in TWO_TEMPLATES:
+            if self.second_template is not None:
+                raise ValueError(
+                    f"mode {self.mode!r} has one template; remove second_template or write mode = 'different'"
+                )
+            return self
+        if self.second_template in (None, self.template):
+            raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
+        try:
+            Template.parse(str(self.second_template), "mask")
+        except TemplateError as error:
+            raise ValueError(f"second_template: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _supervision(self) -> Self:
+        columns = len(self.columns) or 1
+        if self.mode == "supervised":
+            if columns == 1:
+                raise ValueError("mode 'supervised' needs pairs; name two columns, and one for each hard negative")
+        elif columns > 1:
+            raise ValueError(
+                f"mode {self.mode!r} has views of one text and columns names {columns}; name one, or write "
+                "mode = 'supervised'"
+            )
+        elif self.kept_head is not None:
+            raise ValueError(f"mode {self.mode!r} serves no head; remove kept_head, or write mode = 'supervised'")
+        return self
+
+
+class DropoutRecipe(PairsRecipe):
+    """The keys that SimCSE and S-SimCSE share."""
+
+    query_template: str | None = Field(
+        None, description="words around the first column's texts, kept as the template `query`; unset: template"
+    )
+    document_template: str | None = Field(
+        None,
+        description="words around the other columns' texts, kept as the template `document`; unset: template",
+    )
+    mlm_weight: Annotated[float, Field(ge=0)] = Field(0.0, description="weight of a second, masked-word loss; 0: none")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.15, description="share of the tokens that the masked-word loss guesses"
+    )
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The named templates that the encoder keeps."""
+        found = zip(SEARCH_NAMES, (self.query_template, self.document_template), strict=True)
+        return {name: template for name, template in found if template is not None}
+
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        if self.templates and len(self.columns) < 2:
+            raise ValueError(
+                f"{next(iter(self.templates))}_template is set and columns names {len(self.columns)}; queries and "
+                "documents are two columns of the corpus: name both, or remove it"
+            )
+        for name, template in self.templates.items():
+            try:
+                Template.parse(template, self.pooling)
+            except TemplateError as error:
+                raise ValueError(f"{name}_template: {error}") from error
+        return self
+
+
+class SimCSERecipe(DropoutRecipe):
+    """The keys of `method = "simcse"`."""
+
+    method: Literal["simcse"]
+
+
+class SSimCSERecipe(DropoutRecipe):
+    """The keys of `method = "ssimcse"`."""
+
+    method: Literal["ssimcse"]
+    scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
+        "pass", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
+    )
+    distribution: Distribution = Field(
+        "uniform", description="what rates are drawn from: fixed, uniform, beta, truncnormal or choice"
+    )
+    rates: tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...] = Field(
+        (0.0, 0.2), description="the distribution's numbers; uniform: lowest and highest rate"
+    )
+    attention_dropout: bool = Field(
+        True, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
+    )
+
+    @model_validator(mode="after")
+    def _rates(self) -> Self:
+        if not well_formed(self.distribution, self.rates):
+            raise ValueError(
+                f"rates is {list(self.rates)}; distribution {self.distribution!r} takes {FORMS[self.distribution]}"
+            )
+        return self
+
+
+class DiffCSERecipe(ContrastiveRecipe):
+    """The keys of `method = "diffcse"`."""
+
+    method: Literal["diffcse"]
+    generator: str | None = Field(
+        None,
+        description="masked language model that edits: a folder or a hub name, with the encoder's vocabulary; "
+        "unset: the encoder's own checkpoint, which then needs a masked-word head; deleting and task mlm need none",
+    )
+    edits: tuple[EditKind, ...] = Field(
+        ("replace",),
+        min_length=1,
+        description="replace, insert, delete: a view's edit is drawn from these at each step",
+    )
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.3, description="share of the tokens to mask for the generator, to insert or to delete"
+    )
+    guessing: Guessing = Field(
+        "best", description="the generator's best word at every position, or one sampled where a word is masked"
+    )
+    contrast: bool = Field(True, description="train with the contrastive loss too; otherwise the task alone")
+    task: Literal["detection", "mlm", "correction", "positive", "negative"] = Field(
+        "detection",
+        description="what the discriminator does: detection, find the edits; mlm, guess masked words; or correction, "
+        "restore the original words of the edited sentence. The last two begin with the encoder's masked-word head. "
+        "positive, negative: no discriminator, and the edited sentence is a second positive, or a hard negative",
+    )
+    edited: Literal["same", "next", "both"] = Field(
+        "same",
+        description="what is edited or masked for the discriminator: the same sentence, the next one in the corpus, or "
+        "both: the same for one view, the next for the other",
+    )
+    detection_weight: Annotated[float, Field(ge=0)] = Field(
+        0.005, description="weight of the task's loss; 0: no discriminator, SimCSE with this projector"
+    )
+    projector: Literal["batchnorm", "tanh"] = Field(
+        "batchnorm", description="between vectors and losses: two layers with BatchNorm, or SimCSE's one with tanh"
+    )
+    condition: Literal["projected", "cls"] = Field(
+        "projected", description="what the discriminator sees: the projector's output, or the encoder's raw vector"
+    )
+
+    @property
+    def next_sentences(self) -> bool:
+        return self.edited != "same"
+
+    @property
+    def compares_edited(self) -> bool:
+        """Whether the edited sentence takes part in the contrastive loss, and there is no discriminator."""
+        return self.task in ("positive", "negative")
+
+    @model_validator(mode="after")
+    def _variant(self) -> Self:
+        if self.mini_batch_size and self.projector == "batchnorm":
+            raise ValueError(
+                f"mini_batch_size is {self.mini_batch_size}, and method 'diffcse' has BatchNorm, which sees all rows "
+                "at once; remove mini_batch_size, or write projector = 'tanh'"
+            )
+        if self.compares_edited and (not self.contrast or self.edited != "same"):
+            raise ValueError(
+                f"task is {self.task!r}, which compares the edited sentence with its own; write contrast = true and "
+                "edited = 'same'"
+            )
+        if self.task in ("mlm", "correction") and self.edits != ("replace",):
+            raise ValueError(
+                f"task is {self.task!r} and edits names {', '.join(self.edits)}; only replaced words can be guessed: "
+                "write edits = ['replace']"
+            )
+        if not self.detection_weight and (not self.contrast or self.task != "detection" or self.edited != "same"):
+            raise ValueError(
+                "detection_weight is 0, which leaves only the contrastive loss: raise it, or write contrast = true, "
+                "task = 'detection' and edited = 'same'"
+            )
+        if not self.contrast and self.dimensions:
+            raise ValueError("dimensions average the contrastive loss, and contrast is false; remove dimensions")
+        return self
+
+
+class OptiPromptRecipe(ContrastiveRecipe):
+    """The keys of `method = "optiprompt"`."""
+
+    method: Literal["optiprompt"]
+    pooling: Literal["mask"] = Field("mask", description="how the vector is read: OptiPrompt reads it at the mask")
+
+    @model_validator(mode="after")
+    def _frozen(self) -> Self:
+        if self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, and method 'optiprompt' keeps the encoder frozen; write lora_rank = 0"
+            )
+        if self.frozen_layers is not None:
+            raise ValueError(
+                f"frozen_layers is {self.frozen_layers}, and method 'optiprompt' keeps all layers frozen; remove it"
+            )
+        return self
+
+
+class SGRecipe(ContrastiveRecipe):
+    """The keys of `method = "sg"`."""
+
+    method: Literal["sg"]
+    variant: Literal["base", "opt1", "opt2", "opt3"] = Field(
+        "opt3", description="the paper's loss: base (SG), opt1, opt2 or opt3 (SG-OPT)"
+    )
+    positives: Literal["layers", "translation"] = Field(
+        "layers",
+        description="the positive of a sentence's vector: layers of the frozen copy, or translation, the vector of the "
+        "second column",
+    )
+    guide_pooling: Literal["max", "mean"] = Field(
+        "max", description="how a layer of the frozen copy becomes one vector"
+    )
+    first_layer: Layer = Field(0, description="lowest layer of the frozen copy that guides; 0: the embeddings")
+    last_layer: Layer | None = Field(None, description="highest layer of the frozen copy that guides; unset: the last")
+    head_width: Annotated[int, Field(ge=0)] = Field(
+        4096, description="width of both layers of the head that only training uses; 0: no head"
+    )
+    drift_weight: Annotated[float, Field(ge=0)] = Field(
+        0.1, description="weight of the squared distance between the parameters and those of the frozen copy"
+    )
+
+    @model_validator(mode="after")
+    def _guides(self) -> Self:
+        if self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, and method 'sg' compares every weight with the frozen copy's; write "
+                "lora_rank = 0"
+            )
+        if self.last_layer is not None and self.last_layer < self.first_layer:
+            raise ValueError(f"first_layer is {self.first_layer} and last_layer {self.last_layer}; raise last_layer")
+        if self.positives == "translation" and len(self.columns) != 2:
+            raise ValueError(
+                f"positives = 'translation' reads two columns, a sentence and its translation; columns names "
+                f"{len(self.columns)}"
+            )
+        return self
+
+
+class ScoredRecipe(BatchRecipe):
+    """The keys of `method = "scored"`."""
+
+    method: Literal["scored"]
+    loss: Literal["cosent", "angle"] = Field(
+        "cosent", description="what is ranked: cosent, the cosines of the pairs; angle, AnglE's similarity"
+    )
+    scale: Annotated[float, Field(gt=0)] = Field(20.0, description="multiplies the similarities in the loss")
+
+    @property
+    def scored(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _whole_angles(self) -> Self:
+        if self.loss == "angle" and self.dimensions:
+            raise ValueError(
+                "loss 'angle' pairs the first half of a vector with the second, which shorter vectors do not have; "
+                "write loss = 'cosent', or remove dimensions"
+            )
+        return self
+
+
+class DistillRecipe(Recipe):
+    """The keys of `method = "distill"`."""
+
+    method: Literal["distill"]
+    teacher: str | None = Field(
+        None,
+        description="encoder to match: a run, a bundle, a folder or a hub name; unset, without teacher_vectors: the "
+        "encoder itself, as it is served",
+    )
+    teacher_vectors: tuple[str, ...] = Field(
+        (),
+        description="folders that cloze bulk wrote with the corpus's texts: the vectors of one teacher or "
+        "of several, in place of teacher",
+    )
+    teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"
+    )
+    teacher_template: str | None = Field(None, description="words around the teacher's text; unset: its own, or `[X]`")
+    teacher_pooling: PoolingMode | None = Field(None, description="pooling of the teacher; unset: its own, or mean")
+    cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
+    divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
+    temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
+    spread_weight: Weight = Field(
+        0.0, description="weight of the uniformity of the student's vectors in a batch, which spreads them out"
+    )
+
+    @model_validator(mode="after")
+    def _weights(self) -> Self:
+        if self.teacher and self.teacher_vectors:
+            raise ValueError(
+                f"teacher is {self.teacher!r} and there are teacher_vectors, which are learnt in its place; write one "
+                "of them"
+            )
+        if self.cosine_weight == self.divergence_weight == 0:
+            raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
+        if self.teacher_weights and len(self.teacher_weights) != len(self.teacher_vectors):
+            raise ValueError(
+                f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
+                f"{len(self.teacher_vectors)} folders; write one number for each folder"
+            )
+        if self.teacher_template and self.teacher_pooling:
+            try:
+                Template.parse(self.teacher_template, self.teacher_pooling)
+            except TemplateError as error:
+                raise ValueError(f"teacher_template: {error}") from error
+        return self
+
+
+class MLMRecipe(Recipe):
+    """The keys of `method = "mlm"`."""
+
+    method: Literal["mlm"]
+    from_scratch: bool = Field(
+        False, description="initialise all weights; encoder gives only configuration and tokenizer"
+    )
+    layers: Positive | None = Field(
+        None, description="keep only the encoder's first layers, this many, for a smaller model; unset: all"
+    )
+    head: Literal["fresh", "kept"] = Field(
+        "fresh", description="initialise a new masked-word head, or continue with the encoder's"
+    )
+    tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
+    masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
+    whole_words: bool = Field(False, description="mask all tokens of a word, or none")
+    accumulation_steps: Positive = Field(
+        1, description="process each batch in this many parts, one after the other: less memory, more time"
+    )
+
+    @model_validator(mode="after")
+    def _consistent_keys(self) -> Self:
+        if self.from_scratch and self.head == "kept":
+            raise ValueError("from_scratch initialises all weights and head = 'kept' keeps old ones; choose one")
+        if self.from_scratch and self.lora_rank:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, which keeps weights, and from_scratch initialises all; choose one"
+            )
+        if self.from_scratch and self.frozen_layers is not None:
+            raise ValueError(
+                f"frozen_layers is {self.frozen_layers}, which keeps weights, and from_scratch initialises all; choose "
+                "one"
+            )
+        if self.batch_size % self.accumulation_steps:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and accumulation_steps {self.accumulation_steps}; write a batch_size "
+                "that is a multiple of it"
+            )
+        if self.head == "kept" and not self.tied:
+            raise ValueError("tied = false needs head = 'fresh'; a kept head is tied or not already")
+        return self
+
+
+class RankingRecipe(Recipe):
+    """The keys of `method = "ranking"`."""
+
+    method: Literal["ranking"]
+    documents: tuple[str, ...] = Field(
+        (),
+        description="files of further documents to rank beside those of the corpus, in a column called as the second",
+    )
+    candidates: Annotated[int, Field(ge=0)] = Field(
+        1, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
+    )
+    depth: Positive = Field(30, description="how many of those the judge ranks first are drawn from")
+    lexical_weight: Weight = Field(
+        0.3, description="weight of BM25 in the judge's score, in standard deviations of the query's cosines"
+    )
+    judged_weight: Weight = Field(
+        0.4, description="added to the judge's score, which is about a cosine, times the grade of a judged document"
+    )
+    temperature: Annotated[float, Field(gt=0)] = Field(0.03, description="divides the scores in the loss")
+
+    @property
+    def scored(self) -> bool:
+        return len(self.columns) == 3
+
+
+RECIPES: Final[dict[str, type[Recipe]]] = {
+    "diffcse": DiffCSERecipe,
+    "distill": DistillRecipe,
+    "mlm": MLMRecipe,
+    "optiprompt": OptiPromptRecipe,
+    "promptbert": PromptBERTRecipe,
+    "ranking": RankingRecipe,
+    "scored": ScoredRecipe,
+    "sg": SGRecipe,
+    "simcse": SimCSERecipe,
+    "ssimcse": SSimCSERecipe,
+}
+"""The keys of a method by the name that a recipe gives it."""
+
+
+def well_formed(distribution: Distribution, numbers: Sequence[float]) -> bool:
+    """Whether the numbers, none below 0, fit the description in FORMS."""
+    match distribution, numbers:
+        case "fixed", (rate,):
+            return rate < 1
+        case "uniform", (low, high):
+            return low <= high < 1
+        case "beta", (a, b):
+            return min(a, b) > 0
+        case "truncnormal", (mean, spread, low, high):
+            return low <= mean <= high < 1 and low < high and spread > 0
+        case "choice", (_, *_):
+            return max(numbers) < 1
+    return False

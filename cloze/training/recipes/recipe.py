@@ -1,0 +1,291 @@
+"""A recipe: everything that decides a training run, in a small TOML file, checked before anything is loaded.
+
+The keys that all methods share are here; a method adds its own in a subclass in `methods`. A table
+`[presets.NAME]` has keys that `--preset NAME` puts in place of those at the top: one recipe serves several backbones.
+`--key-name value` on the command line replaces a key of either. The run folder keeps the resolved recipe. Errors name
+the key and what to write.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from glob import has_magic
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from cloze.encoding.bundle import DEFAULT
+from cloze.encoding.errors import TemplateError
+from cloze.encoding.template import PoolingMode, Template
+from cloze.training.errors import RecipeError
+
+__all__ = [
+    "FORMER",
+    "LARGEST_SEED",
+    "PRESETS",
+    "Positive",
+    "Recipe",
+    "choose_preset",
+    "read_toml",
+    "shipped_recipes",
+    "to_toml",
+    "validate",
+]
+
+LARGEST_SEED = 2**31 - 1  # numpy takes twice as much; each of several processes adds to it
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+PRESETS = "presets"
+FORMER: Final = {"dev_retrieval": "dev"}  # keys of earlier versions -> those that replace them
+
+
+class Recipe(BaseModel):
+    """The keys of every method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    method: str = Field(description="the training method")
+    encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
+    corpus: tuple[str, ...] = Field(
+        min_length=1,
+        description="files of text, or patterns such as 'data/*.jsonl': .txt (one sentence per line), .csv, .tsv, "
+        ".jsonl, .parquet; all but the last also with .gz, .bz2, .xz or .zst",
+    )
+    weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (), description="sampling weight of each file; unset: proportional to its sentences"
+    )
+    columns: tuple[str, ...] = Field((), description="columns of a csv, tsv, jsonl or parquet corpus to read")
+    sentences: Positive | None = Field(
+        None, description="train on a random sample of this many sentences; unset: on all"
+    )
+    min_words: Positive = Field(1, description="leave out sentences with fewer words")
+    max_words: Positive | None = Field(None, description="leave out sentences with more words")
+    template: str = Field(
+        "[X]",
+        description='words around the text, such as: This sentence of "[X]" means [MASK].; unset: those of an encoder '
+        "that has its own, as cloze-mini has",
+    )
+    pooling: PoolingMode = Field(
+        "cls",
+        description="how the vector is read: mask, cls, mean, max, lasttoken, weightedmean or mean_sqrt_len_tokens; "
+        "unset: as an encoder that has a pooling of its own",
+    )
+    final_period: bool = Field(False, description="give a text without closing punctuation a period")
+    max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
+    batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
+    group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
+    epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
+    max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, then decayed linearly")
+    end_learning_rate: Annotated[float, Field(ge=0)] = Field(0.0, description="the rate at the end of the decay")
+    warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0, description="steps of linear warm-up; below 1: a share of all steps"
+    )
+    lora_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="LoRA: train matrices of this rank beside each linear layer of the encoder; 0: all weights"
+    )
+    lora_alpha: Positive = Field(16, description="LoRA: scale the matrices by this / lora_rank")
+    frozen_layers: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="do not train the embeddings and this many first layers: cheaper steps; 0: the embeddings alone; "
+        "unset: all are trained",
+    )
+    frozen_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="share of the steps in which the frozen_layers are not trained; the embeddings never are"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
+    adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="arithmetic of the forward pass: fp32; tf32, on a GPU; or bf16; weights stay fp32"
+    )
+    compile: bool = Field(
+        False, description="compile the encoder with torch.compile: the first steps take minutes, later ones are faster"
+    )
+    dev: tuple[str, ...] = Field(
+        (),
+        description="files and folders that choose the best checkpoint: pairs with a score or a label, triplets, "
+        "collections to search",
+    )
+    dev_choice: Literal["mean", "least_gain"] = Field(
+        "mean",
+        description="how several dev sets choose the checkpoint: by their mean; or by least_gain, the smallest gain of "
+        "a set over the encoder before training",
+    )
+    held_out: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="rows of the corpus to keep out of training; without dev, the checkpoint with the lowest loss on "
+        "them is chosen, and rows equal to them are left out; 0: none; unset: 5 % of the corpus, 1,000 rows at most, "
+        "in whole batches, and none with dev",
+    )
+    eval_steps: Positive = Field(
+        125,
+        description="steps between evaluations on the dev data or the rows held out; one more follows the last step, "
+        "and the best weights are kept",
+    )
+    save_steps: Positive | None = Field(
+        None, description="steps between checkpoints, from which --resume continues; unset: eval_steps"
+    )
+    patience: Positive | None = Field(
+        None, description="stop after this many evaluations in a row without a better one; unset: never"
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        0, description="processes that tokenise while a step runs; 0: each batch is tokenised before its step"
+    )
+    log_steps: Positive = Field(10, description="steps between logged losses")
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = Field(
+        ("none",),
+        min_length=1,
+        description="where log.jsonl also goes: tensorboard, in the run folder; wandb; mlflow; or none",
+    )
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(
+        42, description="seed of the order, the dropout and new weights"
+    )
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of training on a corpus of `rows`; the last, short batch of an epoch is dropped."""
+        return self.max_steps or math.ceil(self.epochs * (rows // self.batch_size))
+
+    @property
+    def next_sentences(self) -> bool:
+        """Whether a row of the corpus needs the sentence that follows it in its file."""
+        return False
+
+    @property
+    def scored(self) -> bool:
+        """Whether the last column of the corpus is a score."""
+        return False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            Template.parse(self.template, self.pooling)
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
+        if self.weights and len(self.weights) != len(self.corpus):
+            raise ValueError(
+                f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "
+                "each file"
+            )
+        patterns = [path for path in self.corpus if has_magic(path) and not Path(path).is_file()]
+        if self.weights and patterns:
+            raise ValueError(
+                f"weights has one number for each file, and corpus has {patterns[0]}; name each file in it"
+            )
+        if self.weights and not sum(self.weights):
+            raise ValueError("weights are all 0, which draws from no file; write one above 0")
+        if self.weights and self.group_by_length:
+            raise ValueError("weights and group_by_length order the corpus in two ways; choose one")
+        if self.frozen_share < 1 and not self.frozen_layers:
+            raise ValueError(
+                f"frozen_share is {self.frozen_share:g} and frozen_layers {self.frozen_layers or 0}, so no layer is "
+                "thawed; write frozen_layers"
+            )
+        if self.lora_rank and self.frozen_layers is not None:
+            raise ValueError(
+                f"lora_rank is {self.lora_rank}, which freezes all layers, and frozen_layers {self.frozen_layers}; "
+                "choose one"
+            )
+        if "none" in self.report_to and len(self.report_to) > 1:
+            raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove it")
+        if self.max_words is not None and self.max_words < self.min_words:
+            raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
+        if self.end_learning_rate >= self.learning_rate:
+            raise ValueError(
+                f"end_learning_rate is {self.end_learning_rate} and learning_rate {self.learning_rate}; "
+                "the end has to be lower"
+            )
+        return self
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Name -> TOML text of the recipes that come with Cloze."""
+    folder = files("cloze.training") / "recipes"
+    found = {
+        Path(entry.name).stem: entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+    return dict(sorted(found.items()))
+
+
+def read_toml(source: str) -> dict[str, Any]:
+    """The keys of a shipped recipe or a TOML file. Raises RecipeError."""
+    shipped = shipped_recipes()
+    path = Path(source)
+    if source in shipped:
+        text = shipped[source]
+    elif path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"recipe {source}: cannot be read as UTF-8 text ({error})") from error
+    else:
+        raise RecipeError(f"no recipe {source!r}: neither a file nor one of {', '.join(shipped)}")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"recipe {source}: not TOML: {error}") from error
+
+
+def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dict[str, Any]:
+    """The top keys, replaced by those of preset `name`, without the table of presets. Raises RecipeError."""
+    presets = keys.get(PRESETS, {})
+    if not (isinstance(presets, dict) and all(isinstance(preset, dict) for preset in presets.values())):
+        raise RecipeError(f"recipe {source}: presets is not a table of tables; write [presets.NAME] and its keys below")
+    if name is not None and name not in presets:
+        known = f"its presets are {', '.join(presets)}" if presets else "it has none"
+        raise RecipeError(f"recipe {source}: no preset {name!r}; {known}")
+    top = {key: value for key, value in keys.items() if key != PRESETS}
+    return top | (presets[name] if name else {})
+
+
+def validate(recipe: type[Recipe], keys: Mapping[str, object], source: str) -> Recipe:
+    """Check every key. Raises RecipeError, which names the first bad key, what was found and what to write."""
+    try:
+        return recipe.model_validate_json(json.dumps(keys, default=str))  # TOML has dates, which no key takes
+    except ValidationError as error:
+        raise RecipeError(_explain(recipe, keys, source, error.errors()[0])) from error
+
+
+def _explain(recipe: type[Recipe], keys: Mapping[str, object], source: str, first: ErrorDetails) -> str:
+    """The message for one error of validation."""
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        return f"recipe {source}: {_unknown_key(recipe, key)}"
+    if first["type"] == "missing":
+        return f"recipe {source}: {key} is not set; write {key}: {recipe.model_fields[key].description}"
+    problem = _PROBLEMS.get(first["type"], first["msg"].removeprefix("Value error, "))
+    if not key:
+        return f"recipe {source}: {problem}"
+    return f"recipe {source}: {key} is {keys[key]!r}: {problem}; {key} is: {recipe.model_fields[key].description}"
+
+
+def _unknown_key(recipe: type[Recipe], key: str) -> str:
+    """The message for a key that the method does not have."""
+    if key in FORMER:
+        return f"{key} is now part of {FORMER[key]}; write its values there"
+    close = difflib.get_close_matches(key, recipe.model_fields, 1)
+    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(recipe.model_fields)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as TOML with every key that is set."""
+    values = recipe.model_dump(mode="json", exclude_none=True)
+    # a JSON string, number, boolean or list of these is a TOML value
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+
+
+_PROBLEMS = {
+    "bool_type": "write true or false",
+    "tuple_type": 'write a list, such as ["one", "two"]',
+    "finite_number": "write a finite number",
+}

@@ -1,0 +1,384 @@
+"""A run folder: everything that one training run writes.
+
+recipe.toml        the resolved recipe
+data.json          the files of text: names, counts, digests
+encoder_data.json  the same of the run or the bundle from which the encoder comes
+inputs.json        digests of all else that is read: models, dev data and others
+log.jsonl          one line per logged step: loss, its parts, rate, dev scores
+tensorboard/       the same for TensorBoard, where `report_to` has it
+prepared/          the teacher's vectors of the texts, until training is finished
+checkpoint-N/      weights, optimiser, schedule and random states after step N
+model/             the chosen encoder, written when training is finished
+run.json           provenance: parent, recipe, data, commit, seeds, versions, scores
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Self
+
+from safetensors import SafetensorError
+
+from cloze.command import is_full
+from cloze.encoding.bundle import SPEC_FILE, Bundle, Source
+from cloze.encoding.files import write_whole
+from cloze.training.data.corpus import Corpus
+from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
+from cloze.training.errors import RunError
+from cloze.training.recipes.recipe import Recipe, to_toml
+
+__all__ = ["ADAPTED", "UNTRAINED", "Run", "parent_name", "provenance_of_encoder", "with_sources"]
+
+# what torch.save says when it cannot write, without the cause; torch 2.13 says the first two
+TORCH_WRITING: Final = ("unexpected pos", "iostream error", "PytorchStreamWriter failed writing")
+
+ADAPTED: Final = "adapt"  # the method of a run of `cloze adapt`
+UNTRAINED: Final = "untrained"  # the method of an encoder that became a run without training
+
+
+@dataclass(frozen=True)
+class Run:
+    """The paths of one run folder, and the operations on them."""
+
+    path: Path
+
+    @classmethod
+    def fresh(cls, path: Path) -> Self:
+        """A run folder that does not exist yet. Raises RunError if something is in its place."""
+        run = cls(path)
+        if run.recipe_file.is_file():
+            raise RunError(f"{path} is a run; continue it with --resume {path}, or choose another --out")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} is not an empty folder; choose another --out")
+        return run
+
+    @classmethod
+    def same(cls, path: Path, recipe: Recipe) -> Self:
+        """A run folder that does not exist yet, or a run by the same recipe. Raises RunError."""
+        run = cls(path)
+        if not run.recipe_file.is_file():
+            return cls.fresh(path)
+        before, now = tomllib.loads(run.recipe_file.read_text(encoding="utf-8")), tomllib.loads(to_toml(recipe))
+        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        if changed:
+            raise RunError(f"{path} was trained with another {', '.join(changed)}; choose another --out")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run folder. Raises RunError if there is none."""
+        run = cls(path)
+        if any(path.glob("seed-*/recipe.toml")):
+            raise RunError(f"{path} holds one run per seed; continue them with the command that started them")
+        if not run.recipe_file.is_file():
+            raise RunError(f"{path} is not a run folder (no recipe.toml); start one: cloze fit RECIPE --out {path}")
+        return run
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / RECIPE_FILE
+
+    @property
+    def data_file(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def encoder_data_file(self) -> Path:
+        return self.path / "encoder_data.json"
+
+    @property
+    def inputs_file(self) -> Path:
+        return self.path / "inputs.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation so far, those used in training only among them."""
+        return self.path / "best.safetensors"
+
+    @property
+    def prepared(self) -> Path:
+        """What a method computes of the texts before the first step; removed at the end."""
+        return self.path / "prepared"
+
+    @property
+    def model(self) -> Path:
+        return self.path / MODEL
+
+    @property
+    def provenance_file(self) -> Path:
+        return self.path / PROVENANCE_FILE
+
+    @property
+    def finished(self) -> bool:
+        return self.provenance_file.is_file()
+
+    def provenance(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
+        return provenance
+
+    def warning(self) -> str | None:
+        """A line of warning if the finished run scores below the encoder that it began with."""
+        found = self.provenance()
+        if not found.get("below_parent"):
+            return None
+        return (
+            f"warning: {self.path} is worse than {found['recipe']['encoder']} as it is served by itself: "
+            f"{found['chosen_by']} {found['dev_score']:.4g}, not {found['parent_score']:.4g}; serve that one, or train "
+            "otherwise (docs/training.md)"
+        )
+
+    @contextmanager
+    def space_for(self, size: int) -> Iterator[None]:
+        """Train with room for `size` bytes in the folder; for what it has already, too.
+
+        Raises RunError before training if the disk has less, and when writing fails because it was filled since.
+        """
+        self._check_space(size)
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if _may_be_full(error):
+                self._check_space(size)
+            raise
+
+    def _check_space(self, size: int) -> None:
+        there = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
+        room = shutil.disk_usage(there).free + self._used()
+        if room < size:
+            then = (
+                f" and continue with --resume {self.path}"
+                if self.recipe_file.is_file()
+                else ", or choose another --out"
+            )
+            raise RunError(
+                f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
+                f"space{then}"
+            )
+
+    def _used(self) -> int:
+        """Bytes in the folder; a file that another process of torchrun removes meanwhile counts as none."""
+        used = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    used += os.stat(os.path.join(folder, name)).st_size
+        return used
+
+    def make(self) -> None:
+        """Make the folder, unless it is there. Raises RunError."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
+
+    def start(self, recipe: Recipe, corpus: Corpus, inputs: Mapping[str, str]) -> None:
+        """Make the folder with the recipe and the lists of text files, unless it has them.
+
+        What the encoder was trained on is read now: its run or bundle may be another one when this run is finished.
+        Raises RunError, BundleError.
+        """
+        if self.data_file.is_file():
+            return
+        encoder_data = _trained_on(recipe.encoder)
+        self.make()
+        write_whole(self.recipe_file, to_toml(recipe))
+        _write_json(self.encoder_data_file, encoder_data)
+        _write_json(self.inputs_file, inputs)
+        _write_json(self.data_file, _sources(corpus))
+
+    def check_inputs(self, corpus: Corpus, inputs: Mapping[str, str]) -> None:
+        """Raises RunError if the text, a model or a file is not that of `start`.
+
+        A resumed run would be neither the old one nor a new one.
+
+        Every process compares its own files, which may lie on the disk of its node.
+        """
+        sources = _sources(corpus)
+        before = json.loads(self.data_file.read_text(encoding="utf-8"))
+        if before != sources:
+            changed = ", ".join(source["name"] for source in sources if source not in before) or "their order"
+            raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
+        if self.inputs_file.is_file():  # a run that an earlier version began has none
+            before = json.loads(self.inputs_file.read_text(encoding="utf-8"))
+            if changed := ", ".join(name for name, digest in inputs.items() if digest != before.get(name)):
+                raise RunError(f"{changed} has changed since {self.path} began; restore it, or train anew")
+
+    def rewind(self, processes: int = 1) -> Path | None:
+        """Remove what a killed process left incomplete; return the newest complete checkpoint, or None to start again.
+
+        A checkpoint is complete if its trainer_state.json, which is written last, is complete. Raises RunError if
+        another number of processes saved it: each process continues from its own random state.
+        """
+        newest, step = None, -1
+        for folder in sorted(self.path.glob("checkpoint-*"), key=_step, reverse=True):
+            if newest is None and _is_json(folder / "trainer_state.json"):
+                newest, step = folder, _step(folder)
+            elif newest is None:
+                shutil.rmtree(folder)
+        if self.log_file.is_file():
+            lines = [line for line in self.log_file.read_text(encoding="utf-8").splitlines() if _is_logged(line, step)]
+            write_whole(self.log_file, "".join(line + "\n" for line in lines))
+        if newest is None:
+            self.best.unlink(missing_ok=True)
+        saved = len(list(newest.glob("rng_state*.pth"))) if newest else processes
+        if saved != processes:
+            raise RunError(
+                f"{newest} was saved by {saved} processes and this would continue with {processes}; "
+                f"start {saved} with torchrun: --nnodes, a number and not a range, times --nproc-per-node"
+            )
+        return newest
+
+    def logged(self) -> list[dict[str, Any]]:
+        """The entries of the log."""
+        return [json.loads(line) for line in self.log_file.read_text(encoding="utf-8").splitlines()]
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to the log."""
+        with self.log_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def finish(self, save: Callable[[Path], None], recipe: Recipe, corpus: Corpus, figures: dict[str, Any]) -> None:
+        """Let `save` write the model folder, then write the provenance: a run with run.json is finished."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        save(self.model)
+        shutil.rmtree(self.prepared, ignore_errors=True)
+        provenance = {
+            "parent": parent_name(recipe.encoder),
+            "recipe": recipe.model_dump(mode="json", exclude_none=True),
+            "data": self._all_data(corpus),
+            "commit": _commit(),
+            "seeds": [recipe.seed],
+            "rows": len(corpus),
+            "held_out": len(corpus.held_out),
+            "versions": _versions(),
+            **figures,
+        }
+        self.write_provenance(provenance)
+
+    def _all_data(self, corpus: Corpus) -> list[dict[str, Any]]:
+        """The files of text of the encoder and of this run, each once."""
+        found = self.encoder_data_file.is_file()  # a run that an earlier version began has none
+        encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if found else []
+        return _distinct([*encoder_data, *_sources(corpus)])
+
+    def write_provenance(self, provenance: dict[str, Any]) -> None:
+        """Write the last file of a run, which marks it as finished."""
+        _write_json(self.provenance_file, provenance)
+
+
+def parent_name(encoder: str) -> str:
+    """What a provenance calls an encoder: a hub name as it is, a folder or a run without its path."""
+    path = Path(encoder).absolute()
+    if not path.is_dir():
+        return encoder
+    run = _run_of(path)
+    return run.path.name if run else path.name
+
+
+def provenance_of_encoder(encoder: str) -> dict[str, Any]:
+    """The provenance of an encoder or a bundle that is written as a run without being trained.
+
+    Raises RunError, BundleError.
+    """
+    recipe = {"method": UNTRAINED, "encoder": encoder}
+    found = {"parent": parent_name(encoder), "recipe": recipe, "data": _trained_on(encoder)}
+    return found | {"commit": _commit(), "seeds": [], "rows": 0, "versions": _versions()}
+
+
+def with_sources(provenance: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """A provenance that names the files of one more corpus."""
+    return provenance | {"data": _distinct([*provenance["data"], *_sources(corpus)])}
+
+
+def _run_of(encoder: Path) -> Run | None:
+    """The run of which a folder is the model."""
+    run = Run(encoder.parent)
+    return run if encoder == run.model and (run.finished or run.recipe_file.is_file()) else None
+
+
+def _trained_on(encoder: str) -> list[dict[str, Any]]:
+    """The files of text of the run or the bundle from which an encoder comes; none of others.
+
+    Raises RunError, BundleError.
+    """
+    path = Path(encoder_folder(encoder)).absolute()
+    if (path / SPEC_FILE).is_file():
+        return [source.model_dump(mode="json") for source in Bundle.load(path).spec.provenance.data]
+    run = _run_of(path)
+    if run is None or not run.finished:
+        return []
+    try:
+        return [Source.model_validate(source).model_dump(mode="json") for source in run.provenance()["data"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{run.provenance_file} does not say which text its model learnt from; train again") from error
+
+
+def _may_be_full(error: OSError | RuntimeError | SafetensorError) -> bool:
+    """Whether a full disk raises this. Other errors, a GPU's out of memory among them, say nothing about the disk."""
+    torch_wrote = isinstance(error, RuntimeError) and any(words in str(error) for words in TORCH_WRITING)
+    return torch_wrote or is_full(error)
+
+
+def _sources(corpus: Corpus) -> list[dict[str, Any]]:
+    return [source.model_dump(mode="json") for source in corpus.sources]
+
+
+def _distinct(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({source["sha256"]: source for source in sources}.values())
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "tokenizers", "accelerate")}
+
+
+def _write_json(path: Path, content: object) -> None:
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _step(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_logged(line: str, step: int) -> bool:
+    """Whether a line of the log was written at or before `step`; the last line may be incomplete."""
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError):
+        return False
+
+
+def _commit() -> str | None:
+    """The commit of Cloze's own working tree; None if it does not run from one, but from another project's perhaps."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        result = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    top, commit = result.stdout.splitlines()
+    return commit if Path(top) == root else None

@@ -1,0 +1,24 @@
+"""cloze templates ENCODER --dev FILE: the template that suits an untuned encoder best."""
+
+import sys
+from collections.abc import Sequence
+
+from cloze.command import run
+from cloze.training.evaluation.options import TemplateOptions
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = TemplateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze templates")
+
+    from cloze.training.evaluation.templates import (
+        search,  # torch takes seconds, for which help and a wrong option need not wait
+    )
+
+    search(options)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,338 @@
+"""cloze texts OUT --corpus FILES: the texts from which a student learns search as well as similarity.
+
+Consecutive sentences become sentences, passages and short queries, in OUT/texts.jsonl: each once, in a random order.
+Where more are asked for than one pass over the sentences makes, further passes make others of the same sentences.
+Texts that stand alone, such as questions or definitions, stay as they are.
+
+Other passages of each source are kept out of training, in OUT/retrieval/SOURCE: a collection to search, of which each
+query is a sentence that was taken out of a passage (the inverse cloze task, arXiv:1906.00300), half of them cut to a
+few words. `cloze evaluate MODEL --data OUT --suite retrieval` scores them all.
+"""
+
+import csv
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+from rich.console import Console
+
+from cloze.command import run
+from cloze.options import Command
+from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
+from cloze.training.errors import CorpusError, RunError
+
+__all__ = ["main", "query_of", "words_of"]
+
+Count = Annotated[int, Field(ge=0)]
+ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is cut into blocks
+BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out
+PASSAGE_WORDS: Final = (50, 400)
+FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
+FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
+QUERY_WORDS: Final = 9  # of a query, at most
+QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
+BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
+HELD_OUT_SHARE: Final = 0.1  # of a source's sentences, at most
+QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
+
+console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+class TextsOptions(Command):
+    """Make the texts of `cloze fit distill --teacher-vectors` from consecutive sentences."""
+
+    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and inverse-cloze/ in")
+    corpus: CliVariadicArg[list[str]] = Field(
+        min_length=1,
+        description="sources: files, or quoted patterns of files, of consecutive sentences, such as articles, one per "
+        "line, with an empty line between articles",
+    )
+    singles: CliVariadicArg[list[str]] = Field(
+        [], description="files of texts that stand alone, such as questions: one per line, none part of a passage"
+    )
+    columns: CliVariadicArg[list[str]] = Field(
+        [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
+    )
+    sentences: Count = Field(160_000, description="sentences to train on")
+    passages: Count = Field(20_000, description="passages of 50 to 400 words to train on")
+    queries: Count = Field(120_000, description="queries to train on, a few words of a sentence")
+    single_texts: Count = Field(0, description="texts of --singles to train on")
+    held_out: Count = Field(
+        10_000,
+        description="passages of each source that are kept out of training, at most; no more than a tenth of its "
+        "sentences are",
+    )
+    held_out_queries: Count = Field(2_000, description="queries of each source's collection, at most")
+    exclude: CliVariadicArg[list[Path]] = Field(
+        [], description="files and folders with evaluation data, none of whose texts is to occur"
+    )
+    seed: Count = Field(0, description="seed of the choice")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = TextsOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze texts")
+    if options.held_out_queries > options.held_out:
+        raise CorpusError(
+            f"--held-out-queries is {options.held_out_queries:,} and --held-out {options.held_out:,}; each query needs "
+            "a passage of its own"
+        )
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
+    if options.single_texts and not options.singles:
+        raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
+    excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
+    chance, seen = random.Random(options.seed), set(excluded)
+    blocks: list[list[str]] = []
+    collections: dict[str, list[tuple[str, str | None]]] = {}
+    for source in options.corpus:
+        corpus = read_corpus([source], options.columns)
+        own = _blocks(corpus, seen, chance)
+        collection = list(_held_out(own, len(corpus), options, chance))
+        if collection:
+            collections[_name(source, collections)] = collection
+        blocks += own
+    chance.shuffle(blocks)
+    wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
+    texts = list(_made(blocks, wanted, set(excluded), chance))
+    texts += [("single", text) for text in _singles(options, seen, chance)]
+    chance.shuffle(texts)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, collection in collections.items():
+        _write_collection(options.out / "retrieval" / name, collection)
+    _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": words_of(text)} for kind, text in texts))
+    counts = Counter(kind for kind, _ in texts)
+    made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+    passages = sum(map(len, collections.values()))
+    held_out = f"{passages:,} passages of {len(collections)} sources held out; without {len(excluded):,} excluded texts"
+    console.print(f"{options.out}: {made} to train on; {held_out}")
+
+
+def _name(source: str, taken: Collection[str]) -> str:
+    """A folder's name for the collection of a file or a pattern, which no other source has."""
+    name = re.sub(r"\W+", "-", Path(source).name.partition(".")[0]).strip("-") or "texts"
+    names = chain([name], (f"{name}-{number}" for number in range(2, len(taken) + 2)))
+    return next(each for each in names if each not in taken)
+
+
+def _singles(options: TextsOptions, seen: set[int], chance: random.Random) -> list[str]:
+    """Texts that stand alone, none of which is in `seen`. Raises CorpusError if there are too few."""
+    if not options.single_texts:
+        return []
+    found = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
+    left = [text for digest, text in found.items() if digest not in seen]
+    if len(left) < options.single_texts:
+        raise CorpusError(f"--singles has {len(left):,} texts, not {options.single_texts:,}; lower --single-texts")
+    return chance.sample(left, options.single_texts)
+
+
+def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
+    """Articles of a source, or blocks of long ones, in a random order.
+
+    `seen` has digests. A sentence that it has ends a block; the others are added to it, so that none is read twice.
+    """
+    ends = [*corpus.starts, len(corpus)]
+    spans = [
+        (start, min(start + size, end))
+        for begin, end in pairwise(ends)
+        for size in [end - begin if end - begin <= ARTICLE else BLOCK]
+        for start in range(begin, end, size)
+    ]
+    chance.shuffle(spans)
+    for start, end in spans:
+        block: list[str] = []
+        for (sentence,) in corpus.rows[start:end]:
+            digest = _digest(sentence)
+            if digest not in seen:
+                seen.add(digest)
+                block.append(sentence)
+            elif block:
+                yield block
+                block = []
+        if block:
+            yield block
+
+
+def _made(
+    blocks: Sequence[list[str]], wanted: dict[str, int], made: set[int], chance: random.Random
+) -> Iterator[tuple[str, str]]:
+    """Texts with their kinds, in the shares of `wanted`, none of which is in `made`, where the digest of each is added.
+
+    The blocks are read again as long as they give other texts. Raises CorpusError if they give too few.
+    """
+    left = dict(wanted)
+    while any(left.values()):
+        before = dict(left)
+        for block in blocks:
+            while block and any(left.values()):
+                (kind,) = chance.choices(list(left), list(left.values()))
+                passage, rest = _passage(block, chance) if kind == "passage" else ("", block)
+                if not passage:  # the end of a block is too short for one
+                    kind = kind if kind != "passage" else "sentence"
+                    sentence, *rest = block
+                    passage = query_of(sentence, chance) if kind == "query" else sentence
+                block = rest
+                digest = _digest(passage)
+                if left[kind] and digest not in made:  # a query may be an earlier one, or an excluded phrase
+                    made.add(digest)
+                    left[kind] -= 1
+                    yield kind, passage
+        if left == before:
+            lacking = ", ".join(f"{count:,} {kind}" for kind, count in left.items() if count)
+            raise CorpusError(
+                f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer"
+            )
+
+
+def _held_out(
+    blocks: Iterator[list[str]], sentences: int, options: TextsOptions, chance: random.Random
+) -> Iterator[tuple[str, str | None]]:
+    """Passages of a source, of the first of which a sentence is taken out to be the query.
+
+    What is left of a block is not trained on.
+    """
+    number, left = 0, int(sentences * HELD_OUT_SHARE)
+    while number < options.held_out and left > 0 and (block := next(blocks, [])):
+        left -= len(block)
+        while number < options.held_out and (length := _length(block, chance)):
+            passage, block = block[:length], block[length:]
+            if length < FEWEST_SENTENCES:
+                continue
+            query = None
+            if number < options.held_out_queries:
+                sentence = passage.pop(chance.randrange(length))
+                query = sentence if number % 2 else query_of(sentence, chance, FEWEST_WORDS)
+            yield " ".join(passage), query
+            number += 1
+
+
+def _passage(block: list[str], chance: random.Random) -> tuple[str, list[str]]:
+    """The first sentences of a block as a passage, empty if they are too few, and the sentences after it."""
+    length = _length(block, chance)
+    return " ".join(block[:length]), block[length:]
+
+
+def _length(block: Sequence[str], chance: random.Random) -> int:
+    """How many sentences from the block's first make a passage of a random length; 0 if they are too short."""
+    least, most = PASSAGE_WORDS
+    wanted, words = chance.triangular(least, most, least), 0
+    for number, sentence in enumerate(block):
+        words += len(sentence.split())
+        if words > most:
+            return 0
+        if words >= wanted:
+            return number + 1
+    return len(block) if words >= least else 0
+
+
+def words_of(text: str) -> str:
+    """The words without punctuation, which carries little of the meaning but moves a vector, and a period."""
+    words = " ".join(re.findall(r"\w+", text)) or text
+    return f"{words}."
+
+
+def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
+    """A few consecutive words, `fewest` at least, as someone would type them."""
+    words = sentence.split()
+    count = chance.randint(fewest, QUERY_WORDS)
+    first = chance.randrange(max(1, len(words) - count + 1))
+    query = " ".join(words[first : first + count])
+    form = chance.random()
+    if form < QUESTION_SHARE:
+        return f"{chance.choice(QUESTIONS)} {query}{chance.choice(('', '?', '?'))}"
+    return query.strip(" .,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
+
+
+def _digest(text: str) -> int:
+    """Of the words alone: a text with other punctuation or capitals is the same text."""
+    words = " ".join(re.findall(r"\w+", text.casefold()))
+    return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
+
+
+def _texts_of(path: Path) -> Iterator[str]:
+    """Lines of a file, their cells, the strings of JSON objects and of parquet; of a folder, those of all its files.
+
+    Raises CorpusError if it does not exist or is not text.
+    """
+    if not path.exists():
+        raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
+    files = (file for file in sorted(path.rglob("*")) if not file.name.startswith(".")) if path.is_dir() else [path]
+    for file in filter(Path.is_file, files):
+        if file.suffix == ".parquet":
+            yield from (text for _, record in read_records(file) for text in _strings(record))
+            continue
+        lines = _lines(file)
+        if ".json" in file.suffixes:
+            yield from _json_strings("".join(lines))
+        for line in lines:
+            yield from (line, *line.split("\t"), *_json_strings(line))
+        if ".csv" in file.suffixes:
+            for rows in ([line] for line in lines):
+                yield from _cells(rows)
+            yield from _cells(lines)  # a quoted cell may have several lines
+
+
+def _lines(file: Path) -> list[str]:
+    """Read a text file in UTF-8, or in Latin-1 as some published sets are. Raises CorpusError if it is not text."""
+    try:
+        return list(read_lines(file))
+    except CorpusError as error:
+        if not isinstance(error.__cause__, UnicodeDecodeError):
+            raise
+        content = file.read_bytes()
+        if b"\0" in content:
+            raise CorpusError(f"--exclude {file} is not text; unpack it, or name other files") from error
+        return content.decode("latin-1").splitlines(keepends=True)
+
+
+def _cells(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the cells of a csv file's lines, until one that is not in this format."""
+    with suppress(csv.Error):
+        for cells in csv.reader(lines):
+            yield from cells
+
+
+def _json_strings(line: str) -> list[str]:
+    """The strings in a JSON value; none of text that is not JSON."""
+    try:
+        return _strings(json.loads(line))
+    except (ValueError, RecursionError):
+        return []
+
+
+def _strings(value: object) -> list[str]:
+    """The strings in objects and lists, at any depth."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for found in inner for each in _strings(found)]
+
+
+def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:
+    """Write the collection in BEIR's layout."""
+    folder.mkdir(parents=True)
+    asked = [(number, query) for number, (_, query) in enumerate(passages) if query is not None]
+    _write(folder / "corpus.jsonl", ({"_id": f"d{n}", "text": passage} for n, (passage, _) in enumerate(passages)))
+    _write(folder / "queries.jsonl", ({"_id": f"q{n}", "text": query} for n, query in asked))
+    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n, _ in asked)]
+    (folder / "qrels.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _write(file: Path, records: Iterable[dict[str, str]]) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        for record in records:
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

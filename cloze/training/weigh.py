@@ -1,0 +1,49 @@
+"""cloze weigh MODEL --corpus FILES --out OUT: a run whose mean counts frequent tokens less.
+
+Nothing is trained: the tokens of the corpus are counted (training/model/token_weights.py). Search gains more than
+similarity. Export and evaluate OUT like any other run.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg, CliVariadicArg
+
+from cloze.command import run
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class WeighOptions(Command):
+    """Write a run whose vector is a mean in which a token counts the less, the more often it occurs in your text."""
+
+    model: CliPositionalArg[str] = Field(
+        description="a run, a bundle, an encoder's folder or a hub name; its vector is a mean, or it has no "
+        "configuration of its own, and is read so"
+    )
+    corpus: CliVariadicArg[list[str]] = Field(
+        min_length=1, description="files of sentences like those to embed, one per line: their tokens are counted"
+    )
+    columns: CliVariadicArg[list[str]] = Field([], description="columns of text in csv, tsv, jsonl or parquet files")
+    smoothing: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.03,
+        description="a token with the share p of the corpus weighs this / (this + p); large: nearly all weigh the same",
+    )
+    out: Path = Field(description="folder to write: a run")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = WeighOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze weigh")
+
+    from cloze.training.loop.weigh import weigh  # torch takes seconds, for which help and a wrong option need not wait
+
+    weigh(options.model, options.out, options.corpus, options.columns, options.smoothing)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
