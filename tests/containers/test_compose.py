@@ -96,7 +96,7 @@ print(json.dumps({
     "user": os.getuid(),
     "status": status,
     "writable": {path: writable(path) for path in ["/", "/app", "/models", "/opt/venv", "/var/tmp", "/tmp"]},
-    "installed": list(filter(importlib.util.find_spec, ["torch", "transformers", "training", "onnxruntime"])),
+    "installed": list(filter(importlib.util.find_spec, ["torch", "transformers", "cloze.training", "onnxruntime"])),
 }))
 """
 
@@ -201,7 +201,7 @@ def test_sigterm_under_load_loses_no_request_that_was_taken(address: str, stack:
 KILL = """
 import os, pathlib, signal
 for folder in pathlib.Path("/proc").glob("[0-9]*"):
-    if (folder / "cmdline").read_bytes().split(b"\\0")[1:3] == [b"-m", b"service"]:
+    if (folder / "cmdline").read_bytes().split(b"\\0")[2:3] == [b"serve"]:
         os.kill(int(folder.name), signal.SIGKILL)
 """
 
