@@ -35,12 +35,10 @@ COMMANDS: Final = {  # the module of each, below `cloze`
     "adopt": ("training.adopt", "make a bundle of a sentence-transformers model"),
     "convert": ("training.convert", "make a bundle loadable by sentence-transformers too"),
     "distil-static": ("training.distil_static", "make a much faster bundle whose vectors are means of word vectors"),
-    "push": ("training.push", "upload a bundle to the Hugging Face hub"),
     "templates": ("training.templates", "find the template that suits an encoder best"),
     "explain": ("training.explain", "show the words that an encoder predicts at [MASK]"),
     "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
     "average": ("training.average", "average the weights of several runs"),
-    "completion": ("completion", "print what bash and zsh need to complete commands and options"),
 }
 GUIDE: Final = """\
 Cloze turns your own text into a sentence-embedding service. A first tour:

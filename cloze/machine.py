@@ -9,11 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "has_bf16", "memory_limit", "peak_memory", "processor", "versions"]
+__all__ = ["available_cpus", "has_bf16", "memory_limit", "peak_memory", "processor", "resident_memory", "versions"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 PROCESSORS = Path("/proc/cpuinfo")
+STATUS = Path("/proc/self/status")
 BF16_FLAGS: Final = ("avx512_bf16", "amx_bf16", "bf16")  # the last on ARM
 VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
@@ -64,10 +65,15 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def resident_memory(status: Path = STATUS) -> int | None:
+    """Bytes of memory that this process has now; None where the system is not Linux."""
+    found = re.search(r"VmRSS:\s*(\d+) kB", _read(status))
+    return 1024 * int(found[1]) if found else None
+
+
 def peak_memory() -> int | None:
     """Bytes that this process has used at most; None where the system does not say, as on Windows."""
-    status = Path("/proc/self/status")  # Linux's getrusage also counts the program that started this one
-    if status.exists() and (found := re.search(r"VmHWM:\s*(\d+) kB", status.read_text(encoding="ascii"))):
+    if found := re.search(r"VmHWM:\s*(\d+) kB", _read(STATUS)):  # Linux's getrusage also counts the parent program
         return 1024 * int(found[1])
     try:
         from resource import RUSAGE_SELF, getrusage  # here, because Windows has no such module

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -193,52 +192,6 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No space left on device; free space on that disk" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         run(bug)
-
-
-SHELLS = {"bash": ["bash", "--noprofile", "--norc"], "zsh": ["zsh", "-f"]}
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["ev"], ["evaluate"]),
-        (["fit", "promptbert-s"], ["promptbert-same", "promptbert-supervised"]),
-        (["fit", "distill", "--teacher-v"], ["--teacher-vectors"]),
-        (["serve", "--bund"], ["--bundle"]),
-        (["fit", "--he"], ["--help"]),
-        (["fit", "simcse", "--corpus", "no-such"], []),  # left to the shell, which knows files
-    ],
-)
-@pytest.mark.parametrize("shell", SHELLS)
-def test_shells_complete(shell: str, words: list[str], found: list[str], tmp_path: Path) -> None:
-    """By the function that the shell calls, in bash's variables, which zsh sets for it too."""
-    if not shutil.which(shell):
-        pytest.skip(f"There is no {shell}; Debian's package `{shell}` has it")
-    program = tmp_path / "cloze"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cloze "$@"\n')
-    program.chmod(0o755)
-    emulation = "emulate -L sh;" if shell == "zsh" else ""  # as bashcompinit does
-    script = f"""
-eval "$({program} completion)"
-ask() {{
-    {emulation} COMP_WORDS=({program} {" ".join(words)}); COMP_CWORD={len(words)}; _cloze; echo "${{COMPREPLY[@]}}"
-}}
-ask
-"""
-    done = subprocess.run(
-        [*SHELLS[shell], "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE,
-        env=os.environ | {"HOME": str(tmp_path)},
-    )  # fmt: skip
-    offered = done.stdout.split()
-    if shell == "zsh":  # which filters them itself
-        offered = [word for word in offered if word.startswith(words[-1])]
-    assert (offered, done.stderr) == (found, "")
-
-
-def test_completion_takes_no_words() -> None:
-    found = cloze("completion", "fish")
-    message = "error: completion takes no arguments, and was given 'fish': one script serves bash and zsh\n"
-    assert (found.returncode, found.stderr) == (2, message)
 
 
 @pytest.mark.parametrize(

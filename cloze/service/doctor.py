@@ -18,14 +18,13 @@ from pydantic import Field
 
 from cloze.command import run
 from cloze.encoding.bundle import Bundle, default_bundle
-from cloze.machine import available_cpus, memory_limit, processor, versions
+from cloze.machine import available_cpus, memory_limit, processor, resident_memory, versions
 from cloze.options import Command
 from cloze.service import VERSION
 from cloze.service.__main__ import limit_free_memory
-from cloze.service.inference.memory import need, resident
 from cloze.service.inference.session import Session, run_largest
 from cloze.service.inference.threads import share_threads
-from cloze.service.settings import PrecisionChoice, ProviderChoice, Settings
+from cloze.service.settings import PrecisionChoice, ProviderChoice
 
 PACKAGES: Final = ("onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "fastapi", "uvicorn", "ray", "pyarrow")
 TRAINING: Final = ("torch", "transformers", "sentence-transformers", "onnx", "datasets")
@@ -99,7 +98,7 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
     limit_free_memory()  # as the service does
     started, threads = perf_counter(), share_threads(0)
     bundle = Bundle.load(path)
-    before = resident()
+    before = resident_memory()
     yield "bundle", f"{bundle.spec.template!r}, pooling {bundle.spec.pooling}, {', '.join(bundle.precisions)}"
     session = Session.load(bundle, precision=options.precision, provider=options.provider, threads=threads.per_batch)
     seconds = perf_counter() - started
@@ -107,12 +106,8 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
     encoder = bundle.text_encoder
     if session.provider == "cpu" and before is not None:
         run_largest(session, encoder, session.batch_tokens, threads.batches)
-        estimate = sum(need(bundle, Settings(precision=options.precision)))
-        taken = (resident() or before) - before
-        yield (
-            "takes",
-            f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before; estimated {estimate / 2**20:.0f}",
-        )
+        taken = (resident_memory() or before) - before
+        yield "takes", f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before"
     length = min(TOKENS, len(encoder.longest))
     batch, runs, started = encoder.pad([encoder.longest[:length]] * TEXTS), 0, perf_counter()
     while perf_counter() < started + SECONDS:

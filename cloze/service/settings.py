@@ -64,9 +64,6 @@ class Settings(Options):
         0, ge=0, description="Tokens of one batch, padding included. 0: what suits the hardware."
     )
     cache_mb: int = Field(0, ge=0, description="MiB of cached vectors, so that repeated texts are not computed again.")
-    max_memory_mb: int = Field(
-        0, ge=0, description="MiB that the process may take on the CPU. A model that would not fit is refused. 0: any."
-    )
     max_bytes_in_flight: int = Field(
         268_435_456,
         ge=1,

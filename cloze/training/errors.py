@@ -6,13 +6,12 @@ ClozeError
 ├── EncoderError    a model folder or hub name
 ├── RunError        a run folder
 ├── ServerError     a server that is evaluated
-├── HubError        a hub that does not take an upload
 └── ExportError     a graph that differs too much from the run's model
 """
 
 from cloze.encoding.errors import ClozeError
 
-__all__ = ["CorpusError", "EncoderError", "ExportError", "HubError", "RecipeError", "RunError", "ServerError"]
+__all__ = ["CorpusError", "EncoderError", "ExportError", "RecipeError", "RunError", "ServerError"]
 
 
 class RecipeError(ClozeError):
@@ -33,10 +32,6 @@ class RunError(ClozeError):
 
 class ServerError(ClozeError):
     """A server does not embed the texts that are sent to it."""
-
-
-class HubError(ClozeError):
-    """A model cannot be uploaded to the hub."""
 
 
 class ExportError(ClozeError):

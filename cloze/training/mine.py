@@ -8,10 +8,9 @@ arXiv:2407.15831). The result is a corpus with one more column per negative.
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +28,6 @@ from cloze.training.evaluation.options import ModelOptions
 __all__ = ["main", "mine"]
 
 Count = Annotated[int, Field(ge=1)]
-Search = Callable[[NDArray[np.float64], NDArray[np.float64], int], Iterator[tuple[Any, Any]]]
-"""Unit vectors of queries (n, d) and texts (m, d), and a depth -> cosines and indices of each query's nearest."""
-
-LINKS: Final = 32  # of each text in FAISS's graph
-EXPLORED: Final = 256  # texts that FAISS looks at for a query
 ENDINGS: Final = (".csv", ".tsv", ".jsonl")
 
 console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -62,7 +56,6 @@ class MineOptions(ModelOptions):
         0.05, description="a negative's cosine is at most the positive's less this"
     )
     depth: Count = Field(100, description="nearest texts to choose from")
-    faiss: bool = Field(False, description="search with FAISS, approximately, in its HNSW index; needs cloze[faiss]")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out.suffix not in ENDINGS:
         raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")
     check_new_file(options.out)
-    search = _faiss_search() if options.faiss else nearest  # first: FAISS may not be installed
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
     texts = positives
@@ -87,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     places = {text: place for place, text in enumerate(dict.fromkeys([*texts, *positives]))}
     vectors = units(subject.documents(list(places)))  # the texts come first
     likeness = (queries * vectors[[places[positive] for _, positive in pairs.rows]]).sum(1)
-    found = search(queries, vectors[: len(texts)], min(options.depth, len(texts)))
+    found = nearest(queries, vectors[: len(texts)], min(options.depth, len(texts)))
     negatives = mine(pairs.rows, likeness, found, texts, options.negatives, options.margin)
     rows = [(*pair, *each) for pair, each in zip(pairs.rows, negatives, strict=True) if each]
     if not rows:
@@ -124,27 +116,6 @@ def mine(
         kept = [candidate for candidate in wanted if candidate not in own[text]][:count]
         negatives.append(tuple(kept) if len(kept) == count else ())
     return negatives
-
-
-def _faiss_search() -> Search:
-    """Raises RunError if FAISS is not installed."""
-    if find_spec("faiss") is None:
-        raise RunError("--faiss needs FAISS, which is not installed: pip install 'cloze[faiss]'")
-    return nearest_by_faiss
-
-
-def nearest_by_faiss(
-    queries: NDArray[np.float64], texts: NDArray[np.float64], depth: int
-) -> Iterator[tuple[NDArray[np.floating], NDArray[np.integer]]]:
-    """`nearest`, approximately, by FAISS."""
-    import faiss
-
-    index = faiss.IndexHNSWFlat(texts.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = index.hnsw.efSearch = max(EXPLORED, depth)
-    index.add(texts.astype(np.float32))
-    cosines, places = index.search(queries.astype(np.float32), depth)
-    for row, each in zip(cosines, places, strict=True):
-        yield row[each >= 0], each[each >= 0]
 
 
 def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.machine import available_cpus, has_bf16, memory_limit, processor
+from cloze.machine import available_cpus, has_bf16, memory_limit, processor, resident_memory
 
 X86 = "processor : 0\nmodel name\t: AMD EPYC 9B14\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU part\t: 0xd4f\n"
@@ -103,3 +103,9 @@ def test_whether_a_processor_has_bf16(text: str, expected: bool, tmp_path: Path)
 
 def test_a_processor_where_the_system_has_no_such_file(tmp_path: Path) -> None:
     assert processor(tmp_path / "none").endswith("(no vector extensions known)")
+
+
+def test_what_this_process_has(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmHWM:\t9 kB\nVmRSS:\t    2048 kB\n")
+    assert resident_memory(tmp_path / "status") == 2 * 2**20
+    assert resident_memory(tmp_path / "none") is None

@@ -33,7 +33,6 @@ METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
     "sg-opt": ("sg-opt", ROWS, SG),
     "sg": ("sg", ROWS, SG),
     "scored": ("scored", SCORED, {}),
-    "scored, angles": ("scored", SCORED, {"loss": ["angle"]}),
     "back-translation": ("sg", PAIRS, {**SG, "columns": ["a", "b"], "positives": ["translation"]}),
 }
 """A case's recipe, its rows and its keys, in which ENCODER stands for the folder that `build` is given."""

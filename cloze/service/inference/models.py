@@ -21,7 +21,6 @@ from cloze.encoding.bundle import SPEC_FILE, Bundle, located, unreadable
 from cloze.encoding.errors import BundleError, ClozeError, OptionError
 from cloze.service.errors import ModelNotFound, SessionError, ValidationFailed
 from cloze.service.inference.health import HUNG, HUNG_AFTER
-from cloze.service.inference.memory import check as check_memory
 from cloze.service.inference.model import Model
 from cloze.service.inference.threads import run_apart
 from cloze.service.monitoring.background import Background
@@ -76,7 +75,6 @@ class Models:
         bundles = [Bundle.load(folder) for folder in _folders(settings.bundle)]
         bridge = _bridge(settings.bridge)
         _check(settings, bundles, bridge)  # before the graphs are loaded
-        check_memory(settings, bundles)
         for bundle in bundles:
             loading = run_apart(partial(self._load, bridge, bundle))
             if not wait([loading], self._limit).done:
@@ -179,7 +177,6 @@ class Models:
         _check(self._settings, bundles, bridge)
         kept = {bundle.name: self.served[bundle.name] for bundle in bundles if self._serves(bundle, bridge)}
         changed = [bundle for bundle in bundles if bundle.name not in kept]
-        check_memory(self._settings, changed, [model.bundle for model in self])
         loaded = {bundle.name: await self._step(partial(self._load, bridge), bundle) for bundle in changed}
         return {bundle.name: (kept | loaded)[bundle.name] for bundle in bundles}
 

@@ -4,7 +4,7 @@ n is the number of rows and d the dimension. Each docstring names the paper's eq
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "PAIR_SIMILARITIES",
     "SELF_GUIDED",
-    "angle_similarity",
     "corrected_words",
     "cosent",
     "cosine_distance",
@@ -152,27 +150,6 @@ def cosent(similarities: Tensor, scores: Tensor, scale: float) -> Tensor:
 def cosine_similarity(first: Tensor, second: Tensor) -> Tensor:
     """Cosines (n) of the rows of two tensors (n, d)."""
     return (unit_rows(first) * unit_rows(second)).sum(1)
-
-
-def angle_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """AnglE's similarity (n) of rows (n, d), each read as d / 2 complex numbers: real parts first, then imaginary ones.
-
-    |Re q + Im q|, where q is the sum of z conj(w) over the numbers z and w of two rows of length 1 (arXiv:2309.12871,
-    as its authors' code computes it). Near 1 and -1 the gradient of a cosine disappears, and that of Im q does not.
-    """
-    first, second = unit_rows(first), unit_rows(second)
-    real, imaginary = first.chunk(2, dim=1)
-    other_real, other_imaginary = second.chunk(2, dim=1)
-    cosines = (first * second).sum(1)
-    sines = (imaginary * other_real - real * other_imaginary).sum(1)
-    return (cosines + sines).abs()
-
-
-PAIR_SIMILARITIES: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "cosent": cosine_similarity,
-    "angle": angle_similarity,
-}
-"""What each loss ranks."""
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pairs of sentences with a score: CoSENT, and AnglE (arXiv:2309.12871), which train the order of the pairs.
+"""Pairs of sentences with a score: CoSENT, which trains the order of the pairs.
 
 The columns are two texts and their score, on any scale that grows with similarity. Scores are compared within a batch.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cloze.training.data.corpus import Row
 from cloze.training.methods.contrastive import VIEWS, Contrastive
 from cloze.training.methods.gather import gather
-from cloze.training.methods.losses import PAIR_SIMILARITIES, cosent
+from cloze.training.methods.losses import cosent, cosine_similarity
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import ScoredRecipe
@@ -42,7 +42,6 @@ class Scored(Contrastive):
         scores = gather(views["first"]["score"])
 
         def ranking(first: Tensor, second: Tensor) -> Tensor:
-            similarities = PAIR_SIMILARITIES[self.recipe.loss](self.joined(first), self.joined(second))
-            return cosent(similarities, scores, self.recipe.scale)
+            return cosent(cosine_similarity(self.joined(first), self.joined(second)), scores, self.recipe.scale)
 
         return {"loss": self.nested(ranking, vectors["first"], vectors["second"])}

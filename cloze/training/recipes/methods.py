@@ -377,23 +377,11 @@ class ScoredRecipe(BatchRecipe):
     """The keys of `method = "scored"`."""
 
     method: Literal["scored"]
-    loss: Literal["cosent", "angle"] = Field(
-        "cosent", description="what is ranked: cosent, the cosines of the pairs; angle, AnglE's similarity"
-    )
     scale: Annotated[float, Field(gt=0)] = Field(20.0, description="multiplies the similarities in the loss")
 
     @property
     def scored(self) -> bool:
         return True
-
-    @model_validator(mode="after")
-    def _whole_angles(self) -> Self:
-        if self.loss == "angle" and self.dimensions:
-            raise ValueError(
-                "loss 'angle' pairs the first half of a vector with the second, which shorter vectors do not have; "
-                "write loss = 'cosent', or remove dimensions"
-            )
-        return self
 
 
 class DistillRecipe(Recipe):

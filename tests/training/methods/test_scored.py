@@ -1,4 +1,4 @@
-"""CoSENT and AnglE: closed forms, naive loops, sentence-transformers' own losses, and training on a file."""
+"""CoSENT: closed forms, a naive loop, sentence-transformers' own loss, and training on a file."""
 
 import json
 import math
@@ -14,20 +14,18 @@ from contrastive_methods import SCORED, build
 from killed_runs import whole_and_resumed
 from pyarrow import parquet
 from recipes import arguments, load_recipe
-from sentence_transformers.sentence_transformer.losses import AnglELoss, CoSENTLoss
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 from torch import Tensor
 
 from cloze.command import run as run_command
 from cloze.training.fit import main
 from cloze.training.loop.prepare import prepare
-from cloze.training.methods.losses import PAIR_SIMILARITIES, angle_similarity, cosent
+from cloze.training.methods.losses import cosent, cosine_similarity
 from cloze.training.methods.scored import Scored
 
-LOSSES = list(PAIR_SIMILARITIES)
 
-
-def loss_of(name: str, first: Tensor, second: Tensor, scores: Tensor, scale: float) -> Tensor:
-    return cosent(PAIR_SIMILARITIES[name](first, second), scores, scale)
+def loss_of(first: Tensor, second: Tensor, scores: Tensor, scale: float) -> Tensor:
+    return cosent(cosine_similarity(first, second), scores, scale)
 
 
 def test_the_loss_of_known_similarities() -> None:
@@ -51,37 +49,29 @@ def test_equal_scores_cost_nothing_and_have_a_gradient_of_zero() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_equals_a_loop_over_the_formula(name: str, scale: float) -> None:
+def test_the_loss_equals_a_loop_over_the_formula(scale: float) -> None:
     torch.manual_seed(0)
     first, second = torch.randn(2, 9, 6, dtype=torch.float64)
     scores = torch.randint(4, (9,))
 
     def similarity(i: int) -> float:
-        if name == "cosent":
-            return F.cosine_similarity(first[i], second[i], dim=0).item()
-        left, right = (torch.complex(rows[i][:3], rows[i][3:]).tolist() for rows in (first, second))
-        quotient = sum(z * w.conjugate() for z, w in zip(left, right, strict=True))
-        return abs(quotient.real + quotient.imag) / (first[i].norm() * second[i].norm()).item()
+        return F.cosine_similarity(first[i], second[i], dim=0).item()
 
     total = 1.0
     for i in range(9):
         for j in range(9):
             if scores[i] > scores[j]:
                 total += math.exp(scale * (similarity(j) - similarity(i)))
-    assert loss_of(name, first, second, scores, scale).item() == pytest.approx(math.log(total), rel=1e-9)
+    assert loss_of(first, second, scores, scale).item() == pytest.approx(math.log(total), rel=1e-9)
 
 
 @pytest.mark.parametrize("scores", [[0.1, 0.9, 0.5, 0.5, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0], [5, 4, 3, 2, 1]])
-@pytest.mark.parametrize(("name", "theirs"), [("cosent", CoSENTLoss), ("angle", AnglELoss)])
-def test_values_and_gradients_are_those_of_sentence_transformers(
-    name: str, theirs: type[CoSENTLoss], scores: list[float]
-) -> None:
+def test_values_and_gradients_are_those_of_sentence_transformers(scores: list[float]) -> None:
     torch.manual_seed(1)
     ours = torch.randn(2, 5, 8).requires_grad_()
     same = ours.detach().clone().requires_grad_()
-    loss = loss_of(name, *ours, torch.tensor(scores), 20.0)
-    expected = theirs(None, scale=20.0).compute_loss_from_embeddings(list(same), torch.tensor(scores))
+    loss = loss_of(*ours, torch.tensor(scores), 20.0)
+    expected = CoSENTLoss(None, scale=20.0).compute_loss_from_embeddings(list(same), torch.tensor(scores))
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
@@ -92,27 +82,21 @@ def test_a_vector_of_zeros_has_no_gradient() -> None:
     vectors = torch.randn(2, 3, 4)
     vectors[0, 1] = 0
     vectors.requires_grad_()
-    loss = loss_of("angle", *vectors, torch.arange(3), 20.0)
+    loss = loss_of(*vectors, torch.arange(3), 20.0)
     loss.backward()
     assert loss.isfinite()
     assert not vectors.grad[0, 1].any()
     assert vectors.grad.isfinite().all()
 
 
-def test_an_angle_is_one_for_equal_vectors() -> None:
-    vectors = torch.randn(3, 8)
-    torch.testing.assert_close(angle_similarity(vectors, 2 * vectors), torch.ones(3))
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean", "mask"])
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_served_vectors_are_ranked(name: str, pooling: str, tiny_bert: Path) -> None:
+def test_the_served_vectors_are_ranked(pooling: str, tiny_bert: Path) -> None:
     template = 'This "[X]" means [MASK].' if pooling == "mask" else "[X]"
-    objective = build("scored", tiny_bert, dropout=False, loss=[name], pooling=[pooling], template=[template])
+    objective = build("scored", tiny_bert, dropout=False, pooling=[pooling], template=[template])
     assert isinstance(objective, Scored)
     first, second, scores = zip(*SCORED, strict=True)
     vectors = [torch.from_numpy(objective.encoder.embed(texts)) for texts in (first, second)]
-    expected = loss_of(name, *vectors, torch.tensor([float(score) for score in scores]), 2.0)
+    expected = loss_of(*vectors, torch.tensor([float(score) for score in scores]), 2.0)
     torch.testing.assert_close(objective(**objective.views(SCORED))["loss"].detach(), expected)
     assert (
         dict(objective.named_parameters()).keys() == dict(objective.encoder.named_parameters(prefix="encoder")).keys()
@@ -124,7 +108,7 @@ def test_cuts_are_those_of_shorter_vectors(tiny_bert: Path) -> None:
     first, second, scores = zip(*SCORED, strict=True)
     vectors = [torch.from_numpy(objective.encoder.embed(texts)) for texts in (first, second)]
     targets = torch.tensor([float(score) for score in scores])
-    losses = [loss_of("cosent", *(each[:, :size] for each in vectors), targets, 2.0) for size in (8, 32)]
+    losses = [loss_of(*(each[:, :size] for each in vectors), targets, 2.0) for size in (8, 32)]
     torch.testing.assert_close(objective(**objective.views(SCORED))["loss"].detach(), torch.stack(losses).mean())
 
 
@@ -166,19 +150,16 @@ def test_a_score_may_be_a_number_or_a_text(ending: str, tiny_bert: Path, tmp_pat
     assert [(first, second, float(score)) for first, second, score in corpus.rows] == pairs()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_resumed_run_ends_with_the_same_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tiny_bert: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.csv", pairs())
-    recipe = load_recipe("scored", keys(path, tiny_bert, loss=name, dev=path, eval_steps=2, max_steps=20))
+    recipe = load_recipe("scored", keys(path, tiny_bert, dev=path, eval_steps=2, max_steps=20))
     whole, _ = whole_and_resumed(recipe, tmp_path)
     provenance = whole.provenance()
-    if name == "cosent":  # dev data are scored by cosines, which AnglE's similarity contains
-        assert provenance["dev_score"] > provenance["before_training"] + 10
+    assert provenance["dev_score"] > provenance["before_training"] + 10
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_few_steps_on_a_batch_lower_its_loss(name: str, tiny_bert: Path) -> None:
-    objective = build("scored", tiny_bert, dropout=False, loss=[name])
+def test_a_few_steps_on_a_batch_lower_its_loss(tiny_bert: Path) -> None:
+    objective = build("scored", tiny_bert, dropout=False)
     optimiser, losses = torch.optim.AdamW(objective.parameters(), lr=3e-3), []
     for _ in range(20):
         loss = objective(**objective.views(SCORED))["loss"]
@@ -219,13 +200,6 @@ def test_a_few_steps_on_a_batch_lower_its_loss(name: str, tiny_bert: Path) -> No
         ),
         (pairs(), "a b c", {"columns": ["a", "b"]}, "columns names 2; method 'scored' reads 3"),
         (pairs(), "sentence1 sentence2 score", {"scale": 0}, "scale is 0.0: Input should be greater than 0"),
-        (pairs(), "sentence1 sentence2 score", {"loss": "gap"}, "--loss is 'gap': input should be 'cosent' or 'angle'"),
-        (
-            pairs(),
-            "sentence1 sentence2 score",
-            {"loss": "angle", "dimensions": [8]},
-            "which shorter vectors do not have; write loss = 'cosent', or remove dimensions",
-        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -256,6 +230,5 @@ def test_the_order_of_the_rows_is_of_no_importance() -> None:
     torch.manual_seed(0)
     first, second, scores = torch.randn(6, 4), torch.randn(6, 4), torch.rand(6)
     order = random.Random(0).sample(range(6), 6)
-    for name in LOSSES:
-        shuffled = loss_of(name, first[order], second[order], scores[order], 20.0)
-        torch.testing.assert_close(shuffled, loss_of(name, first, second, scores, 20.0))
+    shuffled = loss_of(first[order], second[order], scores[order], 20.0)
+    torch.testing.assert_close(shuffled, loss_of(first, second, scores, 20.0))
