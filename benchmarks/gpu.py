@@ -223,7 +223,7 @@ def training(device: str, models: Path) -> dict[str, float]:
     """Tokens per second of SimCSE with BERT-base's shape, in bf16, with 256 sentences of 32 tokens per step."""
     import torch
 
-    from cloze.training.methods import OBJECTIVES
+    from cloze.training.methods import objective_of
     from cloze.training.model.encoder import SentenceEncoder
     from cloze.training.recipes.command import load_recipe
 
@@ -233,7 +233,7 @@ def training(device: str, models: Path) -> dict[str, float]:
     keys = {"encoder": str(model), "corpus": ["unused.txt"], "pooling": "mean", "template": "[X]"}
     recipe = load_recipe("simcse", keys | {"batch_size": size, "max_tokens": length})
     encoder = SentenceEncoder.load(str(model), template="[X]", pooling="mean")
-    objective = OBJECTIVES["simcse"](encoder, recipe).to(device).train()
+    objective = objective_of("simcse")(encoder, recipe).to(device).train()
     optimiser = torch.optim.AdamW(objective.parameters(), lr=1e-5, fused=True)
     text = " ".join(f"w{place}" for place in range(length))
     views = {

@@ -7,7 +7,7 @@ import torch
 from recipes import load_recipe
 from torch import Tensor
 
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.contrastive import Contrastive
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, save_masked_lm
@@ -54,7 +54,7 @@ def build(name: str, folder: Path, dropout: bool = True, **words: Any) -> Contra
     recipe = load_recipe(name, fixed)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    objective = OBJECTIVES[recipe.method](encoder, recipe)
+    objective = objective_of(recipe.method)(encoder, recipe)
     assert isinstance(objective, Contrastive)
     return objective.train(dropout)
 

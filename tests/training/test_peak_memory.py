@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from patience import PATIENCE
 
+from cloze import machine
 from cloze.machine import peak_memory
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +38,13 @@ def test_the_commands_can_be_imported_where_the_system_is_not_linux() -> None:
 @pytest.mark.parametrize(("platform", "size"), [("darwin", 5_000_000), ("freebsd14", 5_120_000_000)])
 def test_the_peak_memory_is_in_bytes_on_every_system(platform: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(Path, "exists", lambda _: False)  # /proc
+    monkeypatch.setattr(machine, "STATUS", Path("none"))
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=5_000_000))
     assert peak_memory() == size
 
 
 def test_the_peak_memory_is_unknown_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(machine, "STATUS", Path("none"))
     monkeypatch.setitem(sys.modules, "resource", None)
     assert peak_memory() is None
 

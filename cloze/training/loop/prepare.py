@@ -20,7 +20,7 @@ from cloze.training.evaluation.dev import DevData
 from cloze.training.loop.processes import console, processes
 from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddings
 from cloze.training.loop.trainer import DEV, HELD_OUT
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.recipe import Recipe
@@ -40,7 +40,7 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     Every key is checked and every file read before the model is loaded. Raises ClozeError.
     """
     _check_devices(recipe)
-    _check_names(recipe)
+    _check_trackers(recipe)
     dev = DevData.load(recipe.dev) if recipe.dev else None
     corpus = _read(recipe)
     if recipe.patience is not None and chooser_of(corpus, dev, recipe) is None:
@@ -81,7 +81,7 @@ def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
 
 def _little_to_gain(recipe: Recipe) -> str | None:
     """A line where a method that needs no labels is to train what has been trained for sentences already."""
-    alone = OBJECTIVES[recipe.method].contrastive and len(recipe.columns) < 2
+    alone = objective_of(recipe.method).contrastive and len(recipe.columns) < 2
     if not alone or own_reading(recipe.encoder) is None or not learnt_sentences(recipe.encoder):
         return None
     return (
@@ -105,7 +105,7 @@ def _check_devices(recipe: Recipe) -> None:
             f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
             "CUDA_VISIBLE_DEVICES=0"
         )
-    parts = getattr(recipe, "accumulation_steps", 1)
+    parts = recipe.parts
     if recipe.batch_size % (count * parts):
         raise RecipeError(
             f"batch_size is {recipe.batch_size} and is split among {count} processes"
@@ -123,17 +123,12 @@ def _check_devices(recipe: Recipe) -> None:
         raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
 
 
-def _check_names(recipe: Recipe) -> None:
-    """Raises RecipeError for a tracker that is not installed, or a number of columns that the method does not read."""
+def _check_trackers(recipe: Recipe) -> None:
+    """Raises RecipeError for a tracker that is not installed."""
     for name in recipe.report_to:
         if name != "none" and find_spec(name) is None:
             package = "'cloze[report]'" if name == "tensorboard" else name
             raise RecipeError(f"report_to has {name}, which is not installed: pip install {package}")
-    readable = OBJECTIVES[recipe.method].columns
-    if (len(recipe.columns) or 1) not in readable:
-        counts = list(map(str, readable))
-        allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
-        raise RecipeError(f"columns names {len(recipe.columns) or 'none'}; method {recipe.method!r} reads {allowed}")
 
 
 def _read(recipe: Recipe) -> Corpus:
@@ -152,7 +147,7 @@ def _read(recipe: Recipe) -> Corpus:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
     corpus = _hold_out(corpus, recipe)
     _check_weighted_files(corpus, recipe)
-    if getattr(recipe, "no_duplicates", False):
+    if recipe.distinct_texts:
         DistinctSampler(corpus.rows, recipe.batch_size, recipe.seed)  # raises CorpusError if it has no batch
     return corpus
 
@@ -207,7 +202,7 @@ def _build(recipe: Recipe) -> Objective:
         denoising=False,  # whatever the parent served; a method that serves it sets it
     )
     _keep_fitting_templates(encoder)
-    objective = OBJECTIVES[recipe.method](encoder, recipe)
+    objective = objective_of(recipe.method)(encoder, recipe)
     backbone = objective.encoder.backbone
     if recipe.compile:
         backbone.compile(dynamic=True)  # in place: the names of the weights do not change

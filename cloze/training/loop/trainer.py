@@ -52,12 +52,11 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
     held out; None without either. Under torchrun each batch is split, so that the processes together see what one would
     see alone.
     """
-    parts = getattr(recipe, "accumulation_steps", 1)
     return TrainingArguments(
         output_dir=str(folder),
         accelerator_config={"split_batches": True},
-        per_device_train_batch_size=recipe.batch_size // parts,
-        gradient_accumulation_steps=parts,
+        per_device_train_batch_size=recipe.batch_size // recipe.parts,
+        gradient_accumulation_steps=recipe.parts,
         num_train_epochs=recipe.epochs,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.learning_rate,
@@ -129,17 +128,17 @@ class ObjectiveTrainer(Trainer):
         try:
             return super().train(*arguments, **keywords)
         except torch.OutOfMemoryError as error:
-            keys = [words for key, words in LESS_MEMORY.items() if hasattr(self.objective.recipe, key)]
+            keys = [words for key, words in LESS_MEMORY.items() if key in type(self.objective.recipe).model_fields]
             found = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
             raise RunError(f"{found}; write {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         order, recipe = self._order(), self.objective.recipe
-        return WholeBatches(order, recipe.batch_size) if getattr(recipe, "accumulation_steps", 1) > 1 else order
+        return WholeBatches(order, recipe.batch_size) if recipe.parts > 1 else order
 
     def _order(self) -> EpochSampler:
         recipe = self.objective.recipe
-        if getattr(recipe, "no_duplicates", False):
+        if recipe.distinct_texts:
             return DistinctSampler(self.corpus.rows, recipe.batch_size, recipe.seed)
         if recipe.weights:
             return WeightedSampler(self.corpus.files(), recipe.weights, recipe.seed)
@@ -166,7 +165,7 @@ class ObjectiveTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Tensor:
         """Forward and backward pass of one batch, with GradCache if the recipe sets `mini_batch_size`."""
-        size = getattr(self.objective.recipe, "mini_batch_size", None)
+        size = self.objective.recipe.chunk_rows
         if size is None:
             return super().training_step(model, inputs, *arguments, **keywords)
         assert isinstance(self.objective, Chunked), "only recipes of contrastive methods have this key. This is a bug."

@@ -1,28 +1,18 @@
-"""The training methods, by the name that a recipe gives."""
+"""The training methods: a module for each, which has the method's name, with one objective."""
 
-from cloze.training.methods.diffcse import DiffCSE
-from cloze.training.methods.distill import Distill
-from cloze.training.methods.mlm import MLM
+from importlib import import_module
+
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.optiprompt import OptiPrompt
-from cloze.training.methods.promptbert import PromptBERT
-from cloze.training.methods.ranking import Ranking
-from cloze.training.methods.scored import Scored
-from cloze.training.methods.sg import SG
-from cloze.training.methods.simcse import SimCSE
-from cloze.training.methods.ssimcse import SSimCSE
 
-__all__ = ["OBJECTIVES"]
+__all__ = ["objective_of"]
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "diffcse": DiffCSE,
-    "distill": Distill,
-    "mlm": MLM,
-    "optiprompt": OptiPrompt,
-    "promptbert": PromptBERT,
-    "ranking": Ranking,
-    "scored": Scored,
-    "sg": SG,
-    "simcse": SimCSE,
-    "ssimcse": SSimCSE,
-}
+
+def objective_of(method: str) -> type[Objective]:
+    """The class that trains by a method, of the names that recipes give."""
+    module = import_module(f"{__name__}.{method}")
+    (found,) = (
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Objective) and kind.__module__ == module.__name__
+    )
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from cloze.training.model.heads import Head
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pretrained import fastest_device
 from cloze.training.model.views import Pass, View, encode_trimmed
+from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
 __all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
 
@@ -38,7 +39,7 @@ TEXTS: Final = 4096  # embedded at once: enough that the texts of a batch have s
 VIEWS = ("first", "second", *(f"negative{number}" for number in range(1, 9)))  # a text, its positive, hard negatives
 
 
-def loss_head(encoder: SentenceEncoder, recipe: Any) -> nn.Module:
+def loss_head(encoder: SentenceEncoder, recipe: PairsRecipe) -> nn.Module:
     """A tanh head for training only; or, with the recipe's `kept_head`, nothing: that head is in the encoder."""
     if recipe.kept_head is None:
         return projection(encoder)
@@ -107,8 +108,9 @@ class Contrastive(Objective):
     contrastive = True
     tokenwise: ClassVar[tuple[str, ...]] = ()  # tensors that `draw` adds with a column per token, (n, L)
     head: nn.Module  # between vectors and loss
+    recipe: BatchRecipe
 
-    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+    def __init__(self, encoder: SentenceEncoder, recipe: BatchRecipe) -> None:
         super().__init__(encoder, recipe)
         if recipe.dimensions and max(recipe.dimensions) > encoder.dimension:
             raise RecipeError(
@@ -141,10 +143,6 @@ class Contrastive(Objective):
         }
         return self.loss(views=views, **results)
 
-    def contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        """InfoNCE of vectors (n, d) after the head, over the rows of all processes."""
-        return info_nce(self.joined(first), self.joined(second), self.recipe.temperature)
-
     def joined(self, vectors: Tensor) -> Tensor:
         """Vectors (n, ..., d) after the head, of all processes, in fp32 because the gather's gradient is a sum."""
         return gather(self.head(vectors).float())
@@ -164,9 +162,9 @@ class Contrastive(Objective):
 class FromPairs(Contrastive):
     """Base class of the methods of pairs and hard negatives. A subclass calls `guided` in `views`."""
 
-    columns = tuple(range(1, len(VIEWS) + 1))
+    recipe: PairsRecipe
 
-    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+    def __init__(self, encoder: SentenceEncoder, recipe: PairsRecipe) -> None:
         super().__init__(encoder, recipe)
         self.guide = Guide.load(recipe.guide) if recipe.guide else None
 

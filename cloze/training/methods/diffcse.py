@@ -9,7 +9,7 @@ guess instead of edits to find, a projector without BatchNorm, and edited senten
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Final
 
@@ -154,6 +154,8 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 class DiffCSE(Contrastive):
     """Contrast plus lambda times detection, section 3. The projector with BatchNorm is from appendix A."""
 
+    recipe: DiffCSERecipe
+
     def __init__(self, encoder: SentenceEncoder, recipe: DiffCSERecipe) -> None:
         super().__init__(encoder, recipe)
         _check_room(encoder, recipe)
@@ -185,6 +187,12 @@ class DiffCSE(Contrastive):
             edited_ids, edited_mask, labels = self._edit(texts[ids], texts[attention])
             drawn[name] = texts | {"edited_ids": edited_ids, "edited_mask": edited_mask, "labels": labels}
         return drawn
+
+    def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield from super().examples(views)
+        if self.discriminator is not None:
+            for name, view in self.draw(views).items():
+                yield f"drawn {name}, edited", view["edited_ids"], view["edited_mask"]
 
     def _edit(self, ids: Tensor, attention: Tensor) -> Edited:
         match self.recipe.task:

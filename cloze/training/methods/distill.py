@@ -40,6 +40,8 @@ __all__ = ["Distill"]
 class Distill(Objective):
     """The student has no dropout. Each text is embedded once: by teachers beforehand, or by one teacher in `begin`."""
 
+    recipe: DistillRecipe
+
     def __init__(self, encoder: SentenceEncoder, recipe: DistillRecipe) -> None:
         super().__init__(encoder, recipe)
         self._taught: TeacherVectors | None = None

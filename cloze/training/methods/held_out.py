@@ -47,8 +47,8 @@ class HeldOut:
 
     def _batches(self, objective: Objective) -> Iterator[Sequence[Row]]:
         """This process's rows of each batch. Batches are as large as those of training, if there are enough rows."""
-        (rank, count), parts = rank_and_count(), getattr(objective.recipe, "accumulation_steps", 1)
-        own = min(objective.recipe.batch_size // parts, len(self.rows)) // count
+        (rank, count), recipe = rank_and_count(), objective.recipe
+        own = min(recipe.batch_size // recipe.parts, len(self.rows)) // count
         size = own * count
         for start in range(rank * own, len(self.rows) // size * size, size):
             yield self.rows[start : start + own]

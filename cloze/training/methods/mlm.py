@@ -30,6 +30,7 @@ class MLM(Objective):
     """Cross entropy of the chosen tokens; only they pass through the head."""
 
     continuing: Tensor | None  # (vocabulary)
+    recipe: MLMRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
         if encoder.tokenizer.mask_token_id is None:

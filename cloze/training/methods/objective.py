@@ -5,7 +5,7 @@ served, so export forgets the rest by construction.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from cloze.training.data.corpus import Corpus, Row
 from cloze.training.errors import RecipeError
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View
+from cloze.training.recipes.recipe import Recipe
 
 __all__ = ["Objective"]
 
@@ -22,10 +23,11 @@ __all__ = ["Objective"]
 class Objective(nn.Module, ABC):
     """Base class of the methods. A subclass writes `views` and `forward`."""
 
-    columns: ClassVar[tuple[int, ...]] = (1,)  # how many columns a row may have
     contrastive: ClassVar[bool] = False  # whether its loss draws vectors together and apart
 
-    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+    recipe: Recipe
+
+    def __init__(self, encoder: SentenceEncoder, recipe: Recipe) -> None:
         super().__init__()
         self.encoder = encoder
         self.recipe = recipe
@@ -48,6 +50,11 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def forward(self, *_: Any, **views: Any) -> dict[str, Tensor]:
         """Views by name -> {"loss": scalar with gradient, and detached parts to log by name}."""
+
+    def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """What a step reads, to be shown: name, token ids (n, L) and attention mask, of views and of what it draws."""
+        for name, view in views.items():
+            yield f"view {name}", view["input_ids"], view["attention_mask"]
 
     def save(self, folder: Path) -> None:
         """Write the result of the training: the encoder alone, unless a method adds to it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cloze.training.data.corpus import Row
 from cloze.training.methods.contrastive import Contrastive, transform
+from cloze.training.methods.losses import info_nce
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
@@ -24,6 +25,8 @@ class OptiPrompt(Contrastive):
     The paper's code finds the words by token id, which overwrites such words in the text and misses the opening
     quote. Here they are found by position.
     """
+
+    recipe: OptiPromptRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: OptiPromptRecipe) -> None:
         super().__init__(encoder, recipe)
@@ -41,4 +44,7 @@ class OptiPrompt(Contrastive):
         return self.encoder.vectors(view, self.pooling)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        return {"loss": self.nested(self.contrast, vectors["first"], vectors["second"])}
+        def contrast(first: Tensor, second: Tensor) -> Tensor:
+            return info_nce(self.joined(first), self.joined(second), self.recipe.temperature)
+
+        return {"loss": self.nested(contrast, vectors["first"], vectors["second"])}

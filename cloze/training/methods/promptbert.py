@@ -24,6 +24,8 @@ class PromptBERT(FromPairs):
     Without supervision, denoising and the projection head are used in training only. With supervision both are served.
     """
 
+    recipe: PromptBERTRecipe
+
     def __init__(self, encoder: SentenceEncoder, recipe: PromptBERTRecipe) -> None:
         super().__init__(encoder, recipe)
         self.head = loss_head(encoder, recipe)

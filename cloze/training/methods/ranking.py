@@ -75,7 +75,7 @@ class Judge:
 class Ranking(Objective):
     """The columns are a query, a document and, optionally, a grade: 1 relevant, 0 not judged, -1 not relevant."""
 
-    columns = (2, 3)
+    recipe: RankingRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: RankingRecipe) -> None:
         super().__init__(encoder, recipe)

@@ -22,8 +22,8 @@ __all__ = ["Scored"]
 class Scored(Contrastive):
     """The served vectors are compared: there is no head."""
 
-    columns = (3,)
     contrastive = False  # a pair with a low score is not a positive
+    recipe: ScoredRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: ScoredRecipe) -> None:
         super().__init__(encoder, recipe)

@@ -28,7 +28,7 @@ class SG(Contrastive):
     tuned encoder do not change. opt3 takes all layers; the others draw one per sentence and step.
     """
 
-    columns = (1, 2)
+    recipe: SGRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: SGRecipe) -> None:
         super().__init__(encoder, recipe)

@@ -4,8 +4,7 @@ One column is unsupervised; two are pairs; each further one is a hard negative o
 guesses masked words, so that the encoder forgets less of its language.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pooling import Pooling
 from cloze.training.model.views import Pass, View, view
-from cloze.training.recipes.methods import SimCSERecipe, SSimCSERecipe
+from cloze.training.recipes.methods import DropoutRecipe
 
 __all__ = ["SimCSE"]
 
@@ -30,12 +29,12 @@ __all__ = ["SimCSE"]
 class MaskedWordLoss(nn.Module):
     """The mean cross entropy of the masked words of all views: the auxiliary objective of SimCSE, arXiv:2104.08821."""
 
-    def __init__(self, encoder: SentenceEncoder, recipe: Any) -> None:
+    def __init__(self, encoder: SentenceEncoder, recipe: DropoutRecipe) -> None:
         super().__init__()
         if encoder.tokenizer.mask_token_id is None:
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; write mlm_weight = 0")
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
-        self.share = float(recipe.masked_share)
+        self.share = recipe.masked_share
         self.head = MaskedHead(encoder.backbone.config)  # a fresh one, as in the paper's code
 
     def draw(self, view: View) -> View:
@@ -64,9 +63,11 @@ class MaskedWordLoss(nn.Module):
 class SimCSE(FromPairs):
     """Equation 1, or with hard negatives equation 5; the head is used in training only, or kept."""
 
+    recipe: DropoutRecipe
+
     tokenwise = ("masked_ids", "answers")
 
-    def __init__(self, encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> None:
+    def __init__(self, encoder: SentenceEncoder, recipe: DropoutRecipe) -> None:
         super().__init__(encoder, recipe)
         self.poolings = _poolings(encoder, recipe)
         self.head = loss_head(encoder, recipe)
@@ -84,6 +85,12 @@ class SimCSE(FromPairs):
         if self.masked_word_loss is None:
             return views
         return {name: self.masked_word_loss.draw(view) for name, view in views.items()}
+
+    def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield from super().examples(views)
+        if self.masked_word_loss is not None:
+            for name, view in self.draw(views).items():
+                yield f"drawn {name}, masked", view["masked_ids"], view["attention_mask"]
 
     def encode(self, name: str, view: View) -> Tensor:
         return self.encoder.vectors(view, self.pooling)  # (n, d)
@@ -113,7 +120,7 @@ class SimCSE(FromPairs):
         return parts | {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
 
 
-def _poolings(encoder: SentenceEncoder, recipe: SimCSERecipe | SSimCSERecipe) -> tuple[Pooling, ...]:
+def _poolings(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[Pooling, ...]:
     """Of the first column and of all others; the encoder keeps their templates, and those that it had.
 
     Raises RecipeError.

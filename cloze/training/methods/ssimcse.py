@@ -144,6 +144,8 @@ AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 class SSimCSE(SimCSE):
     """Section 3: `pass` and `op` are the paper's "w/o sd", `sentence` (section 3.2) and `sentence-op` its "w/ sd"."""
 
+    recipe: SSimCSERecipe
+
     def __init__(self, encoder: SentenceEncoder, recipe: SSimCSERecipe) -> None:
         super().__init__(encoder, recipe)
         self.dropouts = Dropouts.install(encoder.backbone, recipe.attention_dropout)

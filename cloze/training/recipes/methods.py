@@ -4,7 +4,7 @@ They are apart from the methods, so that a recipe is read, checked and described
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -61,6 +61,10 @@ class BatchRecipe(Recipe):
         None, description="GradCache: encode this many rows at a time, twice, which saves memory; unset: all at once"
     )
 
+    @property
+    def chunk_rows(self) -> int | None:
+        return self.mini_batch_size
+
     @model_validator(mode="after")
     def _distinct_dimensions(self) -> Self:
         if len(set(self.dimensions)) < len(self.dimensions):
@@ -76,6 +80,10 @@ class ContrastiveRecipe(BatchRecipe):
         False, description="put no text into a batch twice, because it would be a negative of itself"
     )
 
+    @property
+    def distinct_texts(self) -> bool:
+        return self.no_duplicates
+
     @model_validator(mode="after")
     def _one_order(self) -> Self:
         orders = {"group_by_length": self.group_by_length, "weights": self.weights}
@@ -87,6 +95,8 @@ class ContrastiveRecipe(BatchRecipe):
 
 class PairsRecipe(ContrastiveRecipe):
     """The keys of the methods that learn from pairs and hard negatives as well as from single sentences."""
+
+    readable_columns: ClassVar[Sequence[int]] = range(1, 11)
 
     negative_weight: float = Field(
         0.0, description="added to the logits of a row's own hard negatives: their logarithmic weight"
@@ -335,6 +345,8 @@ class OptiPromptRecipe(ContrastiveRecipe):
 class SGRecipe(ContrastiveRecipe):
     """The keys of `method = "sg"`."""
 
+    readable_columns: ClassVar[Sequence[int]] = (1, 2)
+
     method: Literal["sg"]
     variant: Literal["base", "opt1", "opt2", "opt3"] = Field(
         "opt3", description="the paper's loss: base (SG), opt1, opt2 or opt3 (SG-OPT)"
@@ -375,6 +387,8 @@ class SGRecipe(ContrastiveRecipe):
 
 class ScoredRecipe(BatchRecipe):
     """The keys of `method = "scored"`."""
+
+    readable_columns: ClassVar[Sequence[int]] = (3,)
 
     method: Literal["scored"]
     scale: Annotated[float, Field(gt=0)] = Field(20.0, description="multiplies the similarities in the loss")
@@ -452,6 +466,10 @@ class MLMRecipe(Recipe):
         1, description="process each batch in this many parts, one after the other: less memory, more time"
     )
 
+    @property
+    def parts(self) -> int:
+        return self.accumulation_steps
+
     @model_validator(mode="after")
     def _consistent_keys(self) -> Self:
         if self.from_scratch and self.head == "kept":
@@ -477,6 +495,8 @@ class MLMRecipe(Recipe):
 
 class RankingRecipe(Recipe):
     """The keys of `method = "ranking"`."""
+
+    readable_columns: ClassVar[Sequence[int]] = (2, 3)
 
     method: Literal["ranking"]
     documents: tuple[str, ...] = Field(

@@ -10,11 +10,11 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from glob import has_magic
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -50,6 +50,7 @@ class Recipe(BaseModel):
     """The keys of every method."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    readable_columns: ClassVar[Sequence[int]] = (1,)  # how many a row may have
 
     method: str = Field(description="the training method")
     encoder: str = Field(DEFAULT, description="parent: a run, a bundle, a folder, a hub name, or cloze-mini")
@@ -154,6 +155,21 @@ class Recipe(BaseModel):
         return self.max_steps or math.ceil(self.epochs * (rows // self.batch_size))
 
     @property
+    def parts(self) -> int:
+        """Micro-batches of a step, whose gradients are summed."""
+        return 1
+
+    @property
+    def chunk_rows(self) -> int | None:
+        """Rows of a step that are passed through the encoder at once (GradCache); None: all."""
+        return None
+
+    @property
+    def distinct_texts(self) -> bool:
+        """Whether a batch has no text twice."""
+        return False
+
+    @property
     def next_sentences(self) -> bool:
         """Whether a row of the corpus needs the sentence that follows it in its file."""
         return False
@@ -169,6 +185,10 @@ class Recipe(BaseModel):
             Template.parse(self.template, self.pooling)
         except TemplateError as error:
             raise ValueError(str(error)) from error
+        if (len(self.columns) or 1) not in self.readable_columns:
+            counts = list(map(str, self.readable_columns))
+            allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
+            raise ValueError(f"columns names {len(self.columns) or 'none'}; method {self.method!r} reads {allowed}")
         if self.weights and len(self.weights) != len(self.corpus):
             raise ValueError(
                 f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "

@@ -42,7 +42,7 @@ from cloze.training.export import bundle as exporting
 from cloze.training.export.layers import Form
 from cloze.training.hub.prompted_transformer import PromptedTransformer
 from cloze.training.hub.sentence_transformer import saved_settings, write
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -344,7 +344,7 @@ def test_it_teaches_with_its_own_template_and_pooling(run: Path, tmp_path: Path,
     keys = {"encoder": [str(tiny_bert)], "corpus": ["unused.txt"], "batch_size": ["4"], "max_tokens": ["64"]}
     recipe = load_recipe("distill", keys | {"teacher": [str(tmp_path / "bundle")]})
     student = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
-    objective = OBJECTIVES["distill"](student, recipe)
+    objective = objective_of("distill")(student, recipe)
     expected = units(opened(tmp_path / "bundle").encode(["Two dogs run."]))
     found = objective.views([("Two dogs run.",)])["student"]["target"]
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)

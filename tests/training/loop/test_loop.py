@@ -397,4 +397,4 @@ def test_the_texts_of_the_encoder_are_those_of_the_start(
 
 def test_parts_that_do_not_divide_the_batch_are_refused(words: Words) -> None:
     with pytest.raises(RecipeError, match="batch_size is 8 and accumulation_steps 3; write a batch_size"):
-        load_recipe("mlm", words | {"accumulation_steps": ["3"]})
+        load_recipe("mlm", words | {"columns": ["b"], "accumulation_steps": ["3"]})

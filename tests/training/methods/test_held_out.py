@@ -21,7 +21,7 @@ from cloze.training.data.corpus import Corpus
 from cloze.training.evaluation.measures import alignment, uniformity
 from cloze.training.fit import main
 from cloze.training.loop import run as loop
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.held_out import HeldOut
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
@@ -65,7 +65,7 @@ def any_objective(name: str, masked: Path) -> Objective:
     recipe = load_recipe(name, keys)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe)
+    return objective_of(recipe.method)(encoder, recipe)
 
 
 @pytest.mark.parametrize("name", [*METHODS, "diffcse", "distill", "mlm"])

@@ -9,7 +9,7 @@ from recipes import load_recipe
 from torch.nn.functional import normalize
 
 from cloze.training.errors import RecipeError
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
@@ -28,7 +28,7 @@ def build(name: str, folder: Path, **words: Any) -> Objective:
     recipe = load_recipe(name, overrides | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe)
+    return objective_of(recipe.method)(encoder, recipe)
 
 
 @pytest.mark.parametrize("name", ["simcse", "promptbert", "promptbert-different", "promptbert-same", "distill"])

@@ -9,7 +9,7 @@ from recipes import load_recipe
 
 from cloze.encoding.errors import TemplateError
 from cloze.training.errors import EncoderError
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.optiprompt import OptiPrompt
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
@@ -40,7 +40,7 @@ def build(folder: Path, **words: list[str]) -> OptiPrompt:
     recipe = load_recipe("optiprompt", words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES["optiprompt"](encoder, recipe)
+    return objective_of("optiprompt")(encoder, recipe)
 
 
 @pytest.mark.parametrize("denoising", [False, True])

@@ -16,7 +16,7 @@ from cloze.training.errors import CorpusError
 from cloze.training.fit import main
 from cloze.training.loop.prepare import prepare
 from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.losses import SELF_GUIDED
 from cloze.training.methods.sg import SG
 from cloze.training.model.encoder import SentenceEncoder
@@ -31,7 +31,7 @@ def build(name: str, folder: Path, **words: list[str]) -> SG:
     recipe = load_recipe(name, {"encoder": [str(folder)]} | SMALL | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe)
+    return objective_of(recipe.method)(encoder, recipe)
 
 
 @pytest.fixture(params=["bert", "roberta"])

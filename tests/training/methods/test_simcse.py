@@ -12,7 +12,7 @@ from torch import Tensor
 from cloze.command import run as run_command
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.fit import main
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.encoder import SentenceEncoder
@@ -37,7 +37,7 @@ def build(folder: Path, **words: Any) -> SimCSE:
     recipe = load_recipe("simcse", {"encoder": [str(folder)], "corpus": ["unused.txt"], "batch_size": ["4"]} | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe)
+    return objective_of(recipe.method)(encoder, recipe)
 
 
 def rows_of(*blocks: Tensor) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cloze.command import run as run_command
 from cloze.encoding.errors import ClozeError
 from cloze.training.fit import main
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.methods import SSimCSERecipe
@@ -32,7 +32,7 @@ def build(folder: Path, name: str = "ssimcse", **words: Any) -> SimCSE:
     recipe = load_recipe(name, keys | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe).train()
+    return objective_of(recipe.method)(encoder, recipe).train()
 
 
 def fixed(rate: float) -> dict[str, list[str]]:

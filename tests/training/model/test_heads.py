@@ -9,7 +9,7 @@ import torch
 from recipes import load_recipe
 from transformers import BertConfig
 
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.contrastive import projection
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.simcse import SimCSE
@@ -25,7 +25,7 @@ def build(folder: Path, name: str = "simcse", **words: Any) -> SimCSE:
     recipe = load_recipe(name, {"encoder": [str(folder)], "corpus": ["unused.csv"], "batch_size": ["4"]} | words)
     torch.manual_seed(0)
     encoder = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    return OBJECTIVES[recipe.method](encoder, recipe)
+    return objective_of(recipe.method)(encoder, recipe)
 
 
 def test_a_tanh_sees_the_difference_and_a_transform_each_on_its_own() -> None:

@@ -8,7 +8,7 @@ from contrastive_methods import METHODS, add_masked_head, build
 from recipes import load_recipe
 from torch import Tensor
 
-from cloze.training.methods import OBJECTIVES
+from cloze.training.methods import objective_of
 from cloze.training.methods.objective import Objective
 from cloze.training.model import views as module
 from cloze.training.model.encoder import SentenceEncoder
@@ -87,7 +87,7 @@ def test_loss_and_gradients_are_those_of_one_batch(case: str, encoder: Path, mon
         recipe = load_recipe("mlm", keys)
         torch.manual_seed(0)
         source = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-        objective: Objective = OBJECTIVES["mlm"](source, recipe).eval()
+        objective: Objective = objective_of("mlm")(source, recipe).eval()
         rows = METHODS["simcse"][1]
     else:
         name, rows, words = METHODS.get(case, ("diffcse", METHODS["simcse"][1], {"generator": [str(encoder)]}))
