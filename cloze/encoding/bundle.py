@@ -30,7 +30,7 @@ from cloze.encoding.calibration import CALIBRATION_FILE, Calibration
 from cloze.encoding.canaries import CANARY_FILE, Canaries
 from cloze.encoding.errors import BundleError, TemplateError
 from cloze.encoding.files import exchange, write_whole
-from cloze.encoding.heads import HEAD_FOLDER, Head
+from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.encoding.template import MASK, PoolingMode, Template
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
 
@@ -241,11 +241,11 @@ class Bundle:
         return Calibration.read(self.path) if CALIBRATION_FILE in self.spec.files else None
 
     @property
-    def heads(self) -> dict[str, Head]:
+    def heads(self) -> dict[str, ClassifierHead]:
         """The classifiers on the bundle's vectors, by name. Raises BundleError."""
         paths = [PurePosixPath(name) for name in self.spec.files]
         return {
-            path.stem: Head.read(self.path / path, self.spec.dimension)
+            path.stem: ClassifierHead.read(self.path / path, self.spec.dimension)
             for path in sorted(paths)
             if path.parts[:-1] == (HEAD_FOLDER,) and path.suffix == ".json"
         }

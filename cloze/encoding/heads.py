@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cloze.encoding.errors import BundleError
 
-__all__ = ["HEAD_FOLDER", "HEAD_NAME", "Head"]
+__all__ = ["HEAD_FOLDER", "HEAD_NAME", "ClassifierHead"]
 
 HEAD_FOLDER: Final = "heads"
 HEAD_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -22,7 +22,7 @@ HEAD_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Head(BaseModel):
+class ClassifierHead(BaseModel):
     """One head, and what it was learnt from.
 
     `figures` are of texts that the head was not fitted to. `threshold` is the probability below which it abstains, null

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from pydantic import Field
 
 from cloze.command import run
-from cloze.service.inference.threads import APART
+from cloze.service.inference.threads import OWN_THREAD
 from cloze.service.monitoring.logs import configure_logs, end_process
 from cloze.service.settings import Settings
 
@@ -106,7 +106,7 @@ def limit_free_memory() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """End at once while the bundles load. Later, uvicorn drains first and then raises the signal again."""
-    if any(thread.name == APART for thread in threading.enumerate()):
+    if any(thread.name == OWN_THREAD for thread in threading.enumerate()):
         end_process(0)  # a thread that loads a model would return to an interpreter that is being finalised, and abort
     sys.exit(0)
 

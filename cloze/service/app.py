@@ -30,7 +30,7 @@ from cloze.service.monitoring.background import Background
 from cloze.service.monitoring.logs import LogQueue, current_request
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.monitoring.tracing import configure_tracing
-from cloze.service.routes import EITHER, PUBLIC, SCHEMA, shape_of
+from cloze.service.routes import PUBLIC, ROOT, SCHEMA, shape_of
 from cloze.service.services import Services, Traffic
 from cloze.service.settings import Settings
 
@@ -140,7 +140,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.mount("/docs", pages.DOCS_FILES)
         app.mount("/playground", pages.PLAYGROUND)
     else:
-        app.add_api_route(EITHER.path, status.ready, include_in_schema=False)  # as text-embeddings-inference's GET /
+        app.add_api_route(ROOT.path, status.ready, include_in_schema=False)  # as TEI's GET /
 
 
 async def _respond(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ class Route:
     public: bool = False  # is read without an API key
 
 
-EITHER: Final = Route("/", posts=True, embeds=True, public=True)  # read, it is a page; posted to, it is a model's too
+ROOT: Final = Route("/", posts=True, embeds=True, public=True)  # read, it is a page; posted to, it is a model's too
 EMBED: Final = Route("/embed", posts=True, embeds=True, of_model=True)
 SIMILARITY: Final = Route("/similarity", posts=True, embeds=True, of_model=True)
 SEARCH: Final = Route("/search", posts=True, embeds=True, of_model=True)
@@ -41,7 +41,10 @@ DOCS: Final = Route("/docs", public=True)
 DOCS_FILES: Final = Route("/docs/{name}", public=True)
 SCHEMA: Final = Route("/openapi.json", public=True)
 PLAYGROUND: Final = Route("/playground/{name}", public=True)
-ROUTES: Final = tuple(found for found in globals().values() if isinstance(found, Route))
+ROUTES: Final = (
+    ROOT, EMBED, SIMILARITY, SEARCH, EXPLAIN, PREDICT, OPENAI, COHERE, TOKENIZE, DECODE, INFO, MODELS, MODEL, HEALTH,
+    READY, LIVE, STARTUP, METRICS, RELOAD, DOCS, DOCS_FILES, SCHEMA, PLAYGROUND,
+)  # fmt: skip
 
 PAGE: Final = "GET /"  # the label of the page
 OTHER: Final = "other"  # the label of every path that is not a route
@@ -58,13 +61,13 @@ def resolve(method: str, path: str) -> tuple[str, str | None]:
     """Return the path of the route that serves a request's path, and the model that the path names."""
     if path.startswith("/models/") and (found := OF_MODEL.fullmatch(path)):
         name, rest = found.groups()
-        return (rest or EITHER.path, name) if rest or method == "POST" else (f"{MODELS.path}/{name}", None)
+        return (rest or ROOT.path, name) if rest or method == "POST" else (f"{MODELS.path}/{name}", None)
     return ALIASES.get(path, path), None
 
 
 def meant(path: str) -> str | None:
     """Return the path that a path with doubled slashes, or one at its end, probably stands for; None if it has none."""
-    plain = re.sub("/+", "/", path).rstrip("/") or EITHER.path
+    plain = re.sub("/+", "/", path).rstrip("/") or ROOT.path
     return plain if plain != path and label("POST", resolve("POST", plain)[0]) != OTHER else None
 
 
@@ -74,7 +77,7 @@ def label(method: str, path: str) -> str:
     found = path if path in LABELS else PATTERNS.get(under + slash, OTHER) if name else OTHER
     if method == "POST" or found not in POST_ROUTES:
         return found
-    return PAGE if path == EITHER.path and method in ("GET", "HEAD") else OTHER
+    return PAGE if path == ROOT.path and method in ("GET", "HEAD") else OTHER
 
 
 def shape_of(path: str) -> Shape:

@@ -12,7 +12,7 @@ from tiny_bundle import WORDS, write_bundle
 
 from cloze.command import run
 from cloze.encoding.bundle import Bundle
-from cloze.encoding.heads import Head
+from cloze.encoding.heads import ClassifierHead
 from cloze.training.evaluation.classifiers import abstention_threshold, fitted
 from cloze.training.evaluation.head import main
 from cloze.training.evaluation.measures import units
@@ -31,7 +31,7 @@ def drawn(count: int, labels: int, seed: int = 0, sharpness: float = 6) -> tuple
     return vectors, np.array([rng.choice(labels, p=row) for row in odds])
 
 
-def learnt(vectors: Numbers, gold: NDArray[np.generic], labels: int, *, balanced: bool = False) -> Head:
+def learnt(vectors: Numbers, gold: NDArray[np.generic], labels: int, *, balanced: bool = False) -> ClassifierHead:
     names = [f"label {place}" for place in range(labels)]
     return fitted(vectors, gold, names, "x.csv", balanced=balanced, wanted=0.9)
 

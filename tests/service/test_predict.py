@@ -9,7 +9,7 @@ import pytest
 from harness import MakeClient
 from tiny_bundle import head, write_bundle
 
-from cloze.encoding.heads import Head
+from cloze.encoding.heads import ClassifierHead
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def post(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def expected(made: Head, vector: list[float], *, raw: bool = False) -> list[tuple[str, float]]:
+def expected(made: ClassifierHead, vector: list[float], *, raw: bool = False) -> list[tuple[str, float]]:
     """Labels, the best first: one number at a time."""
     scores = [
         bias + sum(weight * each for weight, each in zip(row, vector, strict=True))

@@ -26,7 +26,7 @@ from cloze.encoding.bundle import (
 )
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
-from cloze.encoding.heads import HEAD_FOLDER, Head
+from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.encoding.template import PoolingMode
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
@@ -127,10 +127,10 @@ def not_finite() -> onnx.ModelProto:
     return model
 
 
-def head(dimension: int = DIMENSION, *, several: bool = False) -> Head:
+def head(dimension: int = DIMENSION, *, several: bool = False) -> ClassifierHead:
     """Three labels by random weights."""
     rng = np.random.default_rng(7)
-    return Head(
+    return ClassifierHead(
         labels=("music", "animals", "none"),
         several=several,
         weights=tuple(map(tuple, (5 * rng.normal(size=(3, dimension))).round(3).tolist())),
@@ -154,7 +154,7 @@ def write_bundle(
     seed: int = 0,
     final_period: bool = False,
     templates: dict[str, str] | None = None,
-    heads: dict[str, Head] | None = None,
+    heads: dict[str, ClassifierHead] | None = None,
 ) -> Path:
     """Seal a bundle at `out`; every precision holds the same graph, that of `dimension` and `seed` if none is given.
 

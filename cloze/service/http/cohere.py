@@ -18,7 +18,7 @@ from cloze.service.http.answer import respond
 from cloze.service.http.embed import check_dimensions, embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, TextList, lease
-from cloze.service.http.schemas import Options
+from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Embeddings, Part
 from cloze.service.inference.vectors import finish, stacked, to_json
 from cloze.service.routes import COHERE
@@ -90,7 +90,7 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         check_dimensions(body.output_dimension, model, "output_dimension")
         texts, field = _texts(body)
         template = TEMPLATES.get(body.input_type) if body.input_type else None
-        options = Options(
+        options = EncodingOptions(
             truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
         )
         named = template if template in model.bundle.named else context.record.template

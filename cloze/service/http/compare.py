@@ -16,9 +16,9 @@ from cloze.service.http.request import Context, JSONRoute, lease, named_template
 from cloze.service.http.schemas import (
     AnyRequest,
     ChunkRows,
+    EncodingOptions,
     Found,
     Lists,
-    Options,
     Pairs,
     Rows,
     SearchRequest,
@@ -27,7 +27,7 @@ from cloze.service.http.schemas import (
 )
 from cloze.service.inference.model import Model, Part
 from cloze.service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, stacked, to_json
-from cloze.service.routes import EITHER, SEARCH, SIMILARITY
+from cloze.service.routes import ROOT, SEARCH, SIMILARITY
 
 Cosines = list[float] | list[list[float]]
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
 @router.post(SIMILARITY.path, response_model=Cosines, summary="Cosines: one with many, pairs, or two lists")
 async def similarity(body: SimilarityRequest, context: Context) -> Response:
-    options = body.parameters or Options()
+    options = body.parameters or EncodingOptions()
     layout = _layout(body.inputs)
     with lease(context, body.model, options.model) as model:
         parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
@@ -56,7 +56,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
 
 
 @router.post(
-    EITHER.path,
+    ROOT.path,
     response_model=Rows | ChunkRows | Cosines,
     responses=AS_BYTES,
     summary="/embed or /similarity, by the body",

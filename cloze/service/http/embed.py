@@ -16,7 +16,7 @@ from cloze.service.errors import ValidationFailed
 from cloze.service.http.answer import BYTES, JSON, respond
 from cloze.service.http.errors import documented
 from cloze.service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
-from cloze.service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, Options, Rows
+from cloze.service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, EncodingOptions, Rows
 from cloze.service.inference.model import Embeddings, Inputs, Model, Part, slices
 from cloze.service.inference.vectors import (
     Array,
@@ -147,7 +147,7 @@ async def embed(
     parts: Sequence[Part],
     context: RequestContext,
     model: Model,
-    options: Options,
+    options: EncodingOptions,
     field: Callable[[int], str] | None = None,
 ) -> Embeddings:
     """Embed for the client of this request, and record how much it was.

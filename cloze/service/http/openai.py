@@ -14,13 +14,13 @@ from cloze.service.http.answer import respond
 from cloze.service.http.embed import check_dimensions, embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
-from cloze.service.http.schemas import Options
+from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Model, Part
 from cloze.service.inference.vectors import Format, finish, rows, stacked, with_commas
 from cloze.service.routes import MODEL, MODELS, OPENAI
 
 
-class EmbeddingsRequest(Options):
+class EmbeddingsRequest(EncodingOptions):
     """One text or several, each to a vector of length 1. OpenAI's client sends other fields in `extra_body`."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"input": ["A man plays a guitar."]}})

@@ -12,7 +12,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
-from cloze.service.routes import DOCS, EITHER
+from cloze.service.routes import DOCS, ROOT
 
 HEADERS: Final = {
     "cache-control": "no-cache",  # cached, but revalidated by its ETag
@@ -54,6 +54,6 @@ async def docs(request: Request) -> HTMLResponse:
     )
 
 
-@router.api_route(EITHER.path, methods=["GET", "HEAD"])
+@router.api_route(ROOT.path, methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     return await PLAYGROUND.get_response("index.html", request.scope)

@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Response
 
-from cloze.encoding.heads import Head
+from cloze.encoding.heads import ClassifierHead
 from cloze.service.errors import EmptyInput, ValidationFailed
 from cloze.service.http.answer import respond
 from cloze.service.http.embed import embed
@@ -48,7 +48,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
         return await respond(lambda: [_answer(body, heads, stacked(found.rows))], context, model, found)
 
 
-def _heads(model: Model, asked: str | list[str] | None) -> dict[str, Head]:
+def _heads(model: Model, asked: str | list[str] | None) -> dict[str, ClassifierHead]:
     """Return the heads by name. Raises ValidationFailed where the model has no such head."""
     if model.bridge and model.bundle.heads:
         raise ValidationFailed(
@@ -68,7 +68,7 @@ def _only(text: str | list[str]) -> str:
     return text if isinstance(text, str) else text[0]
 
 
-def _answer(body: PredictRequest, heads: dict[str, Head], vectors: Vectors) -> bytes:
+def _answer(body: PredictRequest, heads: dict[str, ClassifierHead], vectors: Vectors) -> bytes:
     units = finish(vectors, normalize=True)
     answers = {name: _labels(body, head, units) for name, head in heads.items()}
     if isinstance(body.inputs, str) or isinstance(body.inputs[0], str):
@@ -76,7 +76,7 @@ def _answer(body: PredictRequest, heads: dict[str, Head], vectors: Vectors) -> b
     return orjson.dumps(answers if isinstance(body.head, list) else next(iter(answers.values())))
 
 
-def _labels(body: PredictRequest, head: Head, units: Vectors) -> list[Any]:
+def _labels(body: PredictRequest, head: ClassifierHead, units: Vectors) -> list[Any]:
     """Return the labels of each text, the most probable first."""
     scores = head.scores(units)
     probabilities = head.probabilities(scores)

@@ -29,7 +29,7 @@ class _Sided(_Body):
     )
 
 
-class Options(_Sided):
+class EncodingOptions(_Sided):
     """How texts are encoded."""
 
     truncate: bool | None = Field(None, description="Truncate or refuse a text that is too long; null: as /info says")
@@ -58,7 +58,7 @@ class ChunkRow(BaseModel):
 ChunkRows = list[list[ChunkRow]]
 
 
-class EmbedRequest(Options):
+class EmbedRequest(EncodingOptions):
     """One text or several, each to a vector, or to one for each of its chunks."""
 
     inputs: Inputs = Field(description="A text or a list of texts; token ids only where the service allows them")
@@ -112,7 +112,7 @@ class SimilarityRequest(_Body):
         Annotated[Sentences, Tag("Sentences")] | Annotated[Pairs, Tag("Pairs")] | Annotated[Lists, Tag("Lists")],
         Discriminator(_comparison),
     ]
-    parameters: Options | None = None
+    parameters: EncodingOptions | None = None
     model: ModelName = None
     calibrated: Calibrated = False
 
@@ -134,7 +134,7 @@ AnyRequest = Annotated[
 ]
 
 
-class SearchRequest(Options):
+class SearchRequest(EncodingOptions):
     """Texts to rank by their cosine with a query.
 
     The query is put into the model's template `query`, or the one of `prompt_name`, and the texts into its template
@@ -166,7 +166,7 @@ class Found(BaseModel):
     text: str | None = None
 
 
-class ExplainRequest(Options):
+class ExplainRequest(EncodingOptions):
     """Two texts whose cosine is to be explained by their words."""
 
     inputs: Annotated[TextList, Field(min_length=2, max_length=2, description="The two texts")]
@@ -201,7 +201,7 @@ Batch = Annotated[
 Single = Annotated[TextList, Field(max_length=1), Tag("list[str]")]
 
 
-class PredictRequest(Options):
+class PredictRequest(EncodingOptions):
     """One text, or several as [["one"], ["another"]], to answer with the labels of a head.
 
     A list of two texts is a pair for text-embeddings-inference, and no head takes pairs.

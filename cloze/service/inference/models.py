@@ -22,7 +22,7 @@ from cloze.encoding.errors import BundleError, ClozeError, OptionError
 from cloze.service.errors import ModelNotFound, SessionError, ValidationFailed
 from cloze.service.inference.health import HUNG, HUNG_AFTER
 from cloze.service.inference.model import Model
-from cloze.service.inference.threads import run_apart
+from cloze.service.inference.threads import run_in_own_thread
 from cloze.service.monitoring.background import Background
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.settings import Settings
@@ -76,7 +76,7 @@ class Models:
         bridge = _bridge(settings.bridge)
         _check(settings, bundles, bridge)  # before the graphs are loaded
         for bundle in bundles:
-            loading = run_apart(partial(self._load, bridge, bundle))
+            loading = run_in_own_thread(partial(self._load, bridge, bundle))
             if not wait([loading], self._limit).done:
                 problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
                 logger.critical(problem, bundle.name, self._limit, HUNG)
@@ -187,7 +187,7 @@ class Models:
     async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
         """Run a step of a reload. Raises SessionError where it hangs."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(run_apart(partial(step, argument))), self._limit)
+            return await asyncio.wait_for(asyncio.wrap_future(run_in_own_thread(partial(step, argument))), self._limit)
         except TimeoutError as error:
             path = argument.path if isinstance(argument, Bundle) else argument
             raise SessionError(

@@ -22,7 +22,7 @@ Entry = TypeVar("Entry", bound=Waiting)
 
 
 @dataclass(slots=True)
-class _Batch(Generic[Entry]):
+class _OpenBatch(Generic[Entry]):
     """A batch that is being filled: longest × count within `max_cost`, of which at most `max_padding` is padding."""
 
     max_cost: int
@@ -112,7 +112,7 @@ class FairQueue(Generic[Entry]):
         """
         if not self._by_tag:
             return []
-        batch = _Batch[Entry](max_cost, max_padding)
+        batch = _OpenBatch[Entry](max_cost, max_padding)
         batch.add([self._by_tag[0]])
         self._time = batch.entries[0].tag
         self.remove(batch.entries[0])
@@ -121,7 +121,7 @@ class FairQueue(Generic[Entry]):
             self.remove(entry)
         return batch.entries
 
-    def _fill(self, batch: _Batch[Entry]) -> None:
+    def _fill(self, batch: _OpenBatch[Entry]) -> None:
         """Add the entries nearest to the seed in cost, outwards; of two costs as near, the larger first."""
         queue, seed = self._by_cost, batch.longest
         above = queue.bisect_key_left((seed,))  # index of the next larger cost

@@ -11,8 +11,8 @@ from cloze.machine import available_cpus
 
 Result = TypeVar("Result")
 
-APART: Final = "apart"  # name of the threads that `run_apart` starts
-MOST: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
+OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
+MAX_THREADS_PER_BATCH: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
 
 
 class Threads(NamedTuple):
@@ -23,13 +23,13 @@ class Threads(NamedTuple):
 
 
 def share_threads(total: int) -> Threads:
-    """Share `total` threads (0: the available CPUs) between batches, half of them for each batch, 1 to MOST.
+    """Share `total` threads (0: the available CPUs) between batches, half of them, but at most 4, for each batch.
 
     Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
     one thread's work, and at the end of each the threads wait for the slowest.
     """
     total = total or available_cpus()
-    per_batch = min(MOST, max(1, total // 2))
+    per_batch = min(MAX_THREADS_PER_BATCH, max(1, total // 2))
     return Threads(total // per_batch, per_batch)
 
 
@@ -58,12 +58,12 @@ class Executors:
         pools = (self.graphs, self.workers)
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
-        ended = [asyncio.wrap_future(run_apart(pool.shutdown)) for pool in pools]
+        ended = [asyncio.wrap_future(run_in_own_thread(pool.shutdown)) for pool in pools]
         _, hanging = await asyncio.wait(ended, timeout=left)
         return not hanging
 
 
-def run_apart(task: Callable[[], Result]) -> Future[Result]:
+def run_in_own_thread(task: Callable[[], Result]) -> Future[Result]:
     """Run a task in a thread of its own, which its caller may abandon: no pool lacks it, and no exit waits for it."""
     future: Future[Result] = Future()
 
@@ -74,5 +74,5 @@ def run_apart(task: Callable[[], Result]) -> Future[Result]:
             future.set_exception(error)
 
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-    Thread(target=run, name=APART, daemon=True).start()
+    Thread(target=run, name=OWN_THREAD, daemon=True).start()
     return future

@@ -20,7 +20,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict  # type: 
 
 from cloze.encoding.bundle import Bundle, altered
 from cloze.encoding.files import write_whole
-from cloze.encoding.heads import HEAD_FOLDER, Head
+from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.training.evaluation.card import write_section
 from cloze.training.evaluation.curves import calibration_error
 from cloze.training.evaluation.measures import units
@@ -50,7 +50,7 @@ class Fit(NamedTuple):
     held_out: Numbers
 
 
-def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> Head:
+def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wanted: float) -> ClassifierHead:
     """The head for a file of texts and labels, of which a text has several if there is a separator.
 
     Raises CorpusError.
@@ -68,7 +68,7 @@ def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wante
 
 def fitted(
     vectors: Numbers, gold: NDArray[np.generic], labels: Sequence[str], source: str, *, balanced: bool, wanted: float
-) -> Head:
+) -> ClassifierHead:
     """The head for unit vectors (n, d).
 
     `gold` has the index of each text's label, (n), or whether it has each of several, (n, labels). The figures are of
@@ -84,7 +84,7 @@ def fitted(
         if len(labels) == 2:  # one score, of which each label gets a half
             both = np.array([[-0.5], [0.5]])
             fit = Fit(both @ fit.weights, both[:, 0] * fit.biases, fit.held_out @ both.T)
-    head = Head(
+    head = ClassifierHead(
         labels=tuple(labels),
         several=several,
         weights=tuple(tuple(map(_rounded, row)) for row in fit.weights.tolist()),
@@ -171,7 +171,7 @@ def _rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
-def write(bundle: Bundle, heads: dict[str, Head]) -> None:
+def write(bundle: Bundle, heads: dict[str, ClassifierHead]) -> None:
     """Put the files and a section of the card into the bundle, which is replaced as a whole."""
     with altered(bundle) as folder:
         shutil.rmtree(folder / HEAD_FOLDER, ignore_errors=True)
@@ -182,7 +182,7 @@ def write(bundle: Bundle, heads: dict[str, Head]) -> None:
         write_section(folder, TITLE, _section(heads))
 
 
-def _section(heads: dict[str, Head]) -> str:
+def _section(heads: dict[str, ClassifierHead]) -> str:
     if not heads:
         return ""
     lines = [

@@ -26,7 +26,7 @@ from cloze.training.methods.gather import gather, rank_and_count
 from cloze.training.methods.losses import false_negatives, info_nce
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.heads import Head
+from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pretrained import fastest_device
 from cloze.training.model.views import Pass, View, encode_trimmed
@@ -52,14 +52,14 @@ def loss_head(encoder: SentenceEncoder, recipe: PairsRecipe) -> nn.Module:
     return nn.Identity()
 
 
-def projection(encoder: SentenceEncoder) -> Head:
+def projection(encoder: SentenceEncoder) -> ProjectionHead:
     """The contrastive papers' head, Linear(d, d) and tanh, initialised as BERT initialises its own weights."""
-    return Head("tanh", encoder.backbone.config)
+    return ProjectionHead("tanh", encoder.backbone.config)
 
 
-def transform(encoder: SentenceEncoder, source: str) -> Head:
+def transform(encoder: SentenceEncoder, source: str) -> ProjectionHead:
     """A head that begins as the layers of `source`'s masked-word head before its output matrix. Raises EncoderError."""
-    head, masked = Head("transform", encoder.backbone.config), MaskedHead.load(source)
+    head, masked = ProjectionHead("transform", encoder.backbone.config), MaskedHead.load(source)
     head.load_state_dict(nn.Sequential(masked.dense, masked.activation, masked.norm).state_dict())
     return head
 

@@ -27,7 +27,7 @@ from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, looks_loc
 from cloze.training.errors import EncoderError
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.graph_weights import ORIGIN, graph_weights
-from cloze.training.model.heads import HEAD_FILE, AdoptedHead, Head
+from cloze.training.model.heads import HEAD_FILE, AdoptedHead, ProjectionHead
 from cloze.training.model.pooling import Pooling
 from cloze.training.model.pretrained import quiet, word_embeddings
 from cloze.training.model.token_weights import WEIGHTS_FILE, TokenWeights
@@ -49,7 +49,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(self, backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: EmbeddingConfig) -> None:
         super().__init__()
-        self.head: Head | AdoptedHead | None = None
+        self.head: ProjectionHead | AdoptedHead | None = None
         self.continuous: ContinuousTemplate | None = None
         self.token_weights: TokenWeights | None = None
         if getattr(backbone, "pooler", None) is not None:
@@ -115,7 +115,7 @@ class SentenceEncoder(nn.Module):
     def _load_parts(self, folder: Path) -> None:
         """Load the head, the continuous template and the tokens' weights if the folder has them."""
         with _reading(folder / HEAD_FILE):
-            self.head = Head.load(folder, self.backbone.config)
+            self.head = ProjectionHead.load(folder, self.backbone.config)
         with _reading(folder / CONTINUOUS_FILE):
             self.continuous = ContinuousTemplate.load(folder, self.pooling.text_encoder, self.word_embeddings)
         if self.config.pooling == "mean":

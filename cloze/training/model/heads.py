@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-__all__ = ["HEAD_FILE", "AdoptedHead", "Head", "HeadKind"]
+__all__ = ["HEAD_FILE", "AdoptedHead", "HeadKind", "ProjectionHead"]
 
 HEAD_FILE = "head.safetensors"
 
 HeadKind = Literal["tanh", "transform"]
 
 
-class Head(nn.Sequential):
+class ProjectionHead(nn.Sequential):
     """Vectors (n, d) -> vectors (n, d), initialised as BERT initialises its own weights.
 
     `tanh` is the contrastive papers' Linear(d, d) and tanh. `transform` has the layers of a masked-word head before its

@@ -39,7 +39,7 @@ from cloze.training.export.parity import Difference
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
-from cloze.training.model.heads import Head
+from cloze.training.model.heads import ProjectionHead
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 DIGEST = "0" * 64
@@ -343,7 +343,7 @@ def test_the_card_names_a_kept_head_and_a_continuous_template(
     export_graphs_of(tiny_bert, monkeypatch)  # they lack this part, and so would differ
     encoder = SentenceEncoder.load(str(run / "model"))
     if part == "head":
-        encoder.head = Head("tanh", encoder.backbone.config)
+        encoder.head = ProjectionHead("tanh", encoder.backbone.config)
     else:
         encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
     encoder.save(run / "model")

@@ -38,7 +38,7 @@ from cloze.training.export.quantise import (
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
-from cloze.training.model.heads import Head, HeadKind
+from cloze.training.model.heads import HeadKind, ProjectionHead
 from cloze.training.model.pretrained import BERTS
 
 CASES = {
@@ -180,7 +180,7 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(
 ) -> None:
     encoder = load(request.getfixturevalue(family), case)
     torch.manual_seed(0)
-    encoder.head = Head(kind, encoder.backbone.config)
+    encoder.head = ProjectionHead(kind, encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.config.max_tokens)

@@ -46,7 +46,7 @@ from cloze.training.methods import objective_of
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
-from cloze.training.model.heads import Head
+from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.token_weights import TokenWeights
 
 pytestmark = pytest.mark.usefixtures("custom_code")
@@ -138,7 +138,7 @@ def encoder(folder: Path, head: str | None = None, weights: float = 0, **setting
         table = np.where(np.arange(vocabulary) < weights * vocabulary, 0.5, 1)
         made.token_weights = TokenWeights(table[:, None])
     if head:
-        made.head = Head(head, made.backbone.config)  # type: ignore[arg-type]
+        made.head = ProjectionHead(head, made.backbone.config)  # type: ignore[arg-type]
     return made
 
 

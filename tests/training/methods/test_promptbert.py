@@ -15,7 +15,7 @@ from cloze.training.loop.prepare import prepare
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.promptbert import PromptBERT
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.heads import HEAD_FILE, Head
+from cloze.training.model.heads import HEAD_FILE, ProjectionHead
 from cloze.training.model.views import View
 from cloze.training.recipes.recipe import shipped_recipes
 
@@ -298,7 +298,7 @@ def test_a_head_of_another_kind_is_refused(masked_bert: Path, tmp_path: Path) ->
         build(tmp_path)
     assert torch.equal(
         build(tmp_path, kept_head=["tanh"]).encoder.head[0].weight,
-        Head.load(tmp_path, SentenceEncoder.load(str(tmp_path)).backbone.config)[0].weight,
+        ProjectionHead.load(tmp_path, SentenceEncoder.load(str(tmp_path)).backbone.config)[0].weight,
     )
 
 

@@ -14,7 +14,7 @@ from cloze.training.methods.contrastive import projection
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.heads import HEAD_FILE, Head
+from cloze.training.model.heads import HEAD_FILE, ProjectionHead
 
 PAIRS = [("Two dogs run.", "Dogs."), ("A man plays.", "Music."), ("Rain.", "The city"), ("A letter.", "She wrote.")]
 TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city."]
@@ -30,7 +30,7 @@ def build(folder: Path, name: str = "simcse", **words: Any) -> SimCSE:
 
 def test_a_tanh_sees_the_difference_and_a_transform_each_on_its_own() -> None:
     vectors, bias = torch.randn(2, 3, 8)
-    tanh, transform = Head("tanh", SMALL), Head("transform", SMALL)
+    tanh, transform = ProjectionHead("tanh", SMALL), ProjectionHead("transform", SMALL)
     assert torch.equal(tanh(vectors, bias), torch.tanh(tanh[0](vectors - bias)))
     norm = torch.nn.functional.layer_norm
     layers = [norm(torch.nn.functional.gelu(transform[0](given)), (8,), eps=1e-12) for given in (vectors, bias)]
@@ -50,19 +50,19 @@ def test_the_projection_is_drawn_as_bert_draws(tiny_bert: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tanh", "transform"])
 def test_a_head_is_read_back(kind: str, tmp_path: Path) -> None:
-    head = Head(kind, SMALL)
+    head = ProjectionHead(kind, SMALL)
     head.save(tmp_path)
-    again = Head.load(tmp_path, SMALL)
+    again = ProjectionHead.load(tmp_path, SMALL)
     assert again is not None
     assert again.kind == kind
     assert all(torch.equal(weight, again.state_dict()[key]) for key, weight in head.state_dict().items())
 
 
 def test_no_head_is_none_and_one_of_another_width_is_refused(tmp_path: Path) -> None:
-    assert Head.load(tmp_path, SMALL) is None
-    Head("tanh", SMALL).save(tmp_path)
+    assert ProjectionHead.load(tmp_path, SMALL) is None
+    ProjectionHead("tanh", SMALL).save(tmp_path)
     with pytest.raises(RuntimeError, match="size mismatch"):
-        Head.load(tmp_path, BertConfig(hidden_size=16))
+        ProjectionHead.load(tmp_path, BertConfig(hidden_size=16))
 
 
 @pytest.mark.parametrize("name", ["simcse", "ssimcse"])

@@ -12,7 +12,7 @@ from cloze.encoding.errors import TemplateError
 from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import cosines
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.heads import Head
+from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.masked_words import MaskedHead, MaskedWords, load_masked_lm, save_masked_lm
 
 TEXTS = ["Two dogs run.", "A man is playing the guitar on a stage.", "", "Rain."]
@@ -135,7 +135,7 @@ def test_of_an_empty_text_nothing_is_left(source: str) -> None:
 def test_a_kept_sentence_head_is_not_in_the_way(source: str) -> None:
     plain = MaskedWords.load(source).words(TEXTS, 3)
     encoder = SentenceEncoder.load(source)
-    encoder.head = Head("tanh", encoder.backbone.config)
+    encoder.head = ProjectionHead("tanh", encoder.backbone.config)
     assert MaskedWords(encoder, MaskedHead.load(source)).words(TEXTS, 3) == plain
 
 
