@@ -1,5 +1,7 @@
 """Results of a soak test: criteria, percentiles, a table and a chart."""
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -152,7 +154,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw three panels over time as SVG. The same results give the same bytes."""
+    """Draw three panels over time as SVG, whose description is `digest` of the results."""
     plt.rcParams |= {"svg.hashsalt": "soak", "svg.fonttype": "none"}
     series = results["over_time"]
     panels: dict[str, Sequence[str]] = {
@@ -169,7 +171,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axis.set_ylim(bottom=0)
     axes[-1].set(yscale="log", xlabel="minutes")
     axes[-1].legend(ncols=4)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None, "Description": digest(results)})
+
+
+def digest(results: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(results["over_time"], sort_keys=True).encode()).hexdigest()
 
 
 def table(results: dict[str, Any]) -> str:

@@ -17,7 +17,10 @@ from cloze.service.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docker" / "kubernetes"
 OVERLAYS = (FOLDER / "base", *sorted(path for path in (FOLDER / "overlays").iterdir() if path.is_dir()))
-BASE, GPU, KEDA, KUBERAY, MONITORING, SCALE_TO_ZERO = OVERLAYS
+BASE, GPU, KEDA, KUBERAY, MONITORING, SCALE_TO_ZERO = (
+    *(FOLDER / "base", FOLDER / "overlays" / "gpu", FOLDER / "overlays" / "keda", FOLDER / "overlays" / "kuberay"),
+    *(FOLDER / "overlays" / "monitoring", FOLDER / "overlays" / "scale-to-zero"),
+)
 OLDEST = "1.31"  # docs/kubernetes.md
 
 Document = dict[str, Any]

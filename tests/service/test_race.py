@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_bundle import not_finite, write_bundle
@@ -73,7 +74,15 @@ def test_a_graph_that_fails_in_the_race_is_named(tmp_path: Path) -> None:
         Session.load(Bundle.load(folder), provider="cpu")
 
 
-def test_real_sessions_race(bundle: Path) -> None:
-    loaded = Bundle.load(bundle)
-    sessions = [Session.load(loaded, provider="cpu") for _ in range(2)]
-    assert fastest(sessions, loaded.text_encoder, "mini") in sessions
+def test_real_sessions_race(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that passes only while the first one runs."""
+    loaded, clock, run = Bundle.load(bundle), Clock(), Session.run
+    slow, fast = (Session.load(loaded, provider="cpu") for _ in range(2))
+
+    def timed(session: Session, batch: Batch) -> Any:
+        clock.now += session is slow
+        return run(session, batch)
+
+    monkeypatch.setattr(Session, "run", timed)
+    assert fastest([slow, fast], loaded.text_encoder, "mini", clock) is fast
+    assert clock.now == ROUNDS * len(SHAPES)

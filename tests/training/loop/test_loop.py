@@ -155,8 +155,8 @@ def test_the_second_epoch_of_a_seed_is_not_the_first_of_the_next(words: Words, t
     assert order("0", 1) == order("0", 1)
 
 
-def test_one_process_does_not_go_on_for_two(two: Path) -> None:
-    run = two / "whole"
+def test_one_process_does_not_go_on_for_two(two: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(two / "whole", tmp_path / "whole"))
     (run / "run.json").rename(run / "was-run.json")
     with pytest.raises(RunError, match=r"checkpoint-4 was saved by 2 processes .* start 2 with torchrun: --nnodes"):
         fit(load_recipe(str(run / "recipe.toml")), Run(run), resume=True)
