@@ -15,9 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.adaptation import DEV, ENCODER, JUDGED, TOKENS, halves, scores
 from cloze.machine import has_bf16, processor, versions
@@ -167,18 +171,27 @@ def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int
     return run.path
 
 
-def measured(name: str, road: Road, collection: Collection, seed: int, dev: Any) -> dict[str, Any]:
-    """One road, judged with each share of the parent."""
+@cache
+def parent_scores(folder: Path, seed: int) -> NDArray[np.float64]:
+    """Of the half that judges, (n)."""
+    collection = load_collection(folder)
+    _, judging = halves(collection, seed)
+    return scores(SentenceEncoder.load(ENCODER, max_tokens=TOKENS), collection, judging[:JUDGED])
+
+
+def measured(
+    name: str, road: Road, place: Path, seed: int, shares: Sequence[float], dev: Any, elsewhere: float
+) -> dict[str, Any]:
+    """One road, judged with each share of the parent; `elsewhere` is the parent's figure of the pairs `dev`."""
+    collection, before = load_collection(place), parent_scores(place, seed)
     learnt, judging = halves(collection, seed)
     judging = judging[:JUDGED]
-    parent = SentenceEncoder.load(ENCODER, max_tokens=TOKENS)
-    before, elsewhere = scores(parent, collection, judging), spearman(fast(parent), dev)
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         run = trained(road, collection, learnt[:QUERIES], seed, Path(folder))
         seconds = time.monotonic() - began
         gains, prices, intervals = {}, {}, {}
-        for share in SHARES:
+        for share in shares:
             encoder = averaged([run], parent_share=share)[0] if share else SentenceEncoder.load(str(run))
             encoder.reconfigure(encoder.config.model_copy(update={"max_tokens": TOKENS}))
             gain = scores(encoder, collection, judging) - before
@@ -207,6 +220,7 @@ def main() -> None:
     parser.add_argument("--roads", nargs="+", choices=[*TEXT, *LABELS, "teacher"], default=[*TEXT, *LABELS])
     parser.add_argument("--teacher", help="for the road `teacher`: a larger encoder")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of the parent")
     parser.add_argument("--data", type=Path, required=True, help="SentEval's layout, for STS-B dev")
     parser.add_argument("--out", type=Path, required=True, help="json lines")
     options = parser.parse_args()
@@ -214,11 +228,12 @@ def main() -> None:
     done = {(row["collection"], row["road"], row["seed"]) for row in map(json.loads, rows)}
     roads = TEXT | LABELS | {"teacher": Road("distill", passages, TEACHER.keys | {"teacher": options.teacher})}
     dev = load_pairs(options.data / DEV)
+    elsewhere = spearman(fast(SentenceEncoder.load(ENCODER, max_tokens=TOKENS)), dev)
     for seed in options.seeds:
         for name in options.roads:
             for folder in options.collections:
                 if (folder.name, name, seed) not in done:
-                    row = measured(name, roads[name], load_collection(folder), seed, dev)
+                    row = measured(name, roads[name], folder, seed, options.shares, dev, elsewhere)
                     with options.out.open("a", encoding="utf-8") as out:
                         out.write(json.dumps(row) + "\n")
                     print(row["collection"], name, seed, row["gains"], row["sts-b dev"], row["seconds"], flush=True)

@@ -1,7 +1,7 @@
 """The session: what it chooses, what it refuses, and what its vectors are."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from cloze.encoding.errors import BundleError
 from cloze.service.errors import BackendFailed, SessionError
 from cloze.service.inference import session as module
 from cloze.service.inference.session import PROFILES, Session
+from cloze.service.settings import PrecisionChoice, ProviderChoice
 
 TEXTS = ["a man plays the guitar", "dogs", "", "two dogs run " * 20]
 
@@ -79,21 +80,27 @@ def test_a_precision_asked_for_is_the_one_run(make_bundle: MakeBundle) -> None:
         Session.load(loaded, precision="fp16")
 
 
-def test_every_precision_has_its_place_in_every_profile() -> None:
-    assert all(set(profile.precisions) == {"fp32", "fp16", "int8"} for profile in PROFILES.values())
+def test_every_precision_has_its_place() -> None:
+    assert {name: set(profile.precisions) for name, profile in PROFILES.items()} == {
+        "cpu": {"fp32", "fp16", "int8"},
+        "cuda": {"fp32", "fp16"},
+    }
 
 
 @pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 def test_cuda_asked_for_and_absent_is_an_error(loaded: Bundle) -> None:
-    with pytest.raises(SessionError, match="provider is cuda, and ONNX Runtime cannot use CUDA here"):
+    with pytest.raises(SessionError, match="provider is cuda, and this ONNX Runtime has no CUDA"):
         Session.load(loaded, provider="cuda")
 
 
 class FakeRuntime:
-    """ONNX Runtime with CUDA installed; `gives` is what a new session says it runs on, or the error it raises."""
+    """ONNX Runtime with CUDA installed.
 
-    def __init__(self, gives: list[str] | Exception) -> None:
-        self.gives = gives
+    `gives` is what a new session says it runs on, or the error it raises; `left` are operators that stay on the CPU.
+    """
+
+    def __init__(self, gives: list[str] | Exception, left: list[str]) -> None:
+        self.gives, self.left = gives, left
         self.asked: list[Any] = []
 
     def open(self, path: Path, options: Any, providers: list[Any], **kwargs: Any) -> Any:
@@ -104,18 +111,23 @@ class FakeRuntime:
             raise self.gives
         real = REAL(path, options, providers=["CPUExecutionProvider"])
         real.get_providers = lambda: self.gives
+        ours = SimpleNamespace(ep_name="CUDAExecutionProvider", get_nodes=lambda: [SimpleNamespace(op_type="MatMul")])
+        theirs = [SimpleNamespace(op_type=name) for name in self.left]
+        cpu = SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: theirs)
+        real.get_provider_graph_assignment_info = lambda: [ours, cpu]
         return real
 
 
 REAL = ort.InferenceSession
+CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Exception], FakeRuntime]:
-    def install(gives: list[str] | Exception) -> FakeRuntime:
-        fake = FakeRuntime(gives)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
+    def install(gives: list[str] | Exception, left: Sequence[str] = ("Shape", "Gather")) -> FakeRuntime:
+        fake = FakeRuntime(gives, list(left))
         monkeypatch.setattr(ort, "InferenceSession", fake.open)
-        monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+        monkeypatch.setattr(ort, "get_available_providers", lambda: CUDA)
         monkeypatch.setattr(ort, "preload_dlls", lambda: None)
         return fake
 
@@ -123,18 +135,65 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Exception], F
 
 
 def test_cuda_is_taken_where_it_is(cuda: Any, make_bundle: MakeBundle) -> None:
-    fake = cuda(["CUDAExecutionProvider", "CPUExecutionProvider"])
+    fake = cuda(CUDA)
     session = Session.load(Bundle.load(make_bundle(precisions=("fp32", "fp16"))))
     assert (session.provider, session.precision) == ("cuda", "fp16")
     assert fake.asked[0][1]["arena_extend_strategy"] == "kSameAsRequested"
 
 
-@pytest.mark.parametrize("gives", [["CPUExecutionProvider"], RuntimeError("no CUDA-capable device is detected")])
-def test_a_silent_fall_back_from_cuda_is_noticed(cuda: Any, gives: Any, loaded: Bundle) -> None:
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (["CPUExecutionProvider"], "CUDA is installed and cannot be started: its libraries or the driver are missing"),
+        (RuntimeError("CUDA failure 100: no CUDA-capable device is detected"), "CUDA is installed and finds no device"),
+        (RuntimeError("CUDA failure 35: CUDA driver version is insufficient"), "CUDA is installed and finds no device"),
+    ],
+)
+def test_auto_takes_the_cpu_where_no_device_is(
+    cuda: Any, gives: Any, said: str, loaded: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
     cuda(gives)
     assert Session.load(loaded).provider == "cpu"
-    with pytest.raises(SessionError, match="provider is cuda"):
+    assert f"model tiny is served on the CPU: {said}" in caplog.text
+    with pytest.raises(SessionError, match=said):
         Session.load(loaded, provider="cuda")
+
+
+@pytest.mark.parametrize("provider", ["auto", "cuda"])
+def test_too_little_memory_is_an_error_of_its_own(cuda: Any, provider: ProviderChoice, loaded: Bundle) -> None:
+    cuda(RuntimeError("Failed to allocate memory for requested buffer of size 8192"))
+    with pytest.raises(SessionError, match=r"cannot be loaded on the GPU: Failed to allocate .* free its memory"):
+        Session.load(loaded, provider=provider)
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8"])
+def test_cuda_does_not_take_int8(
+    cuda: Any, precision: PrecisionChoice, make_bundle: MakeBundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its products would run on the CPU, with copies between, while /info says cuda."""
+    cuda(CUDA)
+    bundle = Bundle.load(make_bundle(precisions=("int8",)))
+    said = "has no graph for CUDA, which has no kernel for the products of int8; add one in fp16"
+    with pytest.raises(SessionError, match=said):
+        Session.load(bundle, precision=precision, provider="cuda")
+    session = Session.load(bundle, precision=precision)
+    assert (session.provider, session.precision) == ("cpu", "int8")
+    assert said in caplog.text
+
+
+def test_a_graph_that_cuda_runs_in_part_is_refused(cuda: Any, loaded: Bundle) -> None:
+    cuda(CUDA, ["Shape", "Gelu", "MatMul", "MatMul"])
+    with pytest.raises(SessionError, match="CUDA has no kernel for 1 Gelu, 2 MatMul, which would run on the CPU"):
+        Session.load(loaded, provider="cuda")
+
+
+def test_where_the_nodes_of_a_graph_run_is_known(loaded: Bundle) -> None:
+    """By a session of ONNX Runtime's own, on the CPU."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(loaded.graph("fp32"), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(SessionError, match=r"model\.onnx: CUDA has no kernel for .*MatMul"):
+        module._check_placement(session, loaded.graph("fp32"))
 
 
 def test_sessions_share_the_memory_of_their_batches(loaded: Bundle) -> None:

@@ -4,10 +4,12 @@ Several threads may run it at once. A session knows since when it fails.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from threading import get_ident
 from time import monotonic, perf_counter
 from typing import Final, Literal
@@ -27,6 +29,16 @@ Provider = Literal["cuda", "cpu"]
 SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
 SHAPES: Final = ((1, 16), (8, 32))  # texts and tokens of the batches that `fastest` times
 ROUNDS: Final = 5  # the best round counts; the first warms up
+NO_DEVICE: Final = ("no CUDA-capable device", "driver version is insufficient")  # in CUDA's errors
+HALF: Final = "`cloze export RUN OUT --precision fp16`"
+# operators that take nearly all of the time; ONNX Runtime itself leaves those of shapes to the CPU
+COMPUTING: Final = frozenset(
+    (
+        *("Attention", "BiasGelu", "Erf", "FastGelu", "FusedMatMul", "Gelu", "Gemm", "InstanceNormalization"),
+        *("LayerNormalization", "MatMul", "MatMulInteger", "MatMulIntegerToFloat", "MultiHeadAttention"),
+        *("SkipLayerNormalization", "Softmax", "Tanh"),
+    )
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +63,7 @@ class Profile:
 PROFILES: Final[dict[Provider, Profile]] = {
     "cuda": Profile(
         "CUDAExecutionProvider",
-        precisions=("fp16", "fp32", "int8"),
+        precisions=("fp16", "fp32"),  # it has no kernel for the products of int8
         batch_tokens=32_768,
         batch_padding=4_096,  # an estimate, not measured on a GPU
         options=(
@@ -67,6 +79,10 @@ PROFILES: Final[dict[Provider, Profile]] = {
         raced=("fp32", "int8"),
     ),
 }
+
+
+class _NotOnCUDA(SessionError):
+    """CUDA is not installed, has no device, or cannot run any graph of the bundle."""
 
 
 class Session:
@@ -90,24 +106,29 @@ class Session:
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
-        Raises SessionError where the provider is not available, the graph breaks the contract or gives other vectors
-        than it once gave for the bundle's canary texts; BundleError where the bundle has no graph of that precision.
+        `auto` takes the CPU where CUDA is not installed, has no device or cannot run a graph of the bundle; any other
+        error of CUDA, such as too little memory, is an error. Raises SessionError for it, and where the graph breaks
+        the contract or gives other vectors than it once gave for the bundle's canary texts; BundleError where the
+        bundle has no graph of that precision.
         """
-        candidates: tuple[Provider, ...] = ("cuda", "cpu") if provider == "auto" else (provider,)
-        for candidate in candidates:
-            choices = suitable(bundle, candidate) if precision == "auto" else (precision,)
-            opened = [(choice, _open(bundle, candidate, choice, threads or available_cpus())) for choice in choices]
-            dimension = bundle.spec.dimension
-            sessions = [cls(session, candidate, choice, dimension) for choice, session in opened if session]
-            if sessions:
-                chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
-                _check_canaries(chosen, bundle)
-                return chosen
-        raise SessionError(
-            "provider is cuda, and ONNX Runtime cannot use CUDA here "
-            f"(it offers {', '.join(ort.get_available_providers())}); install `cloze[gpu]` where there is an "
-            "NVIDIA driver, or choose the provider auto or cpu"
-        )
+        if provider == "auto":
+            try:
+                return cls._load(bundle, "cuda", precision, threads)
+            except _NotOnCUDA as error:
+                if PROFILES["cuda"].name in ort.get_available_providers():
+                    logger.warning("model %s is served on the CPU: %s", bundle.name, error)
+        return cls._load(bundle, "cpu" if provider == "auto" else provider, precision, threads)
+
+    @classmethod
+    def _load(cls, bundle: Bundle, provider: Provider, precision: PrecisionChoice, threads: int) -> "Session":
+        choices = suitable(bundle, provider) if precision == "auto" else (precision,)
+        if provider == "cuda":
+            _check_cuda(bundle, choices)
+        opened = [(choice, _open(bundle, provider, choice, threads or available_cpus())) for choice in choices]
+        sessions = [cls(session, provider, choice, bundle.spec.dimension) for choice, session in opened]
+        chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
+        _check_canaries(chosen, bundle)
+        return chosen
 
     @property
     def failing_for(self) -> float:
@@ -201,11 +222,27 @@ def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, paral
         list(pool.map(session.run, [largest] * parallel))
 
 
-def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession | None:
-    """Return None where the provider is not available; ONNX Runtime itself would fall back with only a warning."""
+def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
+    """Raise _NotOnCUDA where the package has no CUDA, or none of the chosen graphs can run there."""
+    offered = ort.get_available_providers()
+    if PROFILES["cuda"].name not in offered:
+        raise _NotOnCUDA(
+            f"provider is cuda, and this ONNX Runtime has no CUDA (it offers {', '.join(offered)}); install "
+            "`cloze[gpu]`, or choose the provider auto or cpu"
+        )
+    if not set(choices) & set(PROFILES["cuda"].precisions):
+        raise _NotOnCUDA(
+            f"{bundle.path} has no graph for CUDA, which has no kernel for the products of int8; add one in fp16: "
+            f"{HALF}"
+        )
+
+
+def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession:
+    """Raise _NotOnCUDA where there is no device, and SessionError where the graph cannot be loaded.
+
+    ONNX Runtime itself would fall back to the CPU with only a warning, for a device or for some operators.
+    """
     profile, path = PROFILES[provider], bundle.graph(precision)
-    if profile.name not in ort.get_available_providers():
-        return None
     if provider == "cuda":
         ort.preload_dlls()  # the libraries that came as Python packages
     else:
@@ -215,16 +252,35 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
             path, _options(threads, provider), providers=[(profile.name, dict(profile.options))], enable_fallback=0
         )
     except Exception as error:
-        if provider == "cuda":
-            logger.warning("CUDA is installed but cannot be used: %s", error)
-            return None
-        raise SessionError(f"{path} cannot be loaded: {error}; export the bundle again") from error
+        if provider == "cpu":
+            raise SessionError(f"{path} cannot be loaded: {error}; export the bundle again") from error
+        if any(words in str(error) for words in NO_DEVICE):
+            raise _NotOnCUDA(f"CUDA is installed and finds no device ({error}); check `nvidia-smi`") from error
+        raise SessionError(
+            f"{path} cannot be loaded on the GPU: {error}; free its memory, check the versions of driver, CUDA and "
+            "cuDNN, or choose the provider cpu"
+        ) from error
     session.disable_fallback()
     if session.get_providers()[0] != profile.name:
-        logger.warning("CUDA is installed but found no device")
-        return None
+        raise _NotOnCUDA(
+            "CUDA is installed and cannot be started: its libraries or the driver are missing; install `cloze[gpu]` "
+            "where there is an NVIDIA driver, or choose the provider auto or cpu"
+        )
+    if provider == "cuda":
+        _check_placement(session, path)
     _check(session, bundle, precision)
     return session
+
+
+def _check_placement(session: ort.InferenceSession, path: Path) -> None:
+    """Raise SessionError where CUDA leaves a part of the computation to the CPU, with copies before and behind it."""
+    there = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == PROFILES["cpu"].name]
+    left = Counter(node.op_type for part in there for node in part.get_nodes() if node.op_type in COMPUTING)
+    if left:
+        names = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+        raise SessionError(
+            f"{path}: CUDA has no kernel for {names}, which would run on the CPU; export the bundle again with {HALF}"
+        )
 
 
 @cache
@@ -244,7 +300,9 @@ def _options(threads: int, provider: Provider) -> ort.SessionOptions:
     options.enable_mem_pattern = False  # a plan is kept for every shape, without limit
     options.log_severity_level = 3
     options.add_session_config_entry("session.force_spinning_stop", "1")  # tokenising needs the cores in between
-    if provider == "cpu":
+    if provider == "cuda":
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    else:
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # not in the arena
     return options

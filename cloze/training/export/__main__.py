@@ -1,6 +1,7 @@
 """cloze export RUN OUT: a finished run -> graphs, compared with torch and scored -> a bundle.
 
-A bundle that sentence-transformers has trained further is exported in the same way as a run.
+A bundle is exported in the same way, for example in another precision, with the weights of its graph; and so is one
+that sentence-transformers has trained further.
 """
 
 import sys
@@ -20,7 +21,7 @@ class ExportOptions(BundleOptions):
     """Export a finished run as a bundle of ONNX graphs, compared with torch and, with --data, scored."""
 
     run: CliPositionalArg[Path] = Field(
-        description="folder of a finished run, or of a bundle that sentence-transformers has trained further"
+        description="folder of a finished run, a bundle, or one that sentence-transformers has trained further"
     )
     out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
     denoise: bool | None = Field(

@@ -22,7 +22,19 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from rich.console import Console
 
-from cloze.encoding.bundle import GRAPHS, INPUTS, PRECISIONS, SEARCH_NAMES, Precision, Provenance, seal, sha256, staging
+from cloze.encoding.bundle import (
+    GRAPHS,
+    INPUTS,
+    PRECISIONS,
+    SEARCH_NAMES,
+    Bundle,
+    Precision,
+    Provenance,
+    located,
+    seal,
+    sha256,
+    staging,
+)
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.text import TOKENIZER_FILES
 from cloze.training.data.corpus import read_lines
@@ -138,7 +150,7 @@ def export(
     *,
     sentence_transformers: bool = False,
 ) -> None:
-    """Write the bundle `out` of a finished run, or of a bundle that sentence-transformers has trained further.
+    """Write the bundle `out` of a finished run, of a bundle, or of one that sentence-transformers has trained further.
 
     `settings` replace those of the run's embedding configuration. Raises ClozeError.
     """
@@ -162,9 +174,12 @@ def _source(run: Path) -> tuple[Path, dict[str, Any]]:
     kind = kind_of(str(run))
     if kind == "run":
         return Run(run).model, {}
+    if kind == "bundle":
+        bundle = Bundle.load(located(run))
+        return bundle.path, {"max_tokens": bundle.spec.max_tokens}
     if kind == "encoder" and is_sentence_transformer(run):
         return run, saved_settings(run)
-    raise RunError(f"{run} is not a run; export takes a folder that cloze fit wrote")
+    raise RunError(f"{run} is not a run; export takes a folder that cloze fit wrote, or a bundle")
 
 
 def write_bundle(

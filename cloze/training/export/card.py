@@ -15,9 +15,10 @@ from huggingface_hub.repocard import metadata_load
 from pydantic import ValidationError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import GRAPHS, EmbeddingConfig, Precision, Provenance, located
+from cloze.encoding.bundle import GRAPHS, Bundle, EmbeddingConfig, Precision, Provenance, located
 from cloze.encoding.template import PoolingMode
 from cloze.options import flag
+from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.hub.sentence_transformer import is_sentence_transformer
 from cloze.training.run_folder import ADAPTED, UNTRAINED, Run
@@ -40,7 +41,13 @@ PLACES: Final[dict[PoolingMode, str]] = {
 
 
 def provenance_of(run: Path) -> tuple[Provenance, Path]:
-    """A finished run's provenance without scores and parity, and the path of its parent. Raises RunError."""
+    """The provenance of a finished run or of a bundle without scores and parity, and the path of its parent.
+
+    Raises RunError, BundleError.
+    """
+    if kind_of(str(run)) == "bundle":
+        bundle = Bundle.load(located(run))
+        return bundle.spec.provenance.model_copy(update={name: {} for name in MEASURED_LATER}), bundle.path
     if is_sentence_transformer(run):
         return provenance_of_others(str(run), "export"), run
     names = [name for name in Provenance.model_fields if name not in MEASURED_LATER]

@@ -16,6 +16,7 @@ from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.text import TOKENIZER_FILES
 from cloze.training.convert import convert
 from cloze.training.errors import EncoderError
+from cloze.training.export.__main__ import main as export
 from cloze.training.export.graph import fuse, trace
 from cloze.training.export.layers import one_row
 from cloze.training.export.parity import probes
@@ -100,6 +101,19 @@ def test_an_int8_graph_has_the_weights_of_tokens(tiny_bert: Path, tmp_path: Path
     assert found.token_weights is not None
     assert torch.equal(found.token_weights.table, encoder.token_weights.table)
     assert cosines(found.embed(probes(48)), encoder.embed(probes(48))).min() > 0.99
+
+
+def test_a_bundle_is_exported_in_another_precision(int8_bundle: Path, tmp_path: Path) -> None:
+    """As the model that comes with Cloze is for a GPU: its one graph is int8, which gives the weights."""
+    export([str(int8_bundle), str(tmp_path / "half"), "--precision", "fp16"])
+    first, half = Bundle.load(int8_bundle), Bundle.load(tmp_path / "half")
+    assert half.precisions == ("fp16",)
+    assert half.spec.space != first.spec.space  # its vectors are others, if only in the last digits
+    same = ("template", "pooling", "max_tokens", "dimension", "templates")
+    assert [getattr(half.spec, name) for name in same] == [getattr(first.spec, name) for name in same]
+    assert half.spec.provenance.parent == first.spec.provenance.parent
+    texts = probes(48)
+    assert cosines(GraphEncoder.of(half, "fp16").embed(texts), GraphEncoder.of(first, "int8").embed(texts)).min() > 0.99
 
 
 def test_an_int8_graph_has_the_weights_to_seven_bits(int8_bundle: Path, tiny_bert: Path) -> None:
