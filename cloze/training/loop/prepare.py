@@ -25,7 +25,7 @@ from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["chooser_of", "prepare"]
+__all__ = ["chooser_of", "prepare", "with_precision"]
 
 FEWEST_STEPS: Final = 50  # fewer change little
 SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives
@@ -60,6 +60,14 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     if note := _little_to_gain(recipe):
         console.print(note)
     return corpus, dev, _build(recipe)
+
+
+def with_precision(recipe: Recipe) -> Recipe:
+    """The recipe with the arithmetic that `auto` stands for on this machine, which a resumed run keeps."""
+    if recipe.precision != "auto":
+        return recipe
+    fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return recipe.model_copy(update={"precision": "bf16" if fast else "fp32"})
 
 
 def _too_few_steps(recipe: Recipe, rows: int) -> str | None:

@@ -104,8 +104,9 @@ class Recipe(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "fp32", description="arithmetic of the forward pass: fp32; tf32, on a GPU; or bf16; weights stay fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto",
+        description="arithmetic of the forward pass; auto: bf16 on a GPU that has it, else fp32; weights stay fp32",
     )
     compile: bool = Field(
         False, description="compile the encoder with torch.compile: the first steps take minutes, later ones are faster"

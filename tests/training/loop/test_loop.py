@@ -21,7 +21,7 @@ from cloze.training.errors import RecipeError, RunError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.export import __main__ as export
 from cloze.training.fit import main
-from cloze.training.loop.prepare import prepare
+from cloze.training.loop.prepare import prepare, with_precision
 from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
 from cloze.training.methods.mlm import MLM
 from cloze.training.run_folder import Run
@@ -297,6 +297,18 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
     losses = [[line["loss"] for line in log(tmp_path / name) if "loss" in line] for name in ("fp32", "bf16")]
     assert len(losses[1]) == 3
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize(("gpu", "found"), [(True, "bf16"), (False, "fp32")])
+def test_the_precision_suits_the_gpu(gpu: bool, found: str, words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: gpu)
+    assert with_precision(load_recipe("simcse", words)).precision == found
+    assert with_precision(load_recipe("simcse", words | {"precision": ["tf32"]})).precision == "tf32"
+
+
+def test_a_run_keeps_the_precision_that_it_began_with(two: Path) -> None:
+    assert load_recipe(str(two / "whole" / "recipe.toml")).precision == "fp32"
 
 
 def test_tf32_needs_a_gpu_that_has_it(words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
