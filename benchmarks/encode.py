@@ -33,8 +33,8 @@ def sentence_transformers(folder: Path, backend: str, texts: str) -> Encode:
     kind, _, int8 = backend.partition("-")
 
     def encoder_of(name: str | None) -> Any:
-        options = {"model_kwargs": {"file_name": name}} if name else {}
-        return sentence_transformers.SentenceTransformer(str(folder), device="cpu", backend=kind, **options)
+        options: dict[str, Any] = {"model_kwargs": {"file_name": name}} if name else {}
+        return sentence_transformers.SentenceTransformer(str(folder), device="cpu", backend=kind, **options)  # type: ignore[arg-type]
 
     encoder = encoder_of("model.onnx" if kind == "onnx" else None)
     if int8 and kind == "onnx":

@@ -298,7 +298,7 @@ def _precision(device: str) -> Any:
 def _sentence_transformer(model: Path, device: str) -> Any:
     """sentence-transformers in fp16 with PyTorch's own attention, mean pooling."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.models import Pooling, Transformer  # type: ignore[import-not-found]
 
     words = Transformer(str(model), model_args={"attn_implementation": "sdpa"})
     made = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension(), "mean")], device=device)

@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ def main() -> None:
         if rows.train.second or (options.sets and name not in options.sets):
             continue  # heads take single texts
         train, test = parts(rows.train, rows.test)
+        sizes: Sequence[int]
         if options.setfit:
             learn, sizes, draws = setfit_of(options.setfit, train, test), SETFIT_SIZES, SETFIT_DRAWS
             key = f"SetFit, {options.setfit.name}"
@@ -55,7 +56,8 @@ def main() -> None:
             vectors = [units(encoder.embed(each.texts)) for each in (train, test)]
             learn, sizes, draws = head_of(vectors, train, test), SIZES, DRAWS
             key = f"cloze head, {bundle.name}"
-        row = known.setdefault(key, {})[name] = {"labels": len(set(train.labels)), "scored": len(test)}
+        row: dict[str, Any] = {"labels": len(set(train.labels)), "scored": len(test)}
+        known.setdefault(key, {})[name] = row
         for size in sizes:
             found = [learn(places) for places in drawn(np.array(train.labels), size, draws)]
             accuracies, seconds = np.array(found).T

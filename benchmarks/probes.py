@@ -14,7 +14,7 @@ import json
 import random
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cloze.encoding.bundle import SPEC_FILE
 from cloze.training.data.corpus import read_lines
@@ -40,7 +40,7 @@ def main() -> None:
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     probes = tasks(options.data, [])
     for path in options.models:
-        own = {} if (path / SPEC_FILE).exists() else {"template": "[X]", "pooling": "mean"}
+        own: dict[str, Any] = {} if (path / SPEC_FILE).exists() else {"template": "[X]", "pooling": "mean"}
         subject = next(subjects(str(path), ModelOptions(**own)))
         known[path.name] = found = {}
         for task in probes:

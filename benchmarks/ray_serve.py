@@ -66,7 +66,7 @@ def curve(server: Any, processes: Sequence[psutil.Process], short: Workload) -> 
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    return sum(process.cpu_times()[:2])
+    return float(sum(process.cpu_times()[:2]))
 
 
 def pin(process: psutil.Process, core: int) -> None:

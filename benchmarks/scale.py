@@ -116,7 +116,7 @@ async def _difference(bundle: Path, precision: str, out: Path) -> float:
     from cloze.service.settings import Settings
 
     table = pq.read_table(out / "vectors")
-    app = create_app(Settings(bundle=bundle, precision=precision, provider="cpu"))  # type: ignore[arg-type]
+    app = create_app(Settings(bundle=bundle, precision=precision, provider="cpu"))
     served: list[np.ndarray] = []
     async with (
         app.router.lifespan_context(app),
@@ -142,9 +142,9 @@ def nodes(bundle: Path, precision: str, source: Path, counts: list[int], rounds:
             found[str(count)].append(took)
             print(f"round {number + 1}: {count} nodes, {took['rows'] / took['seconds']:.0f} rows/s", flush=True)
     rates = {count: median(took["rows"] / took["seconds"] for took in runs) for count, runs in found.items()}
-    for count, rate in rates.items():
-        share = rate / rates["1"] / min(int(count), available_cpus())
-        print(f"{count} nodes: {rate:.0f} rows/s, {share:.2f} of one node's for each CPU")
+    for nodes, rate in rates.items():
+        share = rate / rates["1"] / min(int(nodes), available_cpus())
+        print(f"{nodes} nodes: {rate:.0f} rows/s, {share:.2f} of one node's for each CPU")
     return found
 
 

@@ -66,7 +66,7 @@ def tokens_per_second(found: dict[str, Any]) -> float:
 
 
 def _rate(demo: dict[str, Any]) -> float:
-    return float(demo["rows"]) / median(took["seconds"] for took in demo["bulk"])
+    return float(demo["rows"] / median(took["seconds"] for took in demo["bulk"]))
 
 
 def _node_rate(runs: list[dict[str, float]]) -> float:

@@ -89,7 +89,7 @@ def calibration(data: Path, out: Path) -> None:
     (out / "train.jsonl").write_text("".join(rows), encoding="utf-8")
 
 
-def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
+def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[Any]:
     """The texts' vectors, normalised to length 1."""
     if isinstance(peer, InProcess):
         rows = peer.encode(texts)[1]
@@ -98,7 +98,8 @@ def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[np.float64]:
         parts = [texts[first : first + 32] for first in range(0, len(texts), 32)]
         bodies, _ = asyncio.run(ask(peer, [peer.request(part) for part in parts], 4))
         rows = np.array([row["embedding"] for body in bodies for row in json.loads(body)["data"]], dtype=np.float32)
-    return rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    found: NDArray[Any] = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    return found
 
 
 def accuracy(peers: Mapping[str, Peer], data: Path, long: Sequence[str]) -> dict[str, dict[str, float]]:

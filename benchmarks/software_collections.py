@@ -57,7 +57,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 def distinct(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
     """Synopses and texts of a fitting length, each once: one text for a synopsis, one synopsis for a text."""
-    by_text = {}
+    by_text = dict[str, str]()
     for synopsis, text in pairs:
         sizes = len(synopsis.split()), len(re.findall(r"[A-Za-z]+", text))
         if all(low <= size <= high for size, (low, high) in zip(sizes, (QUERY_WORDS, WORDS), strict=True)):

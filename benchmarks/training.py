@@ -66,7 +66,7 @@ def ours(parent: str, corpus: Path, steps: int) -> float:
         clock = _clock(TrainerCallback)
         trainer.add_callback(clock)
         trainer.train()
-    return clock.seconds
+    return float(clock.seconds)
 
 
 def theirs(parent: str, corpus: Path, steps: int) -> float:
@@ -97,7 +97,7 @@ def theirs(parent: str, corpus: Path, steps: int) -> float:
         clock = _clock(TrainerCallback)
         trainer.add_callback(clock)
         trainer.train()
-    return clock.seconds
+    return float(clock.seconds)
 
 
 def _clock(base: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-import onnxruntime as ort  # type: ignore[import-untyped]
+import onnxruntime as ort
 from pydantic import Field
 
 from cloze.command import run

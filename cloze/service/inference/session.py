@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 from typing import Final, Literal
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped]
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
-from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+from onnxruntime import InferenceSession
 from scipy.linalg import solve_triangular
 
 from cloze.encoding.text import TextEncoder

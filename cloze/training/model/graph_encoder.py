@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 from numpy.typing import NDArray
 
 from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
