@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -70,6 +71,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(
                 f"{item.nodeid} is marked {apart.pop()}: `make test-all` would not run it in {item.path.parent}"
             )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests were skipped, and for want of what. `-rs` lists them."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    )
+    if reasons:
+        listed = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped (CONTRIBUTING.md says what they need): {listed}")
 
 
 @pytest.hookimpl(optionalhook=True)
