@@ -14,6 +14,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Self
 from unicodedata import category
@@ -303,13 +304,11 @@ class TextEncoder:
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> Batch:
         """Pad sequences of ids to the longest, as one batch."""
-        longest = max(map(len, sequences), default=0)
-        input_ids = np.full((len(sequences), longest), self.special.pad, dtype=np.int64)
-        attention_mask = np.zeros_like(input_ids)
-        for row, ids in enumerate(sequences):
-            input_ids[row, : len(ids)] = ids
-            attention_mask[row, : len(ids)] = 1
-        return Batch(input_ids, attention_mask)
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        attended = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (n, L)
+        input_ids = np.full(attended.shape, self.special.pad, dtype=np.int64)
+        input_ids[attended] = np.fromiter(chain.from_iterable(sequences), np.int64, lengths.sum())
+        return Batch(input_ids, attended.astype(np.int64))
 
     def batch(self, texts: Sequence[str]) -> Batch:
         """`encode` and `pad` in one step."""
