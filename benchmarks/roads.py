@@ -165,8 +165,9 @@ def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int
         "precision": "bf16" if has_bf16() else "fp32",
     }
     extra = {"documents": [str(documents)]} if road.recipe == "ranking" else {}
+    few = {"batch_size": min(road.keys["batch_size"], len(learnt) // 2)} if endless else {}  # no query twice in a batch
     run, processes.console.quiet = Run(folder / "run"), True
-    if not fit(load_recipe(road.recipe, keys | extra | road.keys), run):
+    if not fit(load_recipe(road.recipe, keys | extra | road.keys | few), run):
         raise KeyboardInterrupt
     return run.path
 
