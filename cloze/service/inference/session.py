@@ -231,9 +231,9 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
             "`cloze[gpu]`, or choose the provider auto or cpu"
         )
     if not set(choices) & set(PROFILES["cuda"].precisions):
+        there = ", ".join(choices or bundle.precisions)
         raise _NotOnCUDA(
-            f"{bundle.path} has no graph for CUDA, which has no kernel for the products of int8; add one in fp16: "
-            f"{HALF}"
+            f"{bundle.path}: CUDA has no kernel for the products of {there}; serve a graph in fp16, which {HALF} makes"
         )
 
 
