@@ -9,6 +9,7 @@ import errno
 import runpy
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Final
 
@@ -98,6 +99,9 @@ def _dispatch() -> int:
     if name not in COMMANDS:
         raise ClozeError(f"cloze has no command {name!r}; it has {', '.join(COMMANDS)}")
     module, _ = COMMANDS[name]
+    side = f"cloze.{module.partition('.')[0]}"
+    if find_spec(side) is None:  # an image has one of the two
+        raise ClozeError(f"cloze {name} is not in this installation; use the image or the package that has {side}")
     sys.argv = [f"cloze {name}", *rest]
     try:
         runpy.run_module(f"cloze.{module}", run_name="__main__")

@@ -91,6 +91,12 @@ print(code, said.getvalue(), end="")
     assert without({missing}, script) == f"2 {advice}\n"
 
 
+def test_a_side_that_an_image_leaves_out_is_one_line() -> None:
+    script = "from cloze.command import main; sys.argv = ['cloze', 'fit']; sys.stderr = sys.stdout; print(main())"
+    said = "error: cloze fit is not in this installation; use the image or the package that has cloze.training\n2\n"
+    assert without({"cloze.training"}, script) == said
+
+
 def run_module(module: str, missing: str, folder: Path, *words: str) -> tuple[int, str]:
     """Status and stderr of `python -m MODULE WORDS` in a Python where `missing` is not installed."""
     (folder / "sitecustomize.py").write_text(WITHOUT.format(packages={missing}), encoding="utf-8")

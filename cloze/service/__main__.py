@@ -52,9 +52,8 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from cloze.service.app import (
-        create_app,  # importing ONNX Runtime and FastAPI takes a second, which --help does not need
-    )
+    # importing ONNX Runtime and FastAPI takes a second, which --help does not need
+    from cloze.service.app import create_app
     from cloze.service.server import bind, serve
 
     gc.freeze()  # a collection, which follows each reload, need not look through what was imported

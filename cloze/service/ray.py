@@ -85,9 +85,8 @@ class Cloze:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Load the bundles and build the application, as `cloze serve` does."""
-        from cloze.service.app import (
-            create_app,  # imports ONNX Runtime, which the proxies and the controller do not need
-        )
+        # imports ONNX Runtime, which the proxies and the controller do not need
+        from cloze.service.app import create_app
 
         configure_logs(self._settings.log_level, self._settings.log_format)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -46,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdaptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adapt")
 
-    from cloze.training.adaptation.adapt import (
-        adapt,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.adaptation.adapt import adapt
 
     adapt(
         options.encoder,

@@ -121,9 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = BridgeOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze bridge")
 
-    from cloze.training.evaluation.subjects import (
-        subjects,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.subjects import subjects
 
     check_new_file(options.out)
     spaces = {path: Bundle.load(path).spec.space for path in (options.old, options.new)}

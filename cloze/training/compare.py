@@ -13,9 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = CompareOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze compare")
 
-    from cloze.training.evaluation.compare import (
-        compare,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.compare import compare
 
     compare(options)
 

@@ -30,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = DistilStaticOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze distil-static")
 
-    from cloze.training.export.static import (
-        distil,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.export.static import distil
 
     distil(options.bundle, options.out, options.corpus, options.columns)
 

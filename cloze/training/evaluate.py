@@ -13,9 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze evaluate")
 
-    from cloze.training.evaluation.evaluate import (
-        evaluate,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.evaluate import evaluate
 
     evaluate(options)
 

@@ -62,9 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = MineOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze mine")
 
-    from cloze.training.evaluation.subjects import (
-        subjects,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.subjects import subjects
 
     if options.out.suffix not in ENDINGS:
         raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")

@@ -13,9 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = TemplateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze templates")
 
-    from cloze.training.evaluation.templates import (
-        search,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.templates import search
 
     search(options)
 

@@ -173,7 +173,7 @@ def test_cuda_does_not_take_int8(
     """Its products would run on the CPU, with copies between, while /info says cuda."""
     cuda(CUDA)
     bundle = Bundle.load(make_bundle(precisions=("int8",)))
-    said = "CUDA has no kernel for the products of int8; serve a graph in fp16, which `cloze export"
+    said = "CUDA has no kernel for the products of int8; make a bundle in fp16 and serve that: `cloze export"
     with pytest.raises(SessionError, match=said):
         Session.load(bundle, precision=precision, provider="cuda")
     session = Session.load(bundle, precision=precision)

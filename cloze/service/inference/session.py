@@ -30,7 +30,6 @@ SAME_AS_REQUESTED: Final = 1  # onnxruntime's ArenaExtendStrategy
 SHAPES: Final = ((1, 16), (8, 32))  # texts and tokens of the batches that `fastest` times
 ROUNDS: Final = 5  # the best round counts; the first warms up
 NO_DEVICE: Final = ("no CUDA-capable device", "driver version is insufficient")  # in CUDA's errors
-HALF: Final = "`cloze export RUN OUT --precision fp16`"
 # operators that take nearly all of the time; ONNX Runtime itself leaves those of shapes to the CPU
 COMPUTING: Final = frozenset(
     (
@@ -233,7 +232,8 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
     if not set(choices) & set(PROFILES["cuda"].precisions):
         there = ", ".join(choices or bundle.precisions)
         raise _NotOnCUDA(
-            f"{bundle.path}: CUDA has no kernel for the products of {there}; serve a graph in fp16, which {HALF} makes"
+            f"{bundle.path}: CUDA has no kernel for the products of {there}; make a bundle in fp16 and serve that: "
+            f"`cloze export {bundle.path} OUT --precision fp16`"
         )
 
 
@@ -279,7 +279,7 @@ def _check_placement(session: ort.InferenceSession, path: Path) -> None:
     if left:
         names = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
         raise SessionError(
-            f"{path}: CUDA has no kernel for {names}, which would run on the CPU; export the bundle again with {HALF}"
+            f"{path}: CUDA has no kernel for {names}, which would run on the CPU; export the bundle again in fp16"
         )
 
 

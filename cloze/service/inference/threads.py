@@ -12,7 +12,7 @@ from cloze.machine import available_cpus
 Result = TypeVar("Result")
 
 OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
-MAX_THREADS_PER_BATCH: Final = 4  # threads of one batch: more gain little on batches of a few hundred tokens
+MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred tokens
 
 
 class Threads(NamedTuple):

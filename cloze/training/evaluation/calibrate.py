@@ -31,9 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = CalibrateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze calibrate")
 
-    from cloze.training.evaluation.curves import (
-        calibrate,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.evaluation.curves import calibrate
 
     calibrate(options.bundle, options.pairs, options.wanted_precision)
 

@@ -42,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
     settings = {name: value for name, value in asked.items() if value is not None}
 
-    from cloze.training.export.bundle import (
-        export,  # torch takes seconds, for which help and a wrong option need not wait
-    )
+    # torch takes seconds, for which help and a wrong option need not wait
+    from cloze.training.export.bundle import export
 
     export(options.run, options.out, options, settings, sentence_transformers=options.sentence_transformers)
 

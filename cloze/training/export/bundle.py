@@ -30,7 +30,6 @@ from cloze.encoding.bundle import (
     Bundle,
     Precision,
     Provenance,
-    located,
     seal,
     sha256,
     staging,
@@ -175,7 +174,7 @@ def _source(run: Path) -> tuple[Path, dict[str, Any]]:
     if kind == "run":
         return Run(run).model, {}
     if kind == "bundle":
-        bundle = Bundle.load(located(run))
+        bundle = Bundle.load(run)
         return bundle.path, {"max_tokens": bundle.spec.max_tokens}
     if kind == "encoder" and is_sentence_transformer(run):
         return run, saved_settings(run)

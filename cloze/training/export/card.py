@@ -46,7 +46,7 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     Raises RunError, BundleError.
     """
     if kind_of(str(run)) == "bundle":
-        bundle = Bundle.load(located(run))
+        bundle = Bundle.load(run)
         return bundle.spec.provenance.model_copy(update={name: {} for name in MEASURED_LATER}), bundle.path
     if is_sentence_transformer(run):
         return provenance_of_others(str(run), "export"), run
