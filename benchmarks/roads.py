@@ -111,7 +111,7 @@ def labelled(collection: Collection, learnt: Sequence[int], chance: random.Rando
         for place, grade in collection.relevance[query].items()
         if grade > 0
     ]
-    while True:
+    for _ in range(-(-ROWS // len(pairs))):
         yield from chance.sample(pairs, len(pairs))
 
 
@@ -144,9 +144,7 @@ LABELS: Final = {
 def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int, folder: Path) -> Path:
     """The run of a road."""
     chance = random.Random(seed)
-    endless = road.rows is labelled
-    rows = road.rows(collection, learnt, chance)
-    found = [next(rows) for _ in range(ROWS)] if endless else list(rows)
+    found = list(road.rows(collection, learnt, chance))
     chance.shuffle(found)
     columns = ["query", "document"] if road.recipe == "ranking" else ["a", "b"]
     corpus, documents = folder / "corpus.jsonl", folder / "documents.jsonl"
@@ -164,10 +162,11 @@ def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int
         "seed": seed,
         "precision": "bf16" if has_bf16() else "fp32",
     }
-    extra = {"documents": [str(documents)]} if road.recipe == "ranking" else {}
-    few = {"batch_size": min(road.keys["batch_size"], len(learnt) // 2)} if endless else {}  # no query twice in a batch
+    extra: dict[str, Any] = {"documents": [str(documents)]} if road.recipe == "ranking" else {}
+    if road.rows is labelled:  # and no query stands twice in a batch
+        extra["batch_size"] = min(road.keys["batch_size"], len(learnt) // 2)
     run, processes.console.quiet = Run(folder / "run"), True
-    if not fit(load_recipe(road.recipe, keys | extra | road.keys | few), run):
+    if not fit(load_recipe(road.recipe, keys | road.keys | extra), run):
         raise KeyboardInterrupt
     return run.path
 
