@@ -20,6 +20,7 @@ import httpx
 from benchmarks.peers import Server, bundle_of, infinity, ours, with_graphs
 from cloze.machine import versions
 from cloze.training.evaluation import verify
+from cloze.training.evaluation.server import WAIT
 from cloze.training.evaluation.tables import markdown_table
 
 RESULTS: Final = Path(__file__).parent / "results" / "verify.json"
@@ -68,7 +69,7 @@ def main() -> None:
 
 def said(server: Server, reference: verify.Reference) -> dict[str, str]:
     """The checks that differ, and what the server is taken for."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=verify.WAIT) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=WAIT) as client:
         checks = verify.checks(verify.Server(client, "openai", server.path, server.model), reference, LEAST)
     differ = [f"{check.name}: {check.found}" for check in checks if check.agrees is False]
     return {

@@ -375,6 +375,22 @@ def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5h://127.0.0.1:1"),
+        ("http_proxy", "http://127.0.0.1:1"),
+        ("SSL_CERT_FILE", "/nonexistent.pem"),
+    ],
+)
+def test_this_machine_is_asked_without_the_environments_proxy(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert run(lambda: main(["http://127.0.0.1:9", str(write_bundle(tmp_path / "tiny"))])) == 2
+    assert "cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["http://127.0.0.1:9", "{tiny}"], "cannot be reached"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cloze.training.errors import ServerError
 
-__all__ = ["ServerEncoder"]
+__all__ = ["WAIT", "ServerEncoder", "client_of"]
 
 BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
@@ -28,7 +28,7 @@ DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in
     *("model_id", "model_sha", "model_dtype", "model_type", "max_input_length"),
     *("template", "embedding_space", "version"),
 )
-CONNECT_WAIT: Final = 10.0  # seconds
+WAIT: Final = httpx.Timeout(120, connect=10)  # seconds
 LARGEST_BATCH: Final = 32  # texts in a request, if the server takes as many
 
 
@@ -54,7 +54,7 @@ class ServerEncoder:
         self._headers = {"x-priority": "bulk"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._wait = wait
         self.info: Any = None
-        with self._client() as client:
+        with client_of(self.url, self._headers, self._transport) as client:
             self.info = self._request(client, "GET", "/info")
         if not isinstance(self.info, dict) or "model_id" not in self.info:
             raise ServerError(f"{self.url}/info does not describe a model; give the address of an embedding server")
@@ -83,7 +83,7 @@ class ServerEncoder:
         size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         found: list[list[float]] = [[]] * len(texts)
-        with self._client() as client:
+        with client_of(self.url, self._headers, self._transport) as client:
             for start in range(0, len(order), size):
                 rows = order[start : start + size]
                 inputs = [texts[row] for row in rows]
@@ -101,22 +101,6 @@ class ServerEncoder:
                 f"{self.url}/embed did not answer with lists of numbers, all of one length; is it an embedding server?"
             )
         return array
-
-    def _client(self) -> httpx.Client:
-        """A proxy of the environment is asked for other machines only. Raises ServerError if it cannot be used."""
-        try:
-            return httpx.Client(
-                timeout=httpx.Timeout(120, connect=CONNECT_WAIT),
-                headers=self._headers,
-                transport=self._transport,
-                trust_env=not _on_this_machine(self.url),
-                verify=self.url.startswith("https:"),
-            )
-        except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-            names = " ".join(f"{name}={value}" for name, value in _environment().items())
-            raise ServerError(
-                f"{self.url} cannot be asked: {error}; the environment has {names or 'no proxy'}"
-            ) from error
 
     def _request(self, client: httpx.Client, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
         problem = ""
@@ -155,6 +139,24 @@ class ServerEncoder:
             return response.json()
         except ValueError as error:
             raise ServerError(f"{self.url}{route} did not answer with JSON; is it an embedding server?") from error
+
+
+def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport | None = None) -> httpx.Client:
+    """A client of a server's address. A proxy of the environment is asked for other machines only.
+
+    Raises ServerError if the proxy or the certificates of the environment cannot be used.
+    """
+    try:
+        return httpx.Client(
+            timeout=WAIT,
+            headers=headers,
+            transport=transport,
+            trust_env=not _on_this_machine(url),
+            verify=url.startswith("https:"),
+        )
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        names = " ".join(f"{name}={value}" for name, value in _environment().items())
+        raise ServerError(f"{url} cannot be asked: {error}; the environment has {names or 'no proxy'}") from error
 
 
 def _on_this_machine(url: str) -> bool:

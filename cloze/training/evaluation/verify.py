@@ -31,13 +31,13 @@ from cloze.encoding.text import TextEncoder
 from cloze.options import Command, key_of
 from cloze.training.errors import EncoderError, ServerError
 from cloze.training.evaluation.measures import Embed, cosines, units
+from cloze.training.evaluation.server import client_of
 from cloze.training.model.graph_encoder import GraphEncoder
 
 __all__ = ["Check", "Reference", "Server", "checks", "main", "reference_of"]
 
 Api = Literal["tei", "openai", "cohere"]
 
-WAIT: Final = httpx.Timeout(120, connect=10)  # seconds
 PLAIN: Final = (
     "A man plays a guitar on stage.",
     "Two dogs run over a green field.",
@@ -152,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     reference = reference_of(options.model)
     base, places = _address(options)
+    client = client_of(base, headers)
     try:
-        client = httpx.Client(base_url=base, timeout=WAIT, headers=headers)
+        client.base_url = base
     except httpx.InvalidURL as error:
         raise ServerError(f"{options.url} is not an address ({error}); write http://HOST:PORT") from error
     with client:
