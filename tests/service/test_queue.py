@@ -17,15 +17,22 @@ Queue = FairQueue[Waiting]
 def arrive(
     queue: Queue | PriorityQueue[Waiting], name: str, *costs: int, priority: Priority = "interactive"
 ) -> list[Waiting]:
-    entries = [Waiting(cost, Client(name, priority)) for cost in costs]
+    entries = [Waiting(cost, Client(name, priority), 1) for cost in costs]
     for entry in entries:
         queue.add(entry)
     return entries
 
 
+def batch_of(queue: Queue | PriorityQueue[Waiting], max_cost: int, max_padding: int) -> list[Waiting]:
+    """The entries of the next batch, of one item each."""
+    taken = queue.take(max_cost, max_padding)
+    assert {count for _, count in taken} <= {1}
+    return [entry for entry, _ in taken]
+
+
 def take(queue: Queue | PriorityQueue[Waiting], max_cost: int) -> str:
     """The clients of the next batch, the seed's first."""
-    return "".join(entry.client.name for entry in queue.take(max_cost, max_cost))
+    return "".join(entry.client.name for entry in batch_of(queue, max_cost, max_cost))
 
 
 def seeds(queue: Queue, count: int) -> str:
@@ -100,7 +107,7 @@ def test_what_fills_a_batch_is_paid_for() -> None:
     arrive(queue, "b", *[5] * 200)
     tokens = Counter[str]()
     for _ in range(300):
-        for entry in queue.take(8, 8):
+        for entry in batch_of(queue, 8, 8):
             tokens[entry.client.name] += entry.cost
         assert abs(tokens["a"] - tokens["b"]) <= 8 + 5
     assert tokens["a"] > 900
@@ -129,7 +136,7 @@ def test_who_comes_last_among_many_is_served_within_the_bound() -> None:
 def test_items_of_one_client_and_cost_keep_their_order() -> None:
     queue = Queue()
     entries = arrive(queue, "a", *[3, 2, 1, 2] * 50)
-    taken = [entry for _ in range(200) for entry in queue.take(6, 6)]
+    taken = [entry for _ in range(200) for entry in batch_of(queue, 6, 6)]
     for cost in (1, 2, 3):
         assert [entry for entry in taken if entry.cost == cost] == [entry for entry in entries if entry.cost == cost]
 
@@ -140,10 +147,10 @@ def test_a_removed_entry_is_not_taken_and_may_be_removed_twice() -> None:
     queue.remove(gone)
     queue.remove(gone)
     assert (len(queue), queue.cost) == (1, 3)
-    assert queue.take(100, 100) == [stays]
+    assert batch_of(queue, 100, 100) == [stays]
     queue.remove(stays)
     assert (len(queue), queue.cost) == (0, 0)
-    assert queue.take(100, 100) == []
+    assert batch_of(queue, 100, 100) == []
 
 
 def test_what_has_left_is_forgotten() -> None:
@@ -151,17 +158,17 @@ def test_what_has_left_is_forgotten() -> None:
     for number in range(2000):
         entries = arrive(queue, f"client {number}", 1 + number % 300, 1 + number % 7)
         if number % 2:
-            queue.take(50, 50)
+            batch_of(queue, 50, 50)
         for entry in entries:
             queue.remove(entry)
         assert held(queue) <= 20
-    queue.take(50, 50)
+    batch_of(queue, 50, 50)
     assert held(queue) == 0
     stays = arrive(queue, "stays", *[5] * 100)
     for _ in range(200):
         for entry in arrive(queue, "goes", *range(1, 50)):
             queue.remove(entry)
-    assert sum(len(queue.take(5, 5)) for _ in range(50)) == 50
+    assert sum(len(batch_of(queue, 5, 5)) for _ in range(50)) == 50
     assert held(queue) <= 6 * len(stays)
 
 
@@ -181,7 +188,7 @@ def test_what_has_left_is_forgotten() -> None:
 def test_no_more_of_a_batch_is_padding_than_is_allowed(max_padding: int, batches: list[list[int]]) -> None:
     queue = Queue()
     arrive(queue, "a", 10, 9, 12, 7, 20, 10)
-    taken = [[entry.cost for entry in queue.take(1000, max_padding)] for _ in range(len(batches) + 1)]
+    taken = [[entry.cost for entry in batch_of(queue, 1000, max_padding)] for _ in range(len(batches) + 1)]
     assert taken == [*batches, []]
 
 
@@ -213,7 +220,7 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
             queue.remove(entry)
             del waiting[entry]
         assert (len(queue), queue.cost) == (len(waiting), sum(entry.cost for entry in waiting))
-        batch = queue.take(max_cost, max_padding)
+        batch = batch_of(queue, max_cost, max_padding)
         if not batch:
             assert not waiting
             continue
@@ -230,10 +237,35 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
         assert nearest(list(waiting), batch, max_cost, max_padding) is None
         for before, after in pairwise(entry for entry in batch[1:] if entry.cost == batch[0].cost):
             assert before.tag <= after.tag
-    while queue.take(max_cost, max_padding):
+    while batch_of(queue, max_cost, max_padding):
         pass
     assert (len(queue), queue.cost) == (0, 0)
     assert held(queue) == 0
+
+
+@given(seed=some.integers(0, 2**32))
+def test_an_entry_of_many_items_is_as_many_entries_of_one(seed: int) -> None:
+    """Batch for batch the same items of the same clients, whatever arrives and leaves meanwhile."""
+    dice = random.Random(seed)
+    max_cost, max_padding = dice.choice([1, 8, 100, 1000]), dice.choice([0, 3, 30, 1000])
+    together, apart = Queue(), Queue()
+    waiting = list[tuple[Waiting, list[Waiting]]]()
+    for step in range(200):
+        for _ in range(dice.choice([0, 1, 3, 10]) if step < 100 else 0):
+            cost, client, count = dice.randint(1, 12), Client(dice.choice("abc")), dice.choice([1, 2, 7, 50])
+            waiting.append((Waiting(cost, client, count), [Waiting(cost, client, 1) for _ in range(count)]))
+            together.add(waiting[-1][0])
+            for entry in waiting[-1][1]:
+                apart.add(entry)
+        for entry, entries in [each for each in waiting if dice.random() < 0.02]:
+            for queue, leaving in ((together, [entry]), (apart, entries)):
+                for each in leaving:
+                    queue.remove(each)
+        assert (len(together), together.cost) == (len(apart), apart.cost)
+        taken = Counter[tuple[Client, int]]()
+        for entry, count in together.take(max_cost, max_padding):
+            taken[entry.client, entry.cost] += count
+        assert taken == Counter((entry.client, entry.cost) for entry in batch_of(apart, max_cost, max_padding))
 
 
 def test_of_two_saturated_classes_bulk_gets_one_token_in_65() -> None:
@@ -254,8 +286,8 @@ def test_an_interactive_entry_is_the_next_batch_among_64_bulk_clients(together: 
         arrive(queue, f"b{number}", *[7] * 100, priority="bulk")
     for _ in range(500):
         [entry] = arrive(queue, "i", 7)
-        assert queue.take(100, 100) == [entry]
-        assert {each.client.priority for each in queue.take(100, 100)} == {"bulk"}
+        assert batch_of(queue, 100, 100) == [entry]
+        assert {each.client.priority for each in batch_of(queue, 100, 100)} == {"bulk"}
 
 
 def test_a_class_saves_nothing_up_while_nothing_of_it_waits() -> None:
@@ -278,7 +310,7 @@ def test_whatever_arrives_in_both_classes_is_taken_once_and_in_its_class(seed: i
             queue.remove(entry)
             waiting.remove(entry)
         assert (len(queue), queue.cost) == (len(waiting), sum(entry.cost for entry in waiting))
-        batch = queue.take(60, 20)
+        batch = batch_of(queue, 60, 20)
         assert bool(batch) == bool(waiting)
         assert len({entry.client.priority for entry in batch}) <= 1
         assert waiting.issuperset(batch)

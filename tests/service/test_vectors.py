@@ -9,7 +9,7 @@ import pytest
 
 from cloze.service.errors import ValidationFailed
 from cloze.service.inference import vectors as written
-from cloze.service.inference.vectors import Array, Format, cosine_matrix, cosines, finish, pair_cosines, rows, stacked
+from cloze.service.inference.vectors import Array, Format, cosine_matrix, cosines, finish, pair_cosines, rows
 
 FORMATS = get_args(Format)
 
@@ -24,11 +24,6 @@ def random(*shape: int) -> np.ndarray:
 
 def to_json(vectors: Array, format: Format = "float") -> bytes:
     return b"".join(written.to_json(vectors, format))
-
-
-def test_rows_are_stacked() -> None:
-    found = random(1000, 8)
-    assert np.array_equal(stacked(list(found)), found)
 
 
 def test_normalised() -> None:

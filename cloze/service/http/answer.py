@@ -48,7 +48,7 @@ async def respond(
         shape = {"x-embedding-type": content.dtype, "x-embedding-shape": "{},{}".format(*content.shape)}
         return list(_joined(content.parts)), shape
 
-    if len(found.rows) * model.dimension <= SMALL:
+    if found.vectors.size <= SMALL:
         parts, shape = write()
     else:
         parts, shape = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)

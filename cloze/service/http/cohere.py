@@ -20,7 +20,7 @@ from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, TextList, lease
 from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Embeddings, Part
-from cloze.service.inference.vectors import finish, stacked, to_json
+from cloze.service.inference.vectors import finish, to_json
 from cloze.service.routes import COHERE
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -100,7 +100,7 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
 
 
 def _as_json(body: CohereRequest, texts: list[str], found: Embeddings) -> Iterator[bytes]:
-    vectors = finish(stacked(found.rows), normalize=True, dimensions=body.output_dimension)
+    vectors = finish(found.vectors, normalize=True, dimensions=body.output_dimension)
     yield b'{"response_type":"embeddings_by_type","id":"%b","embeddings":{' % str(uuid4()).encode()
     for place, kind in enumerate(dict.fromkeys(body.embedding_types)):
         yield (b',"%b":' if place else b'"%b":') % kind.encode()

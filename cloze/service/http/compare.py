@@ -26,7 +26,7 @@ from cloze.service.http.schemas import (
     SimilarityRequest,
 )
 from cloze.service.inference.model import Model, Part
-from cloze.service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, stacked, to_json
+from cloze.service.inference.vectors import Array, Vectors, cosine_matrix, cosines, pair_cosines, to_json
 from cloze.service.routes import ROOT, SEARCH, SIMILARITY
 
 Cosines = list[float] | list[list[float]]
@@ -52,7 +52,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
         parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, options, layout.field)
-        return await respond(lambda: to_json(meaning(layout.compare(stacked(found.rows)))), context, model, found)
+        return await respond(lambda: to_json(meaning(layout.compare(found.vectors))), context, model, found)
 
 
 @router.post(
@@ -81,7 +81,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
         ]
         meaning = _meaning(model, body.calibrated)
         found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
-        return await respond(lambda: [_ranked(body, cosines(stacked(found.rows)), meaning)], context, model, found)
+        return await respond(lambda: [_ranked(body, cosines(found.vectors), meaning)], context, model, found)
 
 
 def _meaning(model: Model, asked: bool) -> Callable[[Array], Array]:

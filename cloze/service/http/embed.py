@@ -25,7 +25,6 @@ from cloze.service.inference.vectors import (
     chunk_means,
     finish,
     rows,
-    stacked,
     to_bytes,
     to_json,
     with_commas,
@@ -56,7 +55,7 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
         found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
         def write() -> Iterable[bytes] | Raw:
-            vectors = finish(stacked(found.rows), normalize=body.normalize, dimensions=body.dimensions)
+            vectors = finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
             return in_format(vectors, body.encoding_format or "float")
 
         return await respond(write, context, model, found)
@@ -83,7 +82,7 @@ async def embed_chunks(
     found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
 
     def write() -> Iterable[bytes] | Raw:
-        vectors = stacked(found.rows)
+        vectors = found.vectors
         kind = body.encoding_format or "float"
         if chunking.mean:
             vectors = chunk_means(vectors, owners, list(map(len, parts)))

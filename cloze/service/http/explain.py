@@ -13,7 +13,7 @@ from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, lease, named_template
 from cloze.service.http.schemas import ExplainRequest, Explanation
 from cloze.service.inference.model import Part
-from cloze.service.inference.vectors import Vectors, pair_cosines, stacked
+from cloze.service.inference.vectors import Vectors, pair_cosines
 from cloze.service.routes import EXPLAIN
 from cloze.service.settings import Settings
 
@@ -43,7 +43,7 @@ async def explain(body: ExplainRequest, context: Context) -> Response:
         ]
         part = Part([*body.inputs, *rests], named_template(context, model, body.prompt_name))
         found = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
-        return await respond(lambda: [_answer(body.inputs, words, owners, stacked(found.rows))], context, model, found)
+        return await respond(lambda: [_answer(body.inputs, words, owners, found.vectors)], context, model, found)
 
 
 def most_words(settings: Settings) -> int:

@@ -16,7 +16,7 @@ from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
 from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Model, Part
-from cloze.service.inference.vectors import Format, finish, rows, stacked, with_commas
+from cloze.service.inference.vectors import Format, finish, rows, with_commas
 from cloze.service.routes import MODEL, MODELS, OPENAI
 
 
@@ -91,7 +91,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
 
         def as_json() -> Iterator[bytes]:
             """Write the parts in OpenAI's order, the rows one by one."""
-            vectors = finish(stacked(found.rows), normalize=True, dimensions=body.dimensions)
+            vectors = finish(found.vectors, normalize=True, dimensions=body.dimensions)
             yield b'{"object":"list","id":%b,"data":[' % orjson.dumps(context.record.id)
             yield from with_commas(
                 b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)

@@ -14,7 +14,7 @@ from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, lease
 from cloze.service.http.schemas import Predictions, PredictRequest
 from cloze.service.inference.model import Model, Part
-from cloze.service.inference.vectors import Vectors, finish, stacked
+from cloze.service.inference.vectors import Vectors, finish
 from cloze.service.routes import PREDICT
 
 MAX_PREDICTIONS: Final = 2**18  # per response; a million JSON objects take 300 MB
@@ -45,7 +45,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
                 "allowed: send fewer texts, or name fewer heads"
             )
         found = await embed([Part(texts)], context, model, body, lambda at: "inputs" if one else f"inputs[{at}]")
-        return await respond(lambda: [_answer(body, heads, stacked(found.rows))], context, model, found)
+        return await respond(lambda: [_answer(body, heads, found.vectors)], context, model, found)
 
 
 def _heads(model: Model, asked: str | list[str] | None) -> dict[str, ClassifierHead]:

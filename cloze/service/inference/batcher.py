@@ -7,10 +7,10 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from cloze.service.client import Client
 from cloze.service.errors import DeadlineExceeded, Unavailable
@@ -20,41 +20,56 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 STOPPED: Final = "the batcher has stopped; send the request again"
-SLICE: Final = 256  # items that enter or leave the queue at once; other requests get their turn between two slices
 
 logger = logging.getLogger(__name__)
 
 
+class Share(NamedTuple, Generic[Result]):
+    """What a request has of one batch: the rows `rows` of its result belong to the request's items at `places`."""
+
+    places: list[int]
+    result: Result
+    rows: slice
+
+
 @dataclass(eq=False, slots=True)
-class _Request(Generic[Result]):
+class _Request(Generic[Item, Result]):
     """What one caller submitted. Done at the last result, at the first error, or when the caller is cancelled."""
 
-    future: "asyncio.Future[list[Result]]"
+    items: Sequence[Item]
+    future: "asyncio.Future[list[Share[Result]]]"
     since: float
-    size: int
-    entries: "list[_Entry[Any, Result]]" = field(default_factory=list)  # empty once it is done
-    waiting: int = 0  # entries that no batch has taken
-    results: dict[int, Result] = field(default_factory=dict)
+    waiting: int  # items that no batch has taken
+    missing: int  # items without a result
+    shares: list[Share[Result]] = field(default_factory=list)
+    entries: "list[_Entry[Item, Result]]" = field(default_factory=list)
     context: Context = field(default_factory=copy_context)  # the caller's, for what is logged of its items
 
     @property
     def untouched(self) -> bool:
         """Whether all of it still waits."""
-        return 0 < self.waiting == len(self.entries)
+        return self.waiting == len(self.items)
 
-    def deliver(self, places: list[int], result: Result) -> None:
-        self.results.update(dict.fromkeys(places, result))
-        if len(self.results) == self.size and not self.future.done():
-            self.future.set_result([self.results[place] for place in range(self.size)])
+    def deliver(self, share: Share[Result]) -> None:
+        self.shares.append(share)
+        self.missing -= len(share.places)
+        if not self.missing and not self.future.done():
+            self.future.set_result(self.shares)
 
 
 @dataclass(eq=False, slots=True)
 class _Entry(Waiting, Generic[Item, Result]):
-    """One item of a request, and the indices at which it stands there."""
+    """The items of a request that have the same cost, by their places in it."""
 
-    request: _Request[Result]
-    key: Hashable
-    item: Item
+    request: _Request[Item, Result]
+    places: list[int]
+    taken: int = 0
+
+
+class _Piece(NamedTuple, Generic[Item, Result]):
+    """What a batch has of one request."""
+
+    request: _Request[Item, Result]
     places: list[int]
 
 
@@ -74,29 +89,25 @@ class Batcher(Generic[Item, Result]):
     a batch. `cost` is 1 or more; an item that costs more than `max_cost` runs alone. A batch that fails is halved until
     the item that fails is alone; only the requests that contain it fail.
 
-    Up to `parallel` batches run at once; when several may start, they share what waits.
-
-    Items with the same `key` that wait or run at the same time run once, within a request and across requests. Queued
-    duplicates run at the earliest turn of any of them; a duplicate of a running item waits for its result.
+    Up to `parallel` batches run at once; when several may start, they share what waits. Beside these, `ahead` more are
+    given to `run`, each when as much waits as fills a batch: it prepares them and lets them wait for their turn.
     """
 
-    run: Callable[[list[Item]], Awaitable[Sequence[Result]]]
+    run: Callable[[list[Item]], Awaitable[Result]]
     cost: Callable[[Item], int]
     max_cost: int
     max_padding: int
     max_age: float
-    key: Callable[[Item], Hashable] = lambda item: object()  # by default no two are equal
-    parallel: int = 1  # batches that run at once
+    parallel: int = 1
+    ahead: int = 0
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._queue: PriorityQueue[_Entry[Item, Result]] = PriorityQueue()
-        self._same: dict[Hashable, dict[_Entry[Item, Result], None]] = {}  # queued and running, by key
-        self._running: set[Hashable] = set()  # the keys that left the queue and have no result yet
-        self._requests: OrderedDict[_Request[Result], None] = OrderedDict()  # unfinished, by arrival
+        self._requests: OrderedDict[_Request[Item, Result], None] = OrderedDict()  # unfinished, by arrival
         self._expiry: asyncio.TimerHandle | None = None  # one, while there may be something untouched
         self._wake = asyncio.Event()
-        self._busy = 0  # batches that run
+        self._busy = 0  # batches that run or are prepared
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -117,11 +128,11 @@ class Batcher(Generic[Item, Result]):
         """Start to take batches; needs a running loop."""
         self._tasks = [
             asyncio.create_task(self._work(), name=f"batcher-{number}", context=Context())  # of no request
-            for number in range(self.parallel)
+            for number in range(self.parallel + self.ahead)
         ]
 
-    async def submit(self, items: Sequence[Item], client: Client) -> list[Result]:
-        """Wait for the results, in order. Where the caller is cancelled, its items leave the queue.
+    async def submit(self, items: Sequence[Item], client: Client) -> list[Share[Result]]:
+        """Wait for the results, in shares that have each item once. Where the caller is cancelled, its items leave.
 
         Raises DeadlineExceeded where no batch has taken any of them for `max_age` seconds, Failed where `run` raised
         for one of them alone, and Unavailable after `stop`.
@@ -130,16 +141,12 @@ class Batcher(Generic[Item, Result]):
             raise Unavailable(STOPPED)
         if not items:
             return []
-        request: _Request[Result] = _Request(asyncio.get_running_loop().create_future(), self.clock(), len(items))
+        count, future = len(items), asyncio.get_running_loop().create_future()
+        request: _Request[Item, Result] = _Request(items, future, self.clock(), count, count)
         self._requests[request] = None
         try:
-            for first in range(0, len(items), SLICE):
-                if first:
-                    await asyncio.sleep(0)
-                if request.future.done():  # it failed
-                    break
-                self._enqueue(request, items[first : first + SLICE], first, client)
-            return await request.future
+            self._enqueue(request, client)
+            return await future  # type: ignore[no-any-return]
         finally:
             self._withdraw(request)
             del self._requests[request]
@@ -154,44 +161,25 @@ class Batcher(Generic[Item, Result]):
             self._expiry.cancel()
         self._abandon(Unavailable(STOPPED))
 
-    def _enqueue(self, request: _Request[Result], items: Sequence[Item], first: int, client: Client) -> None:
-        """Let some items of a request wait, which stand in it from the index `first` on."""
-        entries: dict[Hashable, _Entry[Item, Result]] = {}
-        for place, item in enumerate(items, first):
-            key = self.key(item)
-            if key in entries:
-                entries[key].places.append(place)
-            else:
-                entries[key] = _Entry(self.cost(item), client, request, key, item, [place])
-        request.entries += entries.values()
-        for entry in entries.values():
-            self._same.setdefault(entry.key, {})[entry] = None
-            if entry.key not in self._running:
-                self._queue.add(entry)
-                request.waiting += 1
+    def _enqueue(self, request: _Request[Item, Result], client: Client) -> None:
+        places = dict[int, list[int]]()  # by cost
+        for place, cost in enumerate(map(self.cost, request.items)):
+            places.setdefault(cost, []).append(place)
+        request.entries = [_Entry(cost, client, len(each), request, each) for cost, each in places.items()]
+        for entry in request.entries:
+            self._queue.add(entry)
         if self._expiry is None:
             self._watch()
         self._wake.set()
 
-    def _withdraw(self, request: _Request[Result]) -> None:
-        """Forget the entries of a request that have no result yet: a slice of them now, and the others soon."""
-        if len(request.results) == request.size:
-            request.entries.clear()
-        for entry in request.entries[-SLICE:]:
-            same = self._same.get(entry.key, {})
-            if entry not in same:  # it has its result, or all was abandoned meanwhile
-                continue
-            del same[entry]
-            if not same:
-                del self._same[entry.key]
-            if entry.order is not None:
-                self._queue.remove(entry)
-                request.waiting -= 1
-        del request.entries[-SLICE:]
-        if request.entries:
-            asyncio.get_running_loop().call_soon(self._withdraw, request)
+    def _withdraw(self, request: _Request[Item, Result]) -> None:
+        """Let what still waits of a request leave."""
+        for entry in request.entries:
+            self._queue.remove(entry)
+        request.entries = []
+        request.waiting = 0
 
-    def _fail(self, request: _Request[Result], error: Exception) -> None:
+    def _fail(self, request: _Request[Item, Result], error: Exception) -> None:
         if not request.future.done():
             request.future.set_exception(error)
         self._withdraw(request)
@@ -206,6 +194,7 @@ class Batcher(Generic[Item, Result]):
                         await self._attempt(batch)
                     finally:
                         self._busy -= 1
+                        self._wake.set()
                 else:
                     self._wake.clear()
             except Exception as error:
@@ -215,26 +204,25 @@ class Batcher(Generic[Item, Result]):
     def _abandon(self, error: Exception) -> None:
         """Fail every request, so that no caller waits for ever."""
         self._queue = PriorityQueue()
-        self._same.clear()
-        self._running.clear()
         for request in self._requests:
-            request.entries.clear()
-            request.waiting = 0
+            request.entries = []
             self._fail(request, error)
         self._wake.clear()
 
-    def _take(self) -> list[_Entry[Item, Result]]:
-        """Take the next batch, one entry of each key; empty where nothing waits. Requests that are too old fail."""
+    def _take(self) -> list[_Piece[Item, Result]]:
+        """Take the next batch; empty where none is to start. Requests that are too old fail."""
         self._expire()
-        share = -(-self._queue.cost // (self.parallel - self._busy))  # of the queue, for each batch that may start now
+        if self._busy >= self.parallel and self._queue.cost < self.max_cost:
+            return []
+        share = -(-self._queue.cost // max(1, self.parallel - self._busy))  # of the queue, for each that may start now
         limit = min(self.max_cost, share + self.max_padding)
-        taken = {entry.key: entry for entry in self._queue.take(limit, self.max_padding)}
-        for key in taken:
-            for entry in self._same[key]:
-                self._queue.remove(entry)
-                entry.request.waiting -= 1
-        self._running.update(taken)
-        return list(taken.values())
+        batch = []
+        for entry, count in self._queue.take(limit, self.max_padding):
+            places = entry.places[entry.taken : entry.taken + count]
+            entry.taken += count
+            entry.request.waiting -= count
+            batch.append(_Piece(entry.request, places))
+        return batch
 
     def _watch(self) -> None:
         """Expire requests now and when the next one is due, also while a batch runs."""
@@ -254,44 +242,51 @@ class Batcher(Generic[Item, Result]):
                 message = f"the request waited {waited:.1f} s for a batch, at most {self.max_age:g} s are allowed"
                 self._fail(request, DeadlineExceeded(f"{message}; send it again later, or in smaller requests"))
 
-    async def _attempt(self, batch: list[_Entry[Item, Result]]) -> None:
-        self._running.difference_update([entry.key for entry in batch if entry.key not in self._same])
-        batch = [entry for entry in batch if entry.key in self._same]  # the others have no caller left
+    async def _attempt(self, batch: list[_Piece[Item, Result]]) -> None:
+        batch = [piece for piece in batch if not piece.request.future.done()]  # the others have no caller left
         if not batch:
             return
         try:
-            results = await self._results(batch)
+            result = await self._result([piece.request.items[place] for piece in batch for place in piece.places])
         except Exception as error:
             await self._retry(batch, error)
             return
-        for entry, result in zip(batch, results, strict=True):
-            self._running.discard(entry.key)
-            for each in self._same.pop(entry.key, ()):
-                each.request.deliver(each.places, result)
+        row = 0
+        for request, places in batch:
+            request.deliver(Share(places, result, slice(row, row + len(places))))
+            row += len(places)
 
-    async def _results(self, batch: list[_Entry[Item, Result]]) -> Sequence[Result]:
+    async def _result(self, items: list[Item]) -> Result:
         try:
-            results = await self.run([entry.item for entry in batch])
+            return await self.run(items)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise RuntimeError("a batch was cancelled while it ran. This is a bug.") from None
-        if len(results) != len(batch):
-            raise RuntimeError(f"{len(batch)} items gave {len(results)} results. This is a bug.")
-        return results
 
-    async def _retry(self, batch: list[_Entry[Item, Result]], error: Exception) -> None:
-        """Run both halves of a failed batch; an item that failed alone fails its requests."""
-        if len(batch) == 1:
-            self._running.discard(batch[0].key)
-            for entry in list(self._same.get(batch[0].key, ())):
-                entry.request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
-                failed = Failed(entry.places[0])
-                failed.__cause__ = error
-                self._fail(entry.request, failed)
+    async def _retry(self, batch: list[_Piece[Item, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch; an item that failed alone fails its request."""
+        count = sum(len(piece.places) for piece in batch)
+        if count == 1:
+            [(request, [place])] = batch
+            request.context.run(logger.warning, "an item failed: %s", error.__cause__ or error)
+            failed = Failed(place)
+            failed.__cause__ = error
+            self._fail(request, failed)
             return
-        logger.debug("a batch of %d failed and is halved", len(batch))
-        middle = len(batch) // 2
-        await self._attempt(batch[:middle])
-        await self._attempt(batch[middle:])
+        logger.debug("a batch of %d failed and is halved", count)
+        for half in _halves(batch, count // 2):
+            await self._attempt(half)
+
+
+def _halves(batch: list[_Piece[Any, Any]], count: int) -> tuple[list[_Piece[Any, Any]], list[_Piece[Any, Any]]]:
+    """Split a batch behind its first `count` items."""
+    first, second = list[_Piece[Any, Any]](), list[_Piece[Any, Any]]()
+    for request, places in batch:
+        if places[:count]:
+            first.append(_Piece(request, places[:count]))
+        if places[count:]:
+            second.append(_Piece(request, places[count:]))
+        count -= min(count, len(places))
+    return first, second

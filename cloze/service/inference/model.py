@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from statistics import fmean
+from threading import BoundedSemaphore
 from time import perf_counter
 from typing import Final, NamedTuple, Self, cast
 
@@ -26,7 +26,7 @@ from cloze.service import VERSION
 from cloze.service.client import Client
 from cloze.service.errors import BackendFailed, SessionError, Unavailable, too_many
 from cloze.service.inference.admission import Admission
-from cloze.service.inference.batcher import Batcher, Failed
+from cloze.service.inference.batcher import Batcher, Failed, Share
 from cloze.service.inference.session import Session, most_texts, run_largest
 from cloze.service.inference.threads import Executors
 from cloze.service.monitoring.metrics import Metrics, ModelMetrics
@@ -38,6 +38,7 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
 SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
 SLICE_SIZE: Final = 65_536  # characters, or token ids
+SLICE_BATCHES: Final = 64  # whose vectors are put in order at once
 SMALL: Final = 256  # characters, or token ids, that are tokenised in a fraction of a millisecond
 EACH: Final = 32  # added per text, so that many short texts are not small
 OVERHEAD: Final = 512  # bytes of a cached vector besides its numbers; 470 measured
@@ -65,27 +66,19 @@ class Timing(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """One request's vectors, float32 (dimension,) per text, not normalised, and their cost."""
+    """One request's vectors, float32 (texts, dimension), not normalised, and their cost."""
 
-    rows: list[Vector]
+    vectors: Vector
     tokens: int  # of all sequences, templates included
     characters: int  # of all texts; 0 for token ids
     truncated: int  # texts
     timing: Timing
 
 
-class _Item(NamedTuple):
-    """One text on its way to a batch; texts with the same `key` have the same vector."""
+class _Batch(NamedTuple):
+    """The vectors of a batch, when it began, and the seconds that it ran."""
 
-    key: bytes
-    ids: list[int]
-    since: float
-
-
-class _Row(NamedTuple):
-    """One text's vector, when its batch began, and the seconds that the batch ran."""
-
-    vector: Vector
+    vectors: Vector
     started: float
     ran: float
 
@@ -102,7 +95,7 @@ class Cache(LRUCache[bytes, Vector]):
         return vector.nbytes + OVERHEAD
 
     def add(self, key: bytes, vector: Vector) -> None:
-        """Store a copy: the vector itself is a view that would keep its whole batch in memory."""
+        """Store a copy: the vector itself is a view that would keep its whole request in memory."""
         if self.getsizeof(vector) <= self.maxsize:
             self[key] = vector.copy()
 
@@ -142,16 +135,18 @@ class Model:
         self.text_encoders.update(bundle.named.items())
         self.admission = admission
         self._settings, self._executors, self._cache = settings, executors, cache
-        self._parallel = executors.threads.batches if session.provider == "cpu" else 1  # batches that run at once
+        threads = executors.threads.batches
+        self._parallel = threads if session.provider == "cpu" else 1  # batches that run at once
+        self._turns = BoundedSemaphore(self._parallel)
         self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
-        self.batcher: Batcher[_Item, _Row] = Batcher(
+        self.batcher: Batcher[Sequence[int], _Batch] = Batcher(
             self._run,
-            lambda item: len(item.ids),
+            len,
             self.max_batch_tokens,
             session.batch_padding,
             settings.queue_seconds,
-            key=lambda item: item.key,
             parallel=self._parallel,
+            ahead=min(1, threads - self._parallel),
         )
         self.load_seconds = perf_counter() - started  # `warm_up` adds its own
         self._metrics: ModelMetrics
@@ -261,33 +256,55 @@ class Model:
         then none of the texts is embedded.
         """
         self.check_lengths([each for part in parts for each in part.inputs])
-        started, cache, metrics = perf_counter(), self._cache, self._metrics
+        started, metrics = perf_counter(), self._metrics
         tokens, keys = await self._tokenize(parts, truncate, direction)
         now = perf_counter()
-        vectors: list[Vector | None] = [cache.get(key) for key in keys] if cache.maxsize else [None] * len(keys)
-        missing = [position for position, vector in enumerate(vectors) if vector is None]
-        await _turn(len(keys))
-        items = [_Item(keys[position], tokens[position].ids, now) for position in missing]
-        await _turn(len(keys))
-        rows = await self._compute(items, missing, client)
-        for position, row in zip(missing, rows, strict=True):
-            vectors[position] = row.vector
-            if cache.maxsize:
-                cache.add(keys[position], row.vector)
-        await _turn(len(keys))
-        found, cut = cast(list[Vector], vectors), [each.cut for each in tokens]
-        total, truncated = sum(len(each.ids) for each in tokens), sum(lost > 0 for lost in cut)
-        metrics.tokenize_seconds.observe(now - started)
-        metrics.texts.inc(len(tokens))
+        ids, cut = [each.ids for each in tokens], [each.cut for each in tokens]
+        vectors = np.empty((len(ids), self.dimension), np.float32)
+        missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
+        await _turn(len(ids))
+        shares = await self._compute([ids[place] for place in missing], missing, client)
+        waits = rans = 0.0  # sums over the texts
+        for number, (places, batch, rows) in enumerate(shares):
+            vectors[[missing[place] for place in places]] = batch.vectors[rows]
+            waits += len(places) * max(0.0, batch.started - now)
+            rans += len(places) * batch.ran
+            if number % SLICE_BATCHES == SLICE_BATCHES - 1:
+                await asyncio.sleep(0)
+        if keys:
+            self._remember(keys, vectors, missing)
+        await _turn(len(ids))
+        total, truncated, computed = sum(map(len, ids)), sum(map(bool, cut)), max(1, len(missing))
+        timing = Timing(now - started, waits / computed, rans / computed)
+        metrics.tokenize_seconds.observe(timing.tokenize)
+        metrics.queue_seconds.observe(timing.queue)
+        metrics.texts.inc(len(ids))
         metrics.tokens.inc(total)
         metrics.truncations.inc(truncated)
-        metrics.cache_hits.inc(len(tokens) - len(missing))
-        metrics.drift.observe(found, [each.ids for each in tokens], cut)
-        await _turn(len(keys))
-        waits = [max(0.0, row.started - now) for row in rows]  # 0 where the text joined a running batch
-        timing = Timing(now - started, fmean(waits or [0.0]), fmean([row.ran for row in rows] or [0.0]))
+        metrics.cache_hits.inc(len(ids) - len(missing))
+        metrics.drift.observe(vectors, ids, cut)
         characters = sum(len(text) for part in parts for text in part.inputs if isinstance(text, str))
-        return Embeddings(found, total, characters, truncated, timing)
+        return Embeddings(vectors, total, characters, truncated, timing)
+
+    def _recall(self, keys: Sequence[bytes], vectors: Vector) -> list[int]:
+        """Write the cached vectors to their rows, and return the rows of the others, of equal texts the first."""
+        missing = dict[bytes, int]()
+        for row, key in enumerate(keys):
+            vector = self._cache.get(key)
+            if vector is None:
+                missing.setdefault(key, row)
+            else:
+                vectors[row] = vector
+        return list(missing.values())
+
+    def _remember(self, keys: Sequence[bytes], vectors: Vector, computed: list[int]) -> None:
+        """Cache the vectors of the rows `computed`, and write them to the rows of equal texts."""
+        found = {keys[row]: row for row in computed}
+        for key, row in found.items():
+            self._cache.add(key, vectors[row])
+        if len(found) < len(keys):
+            for row, key in enumerate(keys):
+                vectors[row] = vectors[found.get(key, row)]
 
     def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
         """Raise ValidationFailed for too many texts, and TextTooLong for one that would occupy a thread for seconds."""
@@ -304,7 +321,7 @@ class Model:
     async def _tokenize(
         self, parts: Sequence[Part], truncate: bool, direction: Direction
     ) -> tuple[list[Tokens], Sequence[bytes]]:
-        """Return each text's tokens, and the key of its vector."""
+        """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off."""
         tokens, keys = list[Tokens](), list[bytes]()
         for part in slices(parts):
             encode = partial(self._encode, len(tokens), part, truncate, direction)
@@ -312,11 +329,13 @@ class Model:
                 encoded = encode()
             else:
                 encoded = await asyncio.get_running_loop().run_in_executor(self._executors.workers, encode)
-            tokens += [each for each, _ in encoded]
-            keys += [key for _, key in encoded]
+            tokens += encoded[0]
+            keys += encoded[1]
         return tokens, keys
 
-    def _encode(self, first: int, part: Part, truncate: bool, direction: Direction) -> list[tuple[Tokens, bytes]]:
+    def _encode(
+        self, first: int, part: Part, truncate: bool, direction: Direction
+    ) -> tuple[list[Tokens], Sequence[bytes]]:
         inputs, encoder = part.inputs, self.text_encoders[part.template]
         if isinstance(inputs[0], str):
             texts = cast(Sequence[str], inputs)
@@ -324,48 +343,44 @@ class Model:
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        if self._cache.maxsize:
-            return [(tokens, _key(self._decides, tokens.ids)) for tokens in found]
-        return [(tokens, array("q", tokens.ids).tobytes()) for tokens in found]  # equal texts of this model run once
+        return found, [_key(self._decides, tokens.ids) for tokens in found] if self._cache.maxsize else ()
 
-    async def _compute(self, items: list[_Item], positions: list[int], client: Client) -> list[_Row]:
+    async def _compute(self, sequences: list[list[int]], positions: list[int], client: Client) -> list[Share[_Batch]]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
-        if not items:
+        if not sequences:
             return []
         try:
-            with self.admission.tokens(sum(len(item.ids) for item in items), client):
-                return await self.batcher.submit(items, client)
+            with self.admission.tokens(sum(map(len, sequences)), client):
+                return await self.batcher.submit(sequences, client)
         except Failed as failed:
             error = failed.__cause__
             if not isinstance(error, BackendFailed):
                 raise
             raise BackendFailed(f": {error}", position=positions[failed.place]) from error.__cause__
 
-    async def _run(self, items: list[_Item]) -> list[_Row]:
-        metrics, sequences = self._metrics, [item.ids for item in items]
+    async def _run(self, sequences: list[Sequence[int]]) -> _Batch:
+        metrics = self._metrics
         try:
-            vectors, started, ran = await asyncio.get_running_loop().run_in_executor(
-                self._executors.graphs, self._forward, sequences
-            )
+            batch = await asyncio.get_running_loop().run_in_executor(self._executors.graphs, self._forward, sequences)
         except Exception:
             metrics.inference_failures.inc()
             raise
-        tokens, padded = sum(map(len, sequences)), max(map(len, sequences)) * len(items)
-        for item in items:
-            metrics.queue_seconds.observe(started - item.since)
-        metrics.batch_texts.observe(len(items))
+        lengths = list(map(len, sequences))
+        padded = max(lengths) * len(lengths)
+        metrics.batch_texts.observe(len(lengths))
         metrics.batch_tokens.observe(padded)
-        metrics.padding_tokens.inc(padded - tokens)
-        metrics.inference_seconds.observe(ran)
-        return [_Row(vector, started, ran) for vector in vectors]
+        metrics.padding_tokens.inc(padded - sum(lengths))
+        metrics.inference_seconds.observe(batch.ran)
+        return batch
 
-    def _forward(self, sequences: Sequence[Sequence[int]]) -> tuple[Vector, float, float]:
-        """Return the vectors (texts, dimension) of one batch, when it began, and the seconds it ran."""
-        started = perf_counter()  # in the thread: other batches may have come first
-        vectors = self.session.run(self.text_encoders[None].pad(sequences))
-        if self.bridge:
-            vectors = self.bridge(vectors)
-        return vectors, started, perf_counter() - started
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> _Batch:
+        """Prepare a batch in a thread of its own, and run it when it is its turn."""
+        padded = self.text_encoders[None].pad(sequences)
+        with self._turns:
+            started = perf_counter()
+            vectors = self.session.run(padded)
+            ran = perf_counter() - started
+        return _Batch(self.bridge(vectors) if self.bridge else vectors, started, ran)
 
 
 async def _turn(count: int) -> None:

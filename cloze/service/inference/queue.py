@@ -1,5 +1,7 @@
 """The queue of texts that wait for a batch, in fair order between clients. Knows neither asyncio nor text."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -10,46 +12,53 @@ from cloze.service.client import STRIDES, Client, Priority
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """An entry of the queue; the queue sets `tag`, and `order` while the entry waits."""
+    """An entry of the queue: `count` items of the same cost, which leave it from the front.
 
-    cost: int
+    The queue lowers `count`, and sets `tag`, that of the next item, and `order` while something of it waits.
+    """
+
+    cost: int  # of one item
     client: Client
+    count: int
     tag: int = field(default=0, init=False)
     order: int | None = field(default=None, init=False)
 
 
 Entry = TypeVar("Entry", bound=Waiting)
+Taken = list[tuple[Entry, int]]  # entries, and how many items of each
 
 
 @dataclass(slots=True)
-class _OpenBatch(Generic[Entry]):
+class _OpenBatch:
     """A batch that is being filled: longest × count within `max_cost`, of which at most `max_padding` is padding."""
 
     max_cost: int
     max_padding: int
-    entries: list[Entry] = field(default_factory=list)
+    count: int = 0
     longest: int = 0
     cost: int = 0  # without padding
 
     def room(self, cost: int) -> int:
-        """Return how many more entries of this cost fit. Where none of a cost fits, none further from the seed does."""
+        """Return how many more items of this cost fit: the first in any case.
+
+        Where none of a cost fits, none further from the seed does.
+        """
         longest = max(self.longest, cost)
-        spare = self.max_padding - (longest * len(self.entries) - self.cost)
+        spare = self.max_padding - (longest * self.count - self.cost)
         if spare < 0:
             return 0
-        count = max(0, self.max_cost // longest - len(self.entries))
+        count = max(0 if self.count else 1, self.max_cost // longest - self.count)
         return min(count, spare // (longest - cost)) if longest > cost else count
 
-    def add(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            self.longest = max(self.longest, entry.cost)
-            self.cost += entry.cost
-        self.entries += entries
+    def add(self, cost: int, count: int) -> None:
+        self.longest = max(self.longest, cost)
+        self.cost += cost * count
+        self.count += count
 
 
 @dataclass(slots=True)
 class _Client:
-    """A client with queued entries. `tag` is the tag of its last entry."""
+    """A client with queued entries. `tag` is the tag of its last item."""
 
     tag: int
     entries: int = 0
@@ -58,20 +67,22 @@ class _Client:
 class FairQueue(Generic[Entry]):
     """Self-clocked fair queueing (Golestani 1994), for batches.
 
-    The tag of an entry is max(virtual time, last tag of its client) + cost. The entry with the least tag is the seed of
-    the next batch, and the virtual time becomes its tag. The entries nearest to the seed in cost fill the batch; among
-    entries of equal cost, those with the least tags go first. Clients that always have entries waiting therefore get
-    equal numbers of tokens, whatever the number and size of their requests, and an entry that fills a batch is charged
-    like one that seeds it. Entries of one client and one cost leave in order of arrival.
+    The tag of an item is max(virtual time, last tag of its client) + cost. The item with the least tag is the seed of
+    the next batch, and the virtual time becomes its tag. The items nearest to the seed in cost fill the batch; among
+    items of equal cost, those with the least tags go first. Clients that always have items waiting therefore get equal
+    numbers of tokens, whatever the number and size of their requests, and an item that fills a batch is charged like
+    one that seeds it. Items of one client and one cost leave in order of arrival.
 
-    An entry d past the virtual time at its arrival is taken within C (1 + d / m) batches, where C clients wait with
-    entries of cost m or more; d is the entry's own cost where its client had nothing waiting.
+    An item d past the virtual time at its arrival is taken within C (1 + d / m) batches, where C clients wait with
+    items of cost m or more; d is the item's own cost where its client had nothing waiting.
 
-    A client is forgotten when nothing of it waits. Adding, removing and taking an entry are O(log n).
+    A client is forgotten when nothing of it waits. Adding and removing an entry are O(log n) in the number of entries,
+    whatever their counts.
     """
 
     def __init__(self) -> None:
-        self.cost = 0  # of all entries
+        self.cost = 0  # of all items
+        self._count = 0  # of all items
         self._time = 0
         self._orders = 0
         self._clients: dict[Client, _Client] = {}
@@ -79,62 +90,98 @@ class FairQueue(Generic[Entry]):
         self._by_cost: SortedKeyList[Entry] = SortedKeyList(key=lambda entry: (entry.cost, entry.tag, entry.order))
 
     def __len__(self) -> int:
-        return len(self._by_tag)
+        """Return the number of items."""
+        return self._count
 
     def add(self, entry: Entry) -> None:
         client = self._clients.setdefault(entry.client, _Client(self._time))
-        client.tag += entry.cost
+        entry.tag, entry.order = client.tag + entry.cost, self._orders
+        client.tag += entry.cost * entry.count
         client.entries += 1
-        entry.tag, entry.order = client.tag, self._orders
         self._orders += 1
-        self.cost += entry.cost
-        self._by_tag.add(entry)
-        self._by_cost.add(entry)
+        self._insert(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry, if it still waits."""
+        """Remove what still waits of an entry."""
         if entry.order is None:
             return
-        self._by_tag.remove(entry)
-        self._by_cost.remove(entry)
+        self._withdraw(entry)
         entry.order = None
-        self.cost -= entry.cost
         client = self._clients[entry.client]
         client.entries -= 1
         if not client.entries:
             del self._clients[entry.client]
 
-    def take(self, max_cost: int, max_padding: int) -> list[Entry]:
-        """Remove and return the next batch; empty where nothing waits.
+    def take(self, max_cost: int, max_padding: int) -> Taken[Entry]:
+        """Remove the next batch, the seed's entry first; empty where nothing waits.
 
-        Longest × count is within `max_cost`, and at most `max_padding` of it is padding. An entry that costs more than
+        Longest × count is within `max_cost`, and at most `max_padding` of it is padding. An item that costs more than
         `max_cost` is alone in its batch.
         """
         if not self._by_tag:
             return []
-        batch = _OpenBatch[Entry](max_cost, max_padding)
-        batch.add([self._by_tag[0]])
-        self._time = batch.entries[0].tag
-        self.remove(batch.entries[0])
-        self._fill(batch)
-        for entry in batch.entries[1:]:
-            self.remove(entry)
-        return batch.entries
+        self._time = self._by_tag[0].tag
+        taken = self._fill(_OpenBatch(max_cost, max_padding), self._by_tag[0].cost)
+        for entry, count in taken:
+            if count == entry.count:
+                self.remove(entry)
+                continue
+            self._withdraw(entry)
+            entry.count -= count
+            entry.tag += entry.cost * count
+            self._insert(entry)
+        return taken
 
-    def _fill(self, batch: _OpenBatch[Entry]) -> None:
-        """Add the entries nearest to the seed in cost, outwards; of two costs as near, the larger first."""
-        queue, seed = self._by_cost, batch.longest
-        above = queue.bisect_key_left((seed,))  # index of the next larger cost
+    def _insert(self, entry: Entry) -> None:
+        self._by_tag.add(entry)
+        self._by_cost.add(entry)
+        self.cost += entry.cost * entry.count
+        self._count += entry.count
+
+    def _withdraw(self, entry: Entry) -> None:
+        self._by_tag.remove(entry)
+        self._by_cost.remove(entry)
+        self.cost -= entry.cost * entry.count
+        self._count -= entry.count
+
+    def _fill(self, batch: _OpenBatch, seed: int) -> Taken[Entry]:
+        """Choose the items nearest to the cost `seed`, outwards; of two costs as near, the larger first."""
+        queue, chosen = self._by_cost, list[tuple[Entry, int]]()
+        above = queue.bisect_key_left((seed,))  # index of the next larger cost, and at first of the seed's own
         below = above - 1  # index of the last entry of the next smaller cost
         while True:
             indices = [index for index in (above, below) if 0 <= index < len(queue) and batch.room(queue[index].cost)]
             if not indices:
-                return
+                return chosen
             nearest = min(indices, key=lambda index: abs(queue[index].cost - seed))
             cost = queue[nearest].cost
-            start, stop = queue.bisect_key_left((cost,)), queue.bisect_key_left((cost + 1,))
+            start, stop, room = queue.bisect_key_left((cost,)), queue.bisect_key_left((cost + 1,)), batch.room(cost)
             above, below = (stop, below) if nearest == above else (above, start - 1)
-            batch.add(list(queue[start : min(stop, start + batch.room(cost))]))
+            entries = queue[start : min(stop, start + room)]
+            part = [each for each in zip(entries, _least_tags(entries, room), strict=True) if each[1]]
+            batch.add(cost, sum(count for _, count in part))
+            chosen += part
+
+
+def _least_tags(entries: Sequence[Waiting], room: int) -> list[int]:
+    """How many items of each entry are among the `room` with the least tags; the entries are of one cost, by tag.
+
+    The tags of an entry are its own, and each a cost more than the one before it.
+    """
+    if sum(entry.count for entry in entries) <= room:
+        return [entry.count for entry in entries]
+
+    def up_to(tag: int) -> list[int]:
+        return [min(entry.count, max(0, (tag - entry.tag) // entry.cost + 1)) for entry in entries]
+
+    tags = range(entries[0].tag, max(entry.tag + entry.cost * entry.count for entry in entries))
+    first = tags[bisect_right(tags, room, key=lambda tag: sum(up_to(tag)))]  # the first tag with more items than room
+    counts, more = up_to(first - 1), up_to(first)
+    equal = [place for place, (before, after) in enumerate(zip(counts, more, strict=True)) if after > before]
+    equal.sort(key=lambda place: entries[place].order or 0)  # of equal tags the first to arrive
+    for place in equal[: room - sum(counts)]:
+        counts[place] += 1
+    return counts
 
 
 class PriorityQueue(Generic[Entry]):
@@ -157,7 +204,7 @@ class PriorityQueue(Generic[Entry]):
 
     @property
     def cost(self) -> int:
-        """Return the cost of all entries."""
+        """Return the cost of all items."""
         return sum(queue.cost for queue in self._queues.values())
 
     def add(self, entry: Entry) -> None:
@@ -167,16 +214,16 @@ class PriorityQueue(Generic[Entry]):
         self._queues[priority].add(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry, if it still waits."""
+        """Remove what still waits of an entry."""
         self._queues[entry.client.priority].remove(entry)
 
-    def take(self, max_cost: int, max_padding: int) -> list[Entry]:
-        """Remove and return the next batch, as FairQueue does; empty where nothing waits."""
+    def take(self, max_cost: int, max_padding: int) -> Taken[Entry]:
+        """Remove the next batch, as FairQueue does; empty where nothing waits."""
         waiting = [priority for priority, queue in self._queues.items() if queue]
         if not waiting:
             return []
         priority = min(waiting, key=self._starts.__getitem__)  # of equal tags the first: interactive
         batch = self._queues[priority].take(max_cost, max_padding)
         self._time = self._starts[priority]
-        self._starts[priority] += STRIDES[priority] * sum(entry.cost for entry in batch)
+        self._starts[priority] += STRIDES[priority] * sum(entry.cost * count for entry, count in batch)
         return batch

@@ -44,14 +44,6 @@ def finish(vectors: Vectors, *, normalize: bool, dimensions: int | None = None) 
     return _units(cut).astype(np.float32) if normalize else np.ascontiguousarray(cut)
 
 
-def stacked(vectors: Sequence[Vectors]) -> Vectors:
-    """Stack rows (d,) to (n, d), ROWS at a time, for numpy lets no other thread run meanwhile."""
-    found = np.empty((len(vectors), *vectors[0].shape), vectors[0].dtype)
-    for row in range(0, len(vectors), ROWS):
-        found[row : row + ROWS] = vectors[row : row + ROWS]
-    return found
-
-
 def chunk_means(vectors: Vectors, owners: Sequence[int], lengths: Sequence[int]) -> Vectors:
     """For each text the mean of its chunks' unit vectors, weighted by their lengths, (texts, d).
 

@@ -42,8 +42,8 @@ class DriftSample:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def observe(self, vectors: Sequence[NDArray[np.float32]], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
-        """Sample one request: each text's raw vector (dimension,), its token ids, and how many tokens it lost."""
+    def observe(self, vectors: NDArray[np.float32], ids: Sequence[Sequence[int]], cut: Sequence[int]) -> None:
+        """Sample one request: its texts' raw vectors (texts, dimension), token ids, and how many tokens each lost."""
         if len(self) == self.capacity and self._random.random() >= self.share:
             return
         for row in self._random.sample(range(len(ids)), min(len(ids), PER_REQUEST)):
@@ -52,7 +52,7 @@ class DriftSample:
                 continue
             if len(self) == self.capacity:
                 del self._texts[next(iter(self._texts))]
-            self._texts[key] = (vectors[row].copy(), cut[row] > 0)  # a view would keep its whole batch in memory
+            self._texts[key] = (vectors[row].copy(), cut[row] > 0)  # a view would keep its whole request in memory
 
     def shape(self) -> Shape | None:
         """Return the statistics, None until there are two vectors.

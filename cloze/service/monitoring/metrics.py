@@ -63,7 +63,7 @@ class ModelMetrics(NamedTuple):
     queue_age_seconds: Annotated[Gauge, "Seconds that the oldest text has waited."]
     queue_texts: Annotated[Gauge, "Texts that wait for a batch."]
     queue_tokens: Annotated[Gauge, "Tokens that wait for a batch."]
-    queue_seconds: Annotated[Histogram, "Seconds that a text waited for its batch.", SECONDS]
+    queue_seconds: Annotated[Histogram, "Seconds that the texts of a request waited for a batch, on average.", SECONDS]
     inference_seconds: Annotated[Histogram, "Seconds that a batch ran in the graph.", SECONDS]
     inference_failures: Annotated[Counter, "Batches that failed, each half that was tried again included."]
     batch_texts: Annotated[Histogram, "Distinct texts in a batch.", TEXTS]
