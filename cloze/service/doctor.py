@@ -105,7 +105,7 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
     yield "graph", f"{session.precision} on {session.provider}, loaded and checked in {seconds:.2f} s"
     encoder = bundle.text_encoder
     if session.provider == "cpu" and before is not None:
-        run_largest(session, encoder, session.batch_tokens, threads.batches)
+        run_largest(session, encoder, session.batches.tokens, threads.batches)
         taken = (resident_memory() or before) - before
         yield "takes", f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before"
     length = min(TOKENS, len(encoder.longest))

@@ -14,6 +14,7 @@ from tiny_bundle import DIMENSION, graph
 
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import BundleError
+from cloze.encoding.text import Batch
 from cloze.service.errors import BackendFailed, SessionError
 from cloze.service.inference import session as module
 from cloze.service.inference.session import PROFILES, Session
@@ -48,7 +49,38 @@ def test_threads_are_those_asked_for(loaded: Bundle, monkeypatch: pytest.MonkeyP
 
 def test_a_batch_grows_with_the_threads(loaded: Bundle) -> None:
     found = [Session.load(loaded, provider="cpu", threads=threads) for threads in (1, 3)]
-    assert [(session.batch_tokens, session.batch_padding) for session in found] == [(256, 16), (768, 48)]
+    assert [session.batches for session in found] == [(256, 16), (768, 48)]
+
+
+@pytest.mark.parametrize(
+    ("overhead", "token", "expected"),
+    [
+        (
+            0.002,
+            1e-7,
+            (131_072, 20_000),
+        ),  # a fast device: 160,000 tokens would be nine parts of work to one of overhead
+        (0.001, 1e-7, (80_000, 10_000)),
+        (0.001, 1e-5, (32_768, 100)),
+        (0.0, 1e-6, (32_768, 1)),
+        (0.05, 1e-9, (131_072, 32_768)),
+    ],
+)
+def test_batch_sizes_follow_from_two_times(
+    overhead: float, token: float, expected: tuple[int, int], loaded: Bundle
+) -> None:
+    """Of a device on which n tokens last overhead + n × token; the first run of a shape lasts longer."""
+    now, seen = 0.0, set[tuple[int, ...]]()
+
+    def run(batch: Batch) -> None:
+        nonlocal now
+        now += overhead + token * batch.input_ids.size
+        now += batch.input_ids.shape not in seen
+        seen.add(batch.input_ids.shape)
+
+    sizes = module.batch_sizes(run, loaded.text_encoder, lambda: now)
+    assert sizes == pytest.approx(expected, rel=0.01)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp16", "int8"), "int8")])

@@ -97,7 +97,7 @@ class Embed:
             session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
             pad = self._text_encoder.pad
             self._compute = lambda texts, tokens: session.run(pad([each.ids for each in tokens]))
-            self._limits, on_cpu = (session.batch_tokens, sys.maxsize), session.provider == "cpu"
+            self._limits, on_cpu = (session.batches.tokens, sys.maxsize), session.provider == "cpu"
             batches = shared.batches if on_cpu else 1
         self.text_column = text_column
         self.dtype: Dtype = dtype

@@ -138,12 +138,12 @@ class Model:
         threads = executors.threads.batches
         self._parallel = threads if session.provider == "cpu" else 1  # batches that run at once
         self._turns = BoundedSemaphore(self._parallel)
-        self.max_batch_tokens = settings.max_batch_tokens or session.batch_tokens
+        self.max_batch_tokens = settings.max_batch_tokens or session.batches.tokens
         self.batcher: Batcher[Sequence[int], _Batch] = Batcher(
             self._run,
             len,
             self.max_batch_tokens,
-            session.batch_padding,
+            session.batches.padding,
             settings.queue_seconds,
             parallel=self._parallel,
             ahead=min(1, threads - self._parallel),

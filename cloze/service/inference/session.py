@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from threading import get_ident
 from time import monotonic, perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -42,29 +42,38 @@ COMPUTING: Final = frozenset(
 logger = logging.getLogger(__name__)
 
 
+class BatchSizes(NamedTuple):
+    """A batch of more than `tokens` tokens, padding included, does not run faster per token.
+
+    `padding` is the overhead of a batch, in tokens: more padding than that costs more than another batch.
+    """
+
+    tokens: int
+    padding: int
+
+
 @dataclass(frozen=True)
 class Profile:
-    """What suits one provider: its name in ONNX Runtime, its precisions in order of preference, and its batches.
+    """What suits one provider: its name in ONNX Runtime, and its precisions in order of preference.
 
-    The fastest of the `raced` precisions is preferred to the others. A batch of more than `batch_tokens` tokens,
-    padding included, does not run faster per token. `batch_padding` is the overhead of a batch, in tokens: more padding
-    than that costs more than another batch. On the CPU both are per thread.
+    The fastest of the `raced` precisions is preferred to the others.
     """
 
     name: str
     precisions: tuple[Precision, ...]
-    batch_tokens: int
-    batch_padding: int
     raced: tuple[Precision, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
 
+
+CPU_BATCHES: Final = BatchSizes(256, 16)  # of one thread
+SAMPLE_TOKENS: Final = 32_768  # of the large one of the two batches that tell the batch sizes of a GPU
+OVERHEADS: Final = 8  # tokens of a batch, in its overhead: a ninth of its time is overhead
+MOST_TOKENS: Final = 131_072  # of a batch: attention of BERT-base over 512 tokens takes 2 GB by then
 
 PROFILES: Final[dict[Provider, Profile]] = {
     "cuda": Profile(
         "CUDAExecutionProvider",
         precisions=("fp16", "fp32"),  # it has no kernel for the products of int8
-        batch_tokens=32_768,
-        batch_padding=4_096,  # an estimate, not measured on a GPU
         options=(
             ("arena_extend_strategy", "kSameAsRequested"),  # the warm-up runs the largest batch
             ("use_tf32", "0"),  # fp32 means fp32
@@ -73,8 +82,6 @@ PROFILES: Final[dict[Provider, Profile]] = {
     "cpu": Profile(
         "CPUExecutionProvider",
         precisions=("fp32", "int8", "fp16"),
-        batch_tokens=256,
-        batch_padding=16,
         raced=("fp32", "int8"),
     ),
 }
@@ -93,9 +100,7 @@ class Session:
         self.precision: Precision = precision
         self.dimension = dimension
         self.threads: int = session.get_session_options().intra_op_num_threads
-        parallel = self.threads if provider == "cpu" else 1
-        self.batch_tokens = PROFILES[provider].batch_tokens * parallel
-        self.batch_padding = PROFILES[provider].batch_padding * parallel
+        self.batches = BatchSizes(*(self.threads * tokens for tokens in CPU_BATCHES))
         self.running: dict[int, float] = {}  # thread that runs a batch → when the batch began, by `time.monotonic`
         self._failed_at: float | None = None
 
@@ -127,6 +132,8 @@ class Session:
         sessions = [cls(session, provider, choice, bundle.spec.dimension) for choice, session in opened]
         chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
         _check_canaries(chosen, bundle)
+        if provider == "cuda":
+            chosen.batches = _measured(chosen, bundle)
         return chosen
 
     @property
@@ -200,6 +207,44 @@ def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
             f"{bundle.path}: a graph fails: {error.__cause__ or error}; name the precision that works, {there}, or "
             "export the bundle again"
         ) from error
+
+
+def batch_sizes(
+    run: Callable[[Batch], object], encoder: TextEncoder, clock: Callable[[], float] = perf_counter
+) -> BatchSizes:
+    """Batch sizes of a device, from the least times of a small batch and of a large one.
+
+    A batch of n tokens is taken to last overhead + n × the time of a token.
+    """
+
+    def least(batch: Batch) -> float:
+        seconds = []
+        for _ in range(ROUNDS):
+            started = clock()
+            run(batch)
+            seconds.append(clock() - started)
+        return min(seconds)
+
+    small = encoder.pad([encoder.shortest])
+    large = encoder.pad([encoder.longest] * most_texts(encoder, SAMPLE_TOKENS))
+    tokens = small.input_ids.size, large.input_ids.size
+    seconds = least(small), least(large)
+    each = max((seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), 1e-12)
+    overhead = max(1, round(seconds[0] / each) - tokens[0])
+    return BatchSizes(min(max(OVERHEADS * overhead, SAMPLE_TOKENS), MOST_TOKENS), min(overhead, SAMPLE_TOKENS))
+
+
+def _measured(session: Session, bundle: Bundle) -> BatchSizes:
+    """Return the batch sizes of a GPU. Raises SessionError where a batch of SAMPLE_TOKENS fails."""
+    try:
+        sizes = batch_sizes(session.run, bundle.text_encoder)
+    except BackendFailed as error:
+        raise SessionError(
+            f"{bundle.path}: a batch of {SAMPLE_TOKENS} tokens fails on the GPU: {error.__cause__ or error}; free its "
+            "memory, or choose the provider cpu"
+        ) from error
+    logger.info("model %s: the overhead of a batch is worth %d tokens here", bundle.name, sizes.padding)
+    return sizes
 
 
 def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
