@@ -6,10 +6,11 @@ To embed is to tokenise, look up the cache, batch, run the graph, and put the ve
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from threading import BoundedSemaphore
 from time import perf_counter
 from typing import Final, NamedTuple, Self, cast
@@ -322,16 +323,18 @@ class Model:
         self, parts: Sequence[Part], truncate: bool, direction: Direction
     ) -> tuple[list[Tokens], Sequence[bytes]]:
         """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off."""
-        tokens, keys = list[Tokens](), list[bytes]()
+        todo, first = list[Callable[[], tuple[list[Tokens], Sequence[bytes]]]](), 0
         for part in slices(parts):
-            encode = partial(self._encode, len(tokens), part, truncate, direction)
-            if sum(len(each) + EACH for each in part.inputs) <= SMALL:  # a thread would take longer
-                encoded = encode()
-            else:
-                encoded = await asyncio.get_running_loop().run_in_executor(self._executors.workers, encode)
-            tokens += encoded[0]
-            keys += encoded[1]
-        return tokens, keys
+            todo.append(partial(self._encode, first, part, truncate, direction))
+            first += len(part.inputs)
+        if len(todo) == 1 and sum(len(each) + EACH for part in parts for each in part.inputs) <= SMALL:
+            return todo[0]()  # a thread would take longer
+        loop, workers = asyncio.get_running_loop(), self._executors.workers
+        width, encoded = self._executors.tokenization_workers, list[tuple[list[Tokens], Sequence[bytes]]]()
+        for start in range(0, len(todo), width):  # so that the slices of another request come in between
+            running = [loop.run_in_executor(workers, encode) for encode in todo[start : start + width]]
+            encoded += await asyncio.gather(*running)
+        return list(chain.from_iterable(tokens for tokens, _ in encoded)), [key for _, keys in encoded for key in keys]
 
     def _encode(
         self, first: int, part: Part, truncate: bool, direction: Direction

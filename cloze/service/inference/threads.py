@@ -12,6 +12,7 @@ from cloze.machine import available_cpus
 Result = TypeVar("Result")
 
 OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
+MAX_WORKERS: Final = 16  # more wait for Python's lock
 MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred tokens
 
 
@@ -38,7 +39,7 @@ class Executors:
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
-        self.tokenization_workers = min(4, max(2, available_cpus() // 2))
+        self.tokenization_workers = min(MAX_WORKERS, max(2, available_cpus()))
         self.graphs = ThreadPoolExecutor(threads.batches, thread_name_prefix="graphs")
         self.workers = ThreadPoolExecutor(self.tokenization_workers, thread_name_prefix="worker")
         self.running: dict[int, float] = {}  # thread → when its batch began; sessions write it
