@@ -169,7 +169,7 @@ class Raw:
         began, cpu = time.perf_counter(), time.process_time()
         encoder, batches = self.bundle.text_encoder, [list[list[int]]()]
         for ids in sorted((tokens.ids for tokens in encoder.encode(texts)), key=len):
-            if batches[-1] and len(ids) * (len(batches[-1]) + 1) > self.session.batch_tokens:
+            if batches[-1] and len(ids) * (len(batches[-1]) + 1) > self.session.batches.tokens:
                 batches.append([])
             batches[-1].append(ids)
         list(self.pool.map(lambda rows: self.session.run(encoder.pad(rows)), batches))

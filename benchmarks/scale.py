@@ -50,7 +50,7 @@ def raw(bundle: Path, precision: str, texts: list[str]) -> float:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     shared, loaded = share_threads(0), Bundle.load(bundle)
     session = Session.load(loaded, precision=precision, provider="cpu", threads=shared.per_batch)  # type: ignore[arg-type]
-    encoder, size = loaded.text_encoder, session.batch_tokens
+    encoder, size = loaded.text_encoder, session.batches.tokens
     started = perf_counter()
     with ThreadPoolExecutor(shared.batches) as pool:
         slices = [texts[first : first + 256] for first in range(0, len(texts), 256)]

@@ -2,9 +2,12 @@
 
 import signal
 import sys
+from collections.abc import Callable
+from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
+from accelerate.utils import broadcast_object_list
 from tqdm import tqdm
 from transformers import (
     EarlyStoppingCallback,
@@ -18,8 +21,9 @@ from transformers import (
 
 from cloze.training.run_folder import Run
 
-__all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress"]
+__all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress", "Seldom"]
 
+SAVE_SECONDS: Final = 300  # between checkpoints, which hold the weights three times
 UNSHOWN = ("epoch", "total_flos")
 
 
@@ -80,6 +84,25 @@ class OwnDropout(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         if args.process_index:
             set_seed(args.seed + (args.process_index << 16))
+
+
+class Seldom(TrainerCallback):
+    """Leaves out a checkpoint sooner than SAVE_SECONDS after the last one, but not that of the last step."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._saved = clock()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if control.should_save and state.global_step < state.max_steps:
+            due = [self._clock() - self._saved >= SAVE_SECONDS]
+            broadcast_object_list(due)  # the clocks of several processes differ
+            (control.should_save,) = due
+        if control.should_save:
+            self._saved = self._clock()
+        return control
 
 
 class Interrupt(TrainerCallback):

@@ -25,8 +25,9 @@ from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["chooser_of", "prepare", "with_precision"]
+__all__ = ["chooser_of", "for_this_machine", "prepare"]
 
+GPU_WORKERS: Final = 2  # processes that tokenise: a GPU would wait for this one
 FEWEST_STEPS: Final = 50  # fewer change little
 SMALLEST_BATCH: Final = 8  # that is proposed: a smaller one has too few negatives
 HELD_OUT_ROWS: Final = 1000  # at most, where a recipe gives no number
@@ -62,12 +63,17 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     return corpus, dev, _build(recipe)
 
 
-def with_precision(recipe: Recipe) -> Recipe:
-    """The recipe with the arithmetic that `auto` stands for on this machine, which a resumed run keeps."""
-    if recipe.precision != "auto":
-        return recipe
-    fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return recipe.model_copy(update={"precision": "bf16" if fast else "fp32"})
+def for_this_machine(recipe: Recipe) -> Recipe:
+    """The recipe with the precision and the workers that suit this machine, unless it names them.
+
+    They change the figures, so a resumed run keeps them.
+    """
+    gpu, found = torch.cuda.is_available(), dict[str, object]()
+    if recipe.precision == "auto":
+        found["precision"] = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
+    if recipe.workers is None:
+        found["workers"] = GPU_WORKERS if gpu else 0
+    return recipe.model_copy(update=found)
 
 
 def _too_few_steps(recipe: Recipe, rows: int) -> str | None:

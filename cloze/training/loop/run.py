@@ -20,9 +20,9 @@ from cloze.training.errors import RunError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.hub.adoption import served
 from cloze.training.inputs import digests_of
-from cloze.training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress
+from cloze.training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress, Seldom
 from cloze.training.loop.dry_run import dry_run
-from cloze.training.loop.prepare import chooser_of, prepare, with_precision
+from cloze.training.loop.prepare import chooser_of, for_this_machine, prepare
 from cloze.training.loop.processes import check_shared, console, keep_memory, processes, restarts_itself
 from cloze.training.loop.seeds import SeedRuns, parse_seeds
 from cloze.training.loop.trainable import Thaw, first_layers, merge_lora
@@ -41,7 +41,7 @@ COSINE_DISTANCE: Final = f"{HELD_OUT}cosine_distance"
 
 def train(recipe: Recipe, options: FitOptions, name: str) -> int:
     """Do what the command line asks with the recipe, called `name`; return the exit code. Raises ClozeError."""
-    out, recipe = options.out or Path("runs", name), with_precision(recipe)
+    out, recipe = options.out or Path("runs", name), for_this_machine(recipe)
     console.quiet = not processes().is_main_process
     if options.dry_run:
         console.print(to_toml(recipe), markup=False)
@@ -123,7 +123,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     model is loaded. Raises ClozeError.
     """
     keep_memory()
-    group, recipe = processes(), with_precision(recipe)
+    group, recipe = processes(), for_this_machine(recipe)
     if recipe.workers:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
     corpus, dev, objective = prepare(recipe)
@@ -266,6 +266,8 @@ def _add_callbacks(trainer: ObjectiveTrainer, recipe: Recipe, run: Run, interrup
     trainer.add_callback(Progress())
     trainer.add_callback(Journal(run))
     trainer.add_callback(OwnDropout())
+    if recipe.save_steps is None:
+        trainer.add_callback(Seldom())
     if group.is_main_process and "tensorboard" in recipe.report_to:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and --help does not need it
 

@@ -54,7 +54,7 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
     """
     return TrainingArguments(
         output_dir=str(folder),
-        accelerator_config={"split_batches": True},
+        accelerator_config={"split_batches": True, "non_blocking": torch.cuda.is_available()},
         per_device_train_batch_size=recipe.batch_size // recipe.parts,
         gradient_accumulation_steps=recipe.parts,
         num_train_epochs=recipe.epochs,
@@ -73,7 +73,7 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
         ddp_find_unused_parameters=False,  # objectives use all of their parameters
         seed=recipe.seed,
         dataloader_drop_last=True,
-        dataloader_num_workers=recipe.workers,
+        dataloader_num_workers=recipe.workers or 0,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         logging_strategy="steps",

@@ -133,13 +133,17 @@ class Recipe(BaseModel):
         "and the best weights are kept",
     )
     save_steps: Positive | None = Field(
-        None, description="steps between checkpoints, from which --resume continues; unset: eval_steps"
+        None,
+        description="steps between checkpoints, from which --resume continues; unset: the first multiple of eval_steps "
+        "that comes five minutes after the last one",
     )
     patience: Positive | None = Field(
         None, description="stop after this many evaluations in a row without a better one; unset: never"
     )
-    workers: Annotated[int, Field(ge=0)] = Field(
-        0, description="processes that tokenise while a step runs; 0: each batch is tokenised before its step"
+    workers: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="processes that tokenise while a step runs; 0: each batch is tokenised before its step; unset: 2 "
+        "on a GPU, else 0",
     )
     log_steps: Positive = Field(10, description="steps between logged losses")
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = Field(

@@ -14,6 +14,7 @@ from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_re
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from two_processes import in_two
 
 from cloze.encoding.errors import OptionError
@@ -21,7 +22,8 @@ from cloze.training.errors import RecipeError, RunError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.export import __main__ as export
 from cloze.training.fit import main
-from cloze.training.loop.prepare import prepare, with_precision
+from cloze.training.loop.callbacks import Seldom
+from cloze.training.loop.prepare import for_this_machine, prepare
 from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
 from cloze.training.methods.mlm import MLM
 from cloze.training.run_folder import Run
@@ -46,7 +48,14 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     path.write_text(json.dumps(config), encoding="utf-8")
     keys = {"encoder": folder / "bert", "corpus": folder / "rows.csv", "dev": folder / "dev.tsv", "batch_size": 8}
-    keys |= {"max_steps": STEPS, "eval_steps": 2, "log_steps": 1, "learning_rate": 1e-3, "group_by_length": "true"}
+    keys |= {
+        "max_steps": STEPS,
+        "eval_steps": 2,
+        "save_steps": 2,
+        "log_steps": 1,
+        "learning_rate": 1e-3,
+        "group_by_length": "true",
+    }
     keys["report_to"] = "tensorboard"
     return {key: [str(value)] for key, value in keys.items()} | {"columns": ["a", "b", "c"]}
 
@@ -299,12 +308,32 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-@pytest.mark.parametrize(("gpu", "found"), [(True, "bf16"), (False, "fp32")])
-def test_the_precision_suits_the_gpu(gpu: bool, found: str, words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpu", "found"), [(True, ("bf16", 2)), (False, ("fp32", 0))])
+def test_precision_and_workers_suit_the_gpu(
+    gpu: bool, found: tuple[str, int], words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: gpu)
-    assert with_precision(load_recipe("simcse", words)).precision == found
-    assert with_precision(load_recipe("simcse", words | {"precision": ["tf32"]})).precision == "tf32"
+    recipe = for_this_machine(load_recipe("simcse", words))
+    assert (recipe.precision, recipe.workers) == found
+    named = words | {"precision": ["tf32"], "workers": ["1"]}
+    recipe = for_this_machine(load_recipe("simcse", named))
+    assert (recipe.precision, recipe.workers) == ("tf32", 1)
+
+
+def test_a_checkpoint_is_saved_every_five_minutes_and_at_the_end(words: Words, tmp_path: Path) -> None:
+    """Unless save_steps says otherwise."""
+    now = 0.0
+    seldom, control, saved = Seldom(lambda: now), TrainerControl(), []
+    for step in range(1, 11):
+        now += 100
+        control.should_save = step != 3  # as an evaluation came or did not come
+        seldom.on_step_end(TrainingArguments(str(tmp_path)), TrainerState(global_step=step, max_steps=10), control)
+        saved += [step] * control.should_save
+    assert saved == [4, 7, 10]
+    run = Run(tmp_path / "run")
+    fit(load_recipe("simcse", {key: value for key, value in words.items() if key != "save_steps"}), run)
+    assert [path.name for path in run.path.glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 def test_a_run_keeps_the_precision_that_it_began_with(two: Path) -> None:

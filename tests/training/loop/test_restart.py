@@ -60,7 +60,7 @@ def test_with_restarts_the_same_command_begins_and_continues(
     step: int, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the first checkpoint it begins again."""
-    command = ["simcse", *arguments(words | {"max_steps": ["10"]})]
+    command = ["simcse", *arguments(words | {"max_steps": ["10"], "save_steps": ["5"]})]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, "--out", str(whole)]) == 0
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")

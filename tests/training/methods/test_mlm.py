@@ -246,7 +246,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def words(tiny_bert: Path, text: Path) -> list[str]:
-    options = {"encoder": tiny_bert, "corpus": text, "batch_size": 8, "max_steps": 6, "eval_steps": 3}
+    options = {"encoder": tiny_bert, "corpus": text, "batch_size": 8, "max_steps": 6, "eval_steps": 3, "save_steps": 3}
     options |= {"log_steps": 1, "max_tokens": 40, "warmup_steps": 0}
     return arguments(options)
 
