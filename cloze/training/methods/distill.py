@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from cloze.encoding.template import TEXT
 from cloze.training.data.corpus import Corpus, Row
 from cloze.training.data.teacher_vectors import TeacherVectors
 from cloze.training.encoder_source import own_reading
@@ -28,9 +27,8 @@ from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import gather, rank_and_count
 from cloze.training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.teacher import embedded, parts
+from cloze.training.methods.teacher import embedded, parts, read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.pretrained import fastest_device
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
 
@@ -100,17 +98,14 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     source = recipe.teacher or recipe.encoder
     asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
     given = {key: value for key, value in asked.items() if value is not None}
-    if not given and (found := served(source)) is not None:
-        if recipe.teacher is None:
-            _warn_of_own_reading(recipe)
-        return found.embed
     if not given and recipe.teacher is None:
-        raise RecipeError(
-            f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
-            "teacher_pooling, such as mean, or another teacher"
-        )
-    reading = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | given
-    return SentenceEncoder.load(source, **reading).to(fastest_device()).embed
+        if served(source) is None:
+            raise RecipeError(
+                f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
+                "teacher_pooling, such as mean, or another teacher"
+            )
+        _warn_of_own_reading(recipe)
+    return read_by_itself(source, given)
 
 
 def _warn_of_own_reading(recipe: DistillRecipe) -> None:

@@ -1,7 +1,8 @@
 """Ranking: draw a query's cosines with the documents of a batch to the scores of a judge.
 
 The judge knows three things: the cosine that the encoder gave before training, so that what it does well stays as it
-is; how well the query's words fit the document (BM25), which a small encoder blurs; and the judgements in the corpus:
+is, or the mean cosine of stronger encoders (`judges`); how well the query's words fit the document (BM25), which a
+small encoder blurs; and the judgements in the corpus:
 
     judge(q, d) = cosine(q, d) + lexical_weight · s(q) · z(BM25(q, d)) + judged_weight · grade(q, d)
 
@@ -24,10 +25,11 @@ from torch import Tensor
 from cloze.training.data.corpus import Corpus, Row, read_corpus
 from cloze.training.data.lexical import Lexical
 from cloze.training.data.teacher_vectors import TeacherVectors
+from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.teacher import embedded, parts
+from cloze.training.methods.teacher import embedded, parts, read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
@@ -41,7 +43,7 @@ class Judge:
     """The documents that are ranked, and their scores for a query.
 
     `rows` are those of the corpus: query, document and, perhaps, a grade. `read` gives the vectors of documents
-    and queries by the encoder as it is before training.
+    and queries whose products are the judge's cosines.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Ranking(Objective):
         self._judge: Judge | None = None
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
-        embed = (served(self.recipe.encoder) or self.encoder).embed
+        embed = _judging(self.recipe.judges) or (served(self.recipe.encoder) or self.encoder).embed
 
         def read(lists: list[list[str]]) -> TeacherVectors:
             chunks = [chunk for texts in lists for chunk in parts(texts)]
@@ -117,3 +119,14 @@ class Ranking(Objective):
             encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), each) for each in (queries, documents)
         ]
         return {"loss": ranking_divergence(cosine_matrix(*vectors), queries["judged"], self.recipe.temperature)}
+
+
+def _judging(judges: Sequence[str]) -> Embed | None:
+    """Vectors whose products are the mean of the judges' cosines; None without judges. Raises ClozeError."""
+    encoders = [read_by_itself(name) for name in judges]
+
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        parts = [units(encoder(texts)) for encoder in encoders]
+        return np.concatenate(parts, axis=1).astype(np.float32)  # `collected` gives them length 1
+
+    return embed if encoders else None

@@ -3,10 +3,11 @@
 A file is called by the digest of its texts, so that a folder can hold those of several lists.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -14,14 +15,30 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from cloze.encoding.files import replacing
+from cloze.encoding.template import TEXT
 from cloze.training.data.teacher_vectors import HELD
+from cloze.training.encoder_source import own_reading
 from cloze.training.evaluation.measures import Embed
+from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import rank_and_count, wait
+from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["embedded", "parts"]
+__all__ = ["embedded", "parts", "read_by_itself"]
 
 TEXTS: Final = 8192  # in one file, or looked up at once
 SHOWN: Final = 256  # texts between two moves of the progress bar
+
+
+def read_by_itself(source: str, reading: Mapping[str, str] = MappingProxyType({})) -> Embed:
+    """What embeds with a run, a bundle, a folder or a hub name, as it is served. Raises ClozeError.
+
+    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
+    """
+    if not reading and (found := served(source)) is not None:
+        return found.embed
+    keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
+    return SentenceEncoder.load(source, **keys).to(fastest_device()).embed
 
 
 def parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:

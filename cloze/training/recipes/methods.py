@@ -503,6 +503,11 @@ class RankingRecipe(Recipe):
         (),
         description="files of further documents to rank beside those of the corpus, in a column called as the second",
     )
+    judges: tuple[str, ...] = Field(
+        (),
+        description="encoders whose mean cosine judges: runs, bundles, folders or hub names; unset: the encoder as it "
+        "is before training",
+    )
     candidates: Annotated[int, Field(ge=0)] = Field(
         1, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
     )

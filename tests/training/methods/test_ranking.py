@@ -107,6 +107,22 @@ def test_the_judge_is_the_formula(tiny_bert: Path, tmp_path: Path, weight: float
         np.testing.assert_allclose(judged, [by_text[text] for text in documents], atol=2e-3)  # held in 16 bits
 
 
+def test_several_encoders_judge_by_their_mean_cosine(tiny_bert: Path, tiny_roberta: Path, tmp_path: Path) -> None:
+    """Each read by itself; of these, by the mean without a template."""
+    judges = [str(tiny_bert), str(tiny_roberta)]
+    objective, corpus = begun(tmp_path, tiny_bert, judges=judges, lexical_weight=0, judged_weight=0, candidates=8)
+    [query, first, _] = corpus.rows[0]
+    documents = [first, *(text for text in DOCUMENTS if text != first)]
+    expected = np.zeros(len(documents))
+    for name in judges:
+        encoder = SentenceEncoder.load(name, template="[X]", pooling="mean")
+        [vector, *others] = units(encoder.embed([query, *documents]))
+        expected += np.array([vector @ other for other in others]) / 2
+    judged = objective.views([corpus.rows[0]])["queries"]["judged"][0]
+    assert judged[0] == pytest.approx(expected[0], abs=2e-3)
+    np.testing.assert_allclose(sorted(judged), sorted(expected), atol=2e-3)  # the others come in the judge's order
+
+
 def test_a_batch_has_its_own_documents_and_the_candidates_that_rank_first(tiny_bert: Path, tmp_path: Path) -> None:
     objective, corpus = begun(tmp_path, tiny_bert, candidates=0)
     assert len(objective.views(corpus.rows[:3])["documents"]["input_ids"]) == 3
