@@ -1,1 +1,40 @@
-"""Cloze: your own text as a sentence-embedding service. `encoding` is the contract between `training` and `service`."""
+"""Cloze: your own text as a sentence-embedding service. `encoding` is the contract between `training` and `service`.
+
+import cloze
+
+model = cloze.load()  # the model that comes with Cloze, or the folder of a bundle
+model.embed(["A man is playing the guitar."])  # float32, one row of unit length for each text
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+
+    from cloze.embedder import Embedder
+    from cloze.service.settings import PrecisionChoice, ProviderChoice
+
+__all__ = ["load"]
+
+
+def load(
+    bundle: "str | os.PathLike[str]" = "cloze-mini",
+    *,
+    precision: "PrecisionChoice" = "auto",
+    provider: "ProviderChoice" = "auto",
+    threads: int = 0,
+) -> "Embedder":
+    """Load a bundle to embed in this process, with the vectors that the service would give.
+
+    `bundle` is the folder of one, or `cloze-mini`, the model that comes with Cloze. `threads` of the CPU run the graph;
+    0 takes those available. Raises ClozeError (cloze.encoding.errors), with what was found and what to do next.
+    """
+    try:
+        from cloze.embedder import Embedder  # here, so that `import cloze` takes no time
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cloze"):
+            raise
+        from cloze.encoding.errors import ClozeError
+
+        raise ClozeError(f"{error.name} is not installed; install `cloze[cpu]`, or `cloze[gpu]`") from error
+    return Embedder(bundle, precision=precision, provider=provider, threads=threads)

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration
 from cloze.encoding.canaries import CANARY_FILE, Canaries
-from cloze.encoding.errors import BundleError, TemplateError
+from cloze.encoding.errors import BundleError, OptionError, TemplateError
 from cloze.encoding.files import exchange, write_whole
 from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.encoding.template import MASK, PoolingMode, Template
@@ -215,6 +215,21 @@ class Bundle:
     @property
     def name(self) -> str:
         return Path(os.path.abspath(self.path)).name  # the link's own name, so that its target may change
+
+    def encoder_of(self, prompt_name: str | None) -> TextEncoder:
+        """Return the encoder of a named template, or of the bundle's own. Raises OptionError."""
+        if prompt_name is None:
+            return self.text_encoder
+        if prompt_name not in self.named:
+            there = ", ".join(self.named) or "none"
+            raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {self.name} names are: {there}")
+        return self.named[prompt_name]
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise OptionError where more dimensions are asked for than there are."""
+        most = self.spec.dimension
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise OptionError(f"dimensions is {dimensions}; {self.name} has {most}: ask for 1 to {most}")
 
     def copy(self, folder: Path) -> None:
         """Copy the bundle's files into a folder, all but the contract."""

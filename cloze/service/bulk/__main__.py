@@ -154,15 +154,15 @@ def _manifest(bundle: Bundle, source: "Source", vectors: dict[str, Any]) -> dict
 
 def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
     """Check all that can be checked before anything is written and Ray starts."""
-    from cloze.service.bulk.embed import check_chunks, check_dimensions, text_encoder
+    from cloze.service.bulk.embed import check_chunks
     from cloze.service.bulk.output import Output
     from cloze.service.bulk.source import Source
 
     if options.key_file and not options.server:
         raise OptionError("key_file is the key of a server; give --server, or leave it out")
     bundle = Bundle.load(options.bundle)
-    check_dimensions(options.dimensions, bundle)
-    check_chunks(options.chunk_tokens, text_encoder(options.prompt_name, bundle))
+    bundle.check_dimensions(options.dimensions)
+    check_chunks(options.chunk_tokens, bundle.encoder_of(options.prompt_name))
     if options.precision != "auto":
         bundle.graph(options.precision)
     source = Source.find(

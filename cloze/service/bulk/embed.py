@@ -84,8 +84,8 @@ class Embed:
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the pools below use the CPUs
         self.bundle = Bundle.load(bundle)
-        check_dimensions(dimensions, self.bundle)
-        self._text_encoder = text_encoder(prompt_name, self.bundle)
+        self.bundle.check_dimensions(dimensions)
+        self._text_encoder = self.bundle.encoder_of(prompt_name)
         check_chunks(chunk_tokens, self._text_encoder)
         shared = share_threads(threads)
         self._compute: Callable[[list[str], list[Tokens]], NDArray[np.float32]]
@@ -205,27 +205,10 @@ class Embed:
         return pack(finished, FORMATS[self.dtype][0])
 
 
-def check_dimensions(dimensions: int | None, bundle: Bundle) -> None:
-    """Raise OptionError where more dimensions are asked for than there are."""
-    most = bundle.spec.dimension
-    if dimensions is not None and not 1 <= dimensions <= most:
-        raise OptionError(f"dimensions is {dimensions}; {bundle.name} has {most}: ask for 1 to {most}")
-
-
 def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
     """Raise OptionError where chunks of so many tokens do not fit into the template."""
     if tokens is not None and not 1 <= tokens <= encoder.text_tokens:
         raise OptionError(f"chunk_tokens is {tokens}; 1 to {encoder.text_tokens} tokens fit into the template")
-
-
-def text_encoder(prompt_name: str | None, bundle: Bundle) -> TextEncoder:
-    """Return the encoder of a named template, or of the bundle's own. Raises OptionError."""
-    if prompt_name is None:
-        return bundle.text_encoder
-    if prompt_name not in bundle.named:
-        there = ", ".join(bundle.named) or "none"
-        raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {bundle.name} names are: {there}")
-    return bundle.named[prompt_name]
 
 
 def check_columns(schema: pa.Schema, text_column: str) -> None:

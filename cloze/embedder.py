@@ -1,0 +1,106 @@
+"""A bundle in this process: texts to vectors in notebooks and scripts, the same vectors as the service's."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import OptionError
+from cloze.encoding.text import token_batches
+from cloze.service.inference.session import Session
+from cloze.service.inference.threads import share_threads
+from cloze.service.inference.vectors import cosine_matrix, finish
+from cloze.service.settings import PrecisionChoice, ProviderChoice
+
+__all__ = ["Embedder"]
+
+SLICE: Final = 4096  # texts that are tokenised and embedded at once, in batches of similar lengths
+PATIENCE: Final = 1.0  # seconds before there is a progress bar
+
+
+class Embedder:
+    """A loaded bundle. Thread-safe."""
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        *,
+        precision: PrecisionChoice = "auto",
+        provider: ProviderChoice = "auto",
+        threads: int = 0,
+    ) -> None:
+        """Load a bundle as the service does, with the same checks. Raises BundleError, SessionError."""
+        shared = share_threads(threads)
+        self.bundle = Bundle.load(bundle)
+        self._session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
+        self._pool = ThreadPoolExecutor(shared.batches if self._session.provider == "cpu" else 1)
+
+    def __repr__(self) -> str:
+        where = f"{self._session.precision} on {self._session.provider}"
+        return f"<{self.bundle.name}: {self.template!r}, {self.dimension} dimensions, {where}>"
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in a vector."""
+        return self.bundle.spec.dimension
+
+    @property
+    def template(self) -> str:
+        """The words around a text, which stands in the place of [X]."""
+        return self.bundle.spec.template
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate: bool = True,
+    ) -> NDArray[np.float32]:
+        """Return a vector for each text, float32 (texts, dimensions), of length 1 unless `normalize` is False.
+
+        `prompt_name` is the name of one of the bundle's templates; without it, its own is used. `dimensions` keeps the
+        first numbers of a vector. A text longer than fits is cut, or with `truncate=False` an error. There is a
+        progress bar where it takes longer than a second, on a terminal. Raises OptionError, TextError, BackendFailed.
+        """
+        encoder, session = self.bundle.encoder_of(prompt_name), self._session
+        self.bundle.check_dimensions(dimensions)
+        listed = _listed(texts)
+        vectors = np.empty((len(listed), self.dimension), np.float32)
+        with tqdm(total=len(listed), unit=" texts", delay=PATIENCE, leave=False, disable=None) as bar:
+            for first in range(0, len(listed), SLICE):
+                part = listed[first : first + SLICE]
+                ids = [tokens.ids for tokens in encoder.encode(part, truncate=truncate, first=first)]
+
+                def run(rows: list[int], first: int = first, ids: list[list[int]] = ids) -> None:
+                    vectors[[first + row for row in rows]] = session.run(encoder.pad([ids[row] for row in rows]))
+                    bar.update(len(rows))
+
+                list(self._pool.map(run, token_batches(list(map(len, ids)), session.batches.tokens)))
+        return finish(vectors, normalize=normalize, dimensions=dimensions)
+
+    def similarity(
+        self, first: Sequence[str], second: Sequence[str], *, prompt_name: str | None = None
+    ) -> NDArray[np.float64]:
+        """Return the cosine of each first text with each second one, (first, second), within [-1, 1]."""
+        left, right = (self.embed(texts, prompt_name=prompt_name, normalize=False) for texts in (first, second))
+        return cosine_matrix(left, right)
+
+    def tokens(self, text: str, *, prompt_name: str | None = None) -> list[str]:
+        """Return what the graph reads of a text: its tokens in the template, from [CLS] to [SEP]."""
+        return [token.text for token in self.bundle.encoder_of(prompt_name).explain(text) if not token.cut]
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise OptionError(f"text {place} is {text!r}, a {type(text).__name__}; give strings")
+    return listed
