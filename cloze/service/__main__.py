@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from pydantic import Field
 
 from cloze.command import run
+from cloze.service.adopted import bundle_of
 from cloze.service.inference.threads import OWN_THREAD
 from cloze.service.monitoring.logs import configure_logs, end_process
 from cloze.service.settings import Settings
@@ -25,7 +26,10 @@ LARGE: Final = 1_048_576  # bytes
 
 
 class ServeOptions(Settings):
-    """Serve sentence embeddings of one bundle, or of several, over HTTP."""
+    """Serve sentence embeddings of one bundle, or of several, over HTTP.
+
+    cloze serve MODEL is cloze serve --bundle MODEL.
+    """
 
     check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
 
@@ -41,8 +45,10 @@ def _main(arguments: Sequence[str]) -> None:
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
-    settings = ServeOptions.read(arguments)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    settings = ServeOptions.read(["--bundle", *arguments] if named else arguments)
     configure_logs(settings.log_level, settings.log_format)
+    settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle)})
     limit_free_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
     if settings.check:

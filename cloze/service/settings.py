@@ -43,8 +43,9 @@ class Settings(Options):
 
     bundle: Path = Field(
         Path(DEFAULT),
-        description="Folder of one bundle, or of several, each served under its folder's name. cloze-mini: the model "
-        "that comes with Cloze.",
+        description="Folder of one bundle, or of several, each served under its folder's name; or a model of "
+        "sentence-transformers, a folder or a hub name, of which a bundle is made once. cloze-mini: the model that "
+        "comes with Cloze.",
     )
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
     alias: str = Field(
