@@ -1,4 +1,4 @@
-"""`cloze serve MODEL`: a model that is no bundle becomes one, once."""
+"""`cloze serve MODEL`: what is not a bundle becomes one, once."""
 
 import os
 import shutil
