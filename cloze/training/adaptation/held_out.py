@@ -5,6 +5,7 @@ fit its words best (BM25), of all queries of a round together: embedding all doc
 take longer than training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.adaptation.pairs import Judgements
-from cloze.training.data.lexical import Lexical
+from cloze.training.data.lexical import Lexical, beside
 from cloze.training.evaluation.compare import INTERVAL, draws
 from cloze.training.evaluation.measures import Embed, nearest
 from cloze.training.evaluation.search import rankings, search_metrics
 from cloze.training.evaluation.task import Items
 
-__all__ = ["HeldOutQueries", "interval"]
+__all__ = ["HeldOutQueries", "best_lexical_weight", "interval"]
 
 NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
 RESAMPLES: Final = 2000
+LEXICAL_WEIGHTS: Final = (0.2, 0.1, 0.3, 0.5)  # of equal ones the first
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,49 @@ class HeldOutQueries:
 
     def scores(self, embed: Embed) -> NDArray[np.float64]:
         """nDCG@10 of each query x100, (n)."""
-        places = {document: place for place, document in enumerate(self.pool)}
-        relevance = [
-            {
-                places[document]: max(1, round(self.judged.grades[query][document]))
-                for document in self.judged.relevant(query)
-            }
-            for query in self.queries
-        ]
         texts = [self.judged.queries[query] for query in self.queries]
-        found = rankings(embed(texts), embed([self.judged.documents[place] for place in self.pool]), self._own(places))
+        documents = [self.judged.documents[place] for place in self.pool]
+        places = {document: place for place, document in enumerate(self.pool)}
+        own = {number: places[place] for number, place in _own(self.judged, self.queries).items() if place in places}
+        relevance = [
+            {places[document]: grade for document, grade in grades.items()}
+            for grades in _relevance(self.judged, self.queries)
+        ]
+        found = rankings(embed(texts), embed(documents), own)
         return 100 * np.array(search_metrics(found, relevance)["nDCG@10"])
 
-    def _own(self, places: dict[int, int]) -> dict[int, int]:
-        """A query that is itself a document, as a text among texts of its class: it is not to find itself."""
-        documents = {text: place for place, text in enumerate(self.judged.documents)}
-        found = ((number, documents.get(self.judged.queries[query])) for number, query in enumerate(self.queries))
-        return {number: places[place] for number, place in found if place in places}
+
+def best_lexical_weight(
+    judged: Judgements, queries: Sequence[int], vectors: NDArray[np.float32], asked: NDArray[np.float32]
+) -> float:
+    """The weight of BM25 beside a cosine with which `queries` find their documents best, by nDCG@10 among all.
+
+    `vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1.
+    """
+    lexical, own = Lexical(judged.documents), _own(judged, queries)
+    found: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
+    for number, (query, vector) in enumerate(zip(queries, asked, strict=True)):
+        cosines, words = vectors @ vector, lexical.scores(judged.queries[query])
+        for weight, rankings_of in found.items():
+            first = np.argsort(-beside(cosines, words, weight), kind="stable")[: NEAREST + 1]
+            rankings_of.append(first[first != own.get(number, -1)][:NEAREST])
+    relevance = _relevance(judged, queries)
+    means = {weight: np.mean(search_metrics(each, relevance)["nDCG@10"]) for weight, each in found.items()}
+    return max(means, key=means.__getitem__)
+
+
+def _relevance(judged: Judgements, queries: Sequence[int]) -> list[dict[int, int]]:
+    """The documents that answer each query, with their grades."""
+    return [
+        {place: max(1, round(judged.grades[query][place])) for place in judged.relevant(query)} for query in queries
+    ]
+
+
+def _own(judged: Judgements, queries: Sequence[int]) -> dict[int, int]:
+    """A query that is itself a document, as a text among texts of its class: it is not to find itself."""
+    documents = {text: place for place, text in enumerate(judged.documents)}
+    found = ((number, documents.get(judged.queries[query])) for number, query in enumerate(queries))
+    return {number: place for number, place in found if place is not None}
 
 
 def interval(gains: NDArray[np.float64]) -> tuple[float, float]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.machine import has_bf16
-from cloze.training.adaptation.held_out import HeldOutQueries
+from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.encoder_source import own_reading
@@ -38,6 +38,7 @@ BATCH: Final = 24
 MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
 ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
 STEPS: Final = 60
+LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, without judged queries that choose it
 TOKENS: Final = 96  # of a text in training
 VECTORS: Final = "vectors"  # folder of those of the encoder before training
 
@@ -112,6 +113,7 @@ class Rounds:
             "weights": [weight for _, weight in kept.values()],
             "columns": ["query", "document", "grade"] if drawn else ["query", "document"],
             "documents": [str(folder / "documents.jsonl")],
+            "lexical_weight": self._lexical_weight(queries) if drawn else LEXICAL_WEIGHT,
             **({} if drawn else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
             "held_out": 0,
             "max_tokens": min(TOKENS, self.parent.config.max_tokens),
@@ -122,6 +124,10 @@ class Rounds:
             "seed": self.seed,
         }
         return load_recipe("ranking", keys)
+
+    def _lexical_weight(self, queries: Sequence[int]) -> float:
+        asked = self.embedded([self.judged.queries[query] for query in queries])
+        return best_lexical_weight(self.judged, queries, self.vectors, asked)
 
 
 def loaded(encoder: str) -> SentenceEncoder:

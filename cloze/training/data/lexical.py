@@ -8,10 +8,11 @@ import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lexical", "words_of"]
+__all__ = ["Lexical", "beside", "words_of"]
 
 WORD: Final = re.compile(r"\w+")
 NO_WORD: Final = ""  # stands in a document that has no word
+FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
 
 
 class Lexical:
@@ -28,6 +29,12 @@ class Lexical:
         words = [word for word in words_of(query) if word in self._known]  # the library takes no others, and no none
         found: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
         return found
+
+
+def beside(cosines: NDArray[np.float32], words: NDArray[np.float32], weight: float) -> NDArray[np.float32]:
+    """A query's cosines with all documents (n), and its BM25 (n) in standard deviations times that of the cosines."""
+    fit = (words - words.mean()) / max(words.std(), FLAT)
+    return cosines + weight * cosines.std() * fit  # type: ignore[no-any-return]
 
 
 def words_of(text: str) -> list[str]:

@@ -15,7 +15,6 @@ nobody judged, one with the grade 0, learns from the first two terms alone.
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.training.data.corpus import Corpus, Row, read_corpus
-from cloze.training.data.lexical import Lexical
+from cloze.training.data.lexical import Lexical, beside
 from cloze.training.data.teacher_vectors import TeacherVectors
 from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
@@ -35,8 +34,6 @@ from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
 
 __all__ = ["Ranking"]
-
-FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
 
 
 class Judge:
@@ -69,9 +66,7 @@ class Judge:
         graded[list(grades)] = self.recipe.judged_weight * np.array(list(grades.values()), np.float32)
         if self.lexical is None:
             return cosines, graded
-        found = self.lexical.scores(query)
-        fit = (found - found.mean()) / max(found.std(), FLAT)
-        return cosines + self.recipe.lexical_weight * cosines.std() * fit, graded
+        return beside(cosines, self.lexical.scores(query), self.recipe.lexical_weight), graded
 
 
 class Ranking(Objective):

@@ -16,7 +16,7 @@ from cloze.training.adapt import main
 from cloze.training.adaptation import held_out as held_out_queries
 from cloze.training.adaptation import rounds
 from cloze.training.adaptation.adapt import Found
-from cloze.training.adaptation.held_out import HeldOutQueries, interval
+from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight, interval
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.adaptation.rounds import made_queries
@@ -201,6 +201,30 @@ def test_a_pool_has_the_judged_the_nearest_and_those_of_the_same_words() -> None
     held_out = HeldOutQueries.among_nearest(judged, [0], units(vectors), np.eye(1, 4, dtype=np.float32))
     assert {50, 51, 100} <= set(held_out.pool)
     assert len(held_out.pool) <= 42
+
+
+@pytest.mark.parametrize(
+    ("of_answer", "of_words", "apart", "expected"), [(1, 0.6, 1, 0.1), (0, 0, 0, 0.5), (1, 1, 0, 0.2)]
+)
+def test_the_weight_of_words_is_that_by_which_the_queries_find_most(
+    of_answer: float, of_words: float, apart: int, expected: float
+) -> None:
+    """Where the words mislead, the least; where they alone tell, the most; of equal weights, 0.2.
+
+    A query's cosines: `of_answer` with its answer, `of_words` with the document that has its word, `apart` places
+    before it, and of the others half have 0.9. One standard deviation is 0.45; the word stands out by 6.4 of its own.
+    """
+    count = 40
+    documents = [f"text number{number}" for number in range(count)]
+    cosines = np.tile(np.array([0.0, 0.9] * (count // 2), np.float32), (10, 1))
+    for query, row in enumerate(cosines):
+        row[query] = of_words
+        row[query + apart] = of_answer
+    judged = Judgements(
+        [f"number{query}" for query in range(10)], documents, [{query + apart: 1.0} for query in range(10)]
+    )
+    identity = np.eye(count, dtype=np.float32)  # so that a query's vector is its cosines
+    assert best_lexical_weight(judged, range(10), identity, cosines) == expected
 
 
 def test_a_text_of_a_class_does_not_find_itself() -> None:
