@@ -37,6 +37,7 @@ LABEL_FILE: Final = "label.csv"
 FEWEST_QUERIES: Final = 10
 FEWEST_DOCUMENTS: Final = 50
 MOST_DOCUMENTS: Final = 10_000  # that are trained on and searched; all are embedded once
+MOST_FOR_GROWTH: Final = 5000  # documents: with more, a round for what more queries would bring takes too long
 ROUNDS: Final = 2
 SHARES: Final = (0.3, 0.5)  # of the parent
 CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held out
@@ -132,12 +133,13 @@ def _with_labels(rounds: Rounds) -> Found:
     found = Found([], np.concatenate(before), after, judged=True)
     if found.share == 1:
         return found
-    (learnt, held_out), half = parts[0], parts[0][0][::2]
-    console.print(f"a round with {len(half)} of these queries, for what more of them bring")
-    of_half = _scores(rounds.train("half", half, everything), held_out, found.share)
+    if len(everything) <= MOST_FOR_GROWTH:
+        (learnt, held_out), half = parts[0], parts[0][0][::2]
+        console.print(f"a round with {len(half)} of these queries, for what more of them bring")
+        of_half = _scores(rounds.train("half", half, everything), held_out, found.share)
+        found = replace(found, growth=float((scores[0][found.share] - of_half).mean()))
     console.print(f"last round: all {count} queries to learn from")
-    last = rounds.train("last", range(count), everything)
-    return replace(found, runs=[last], growth=float((scores[0][found.share] - of_half).mean()))
+    return replace(found, runs=[rounds.train("last", range(count), everything)])
 
 
 def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:

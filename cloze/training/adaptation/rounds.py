@@ -37,7 +37,7 @@ __all__ = ["Rounds", "fast", "loaded", "made_queries"]
 BATCH: Final = 24
 MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
 ROWS: Final = 8  # of each judged query: its documents, again where it has fewer
-STEPS: Final = 60
+STEPS: Final = 150
 LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, without judged queries that choose it
 TOKENS: Final = 96  # of a text in training
 VECTORS: Final = "vectors"  # folder of those of the encoder before training
@@ -116,6 +116,7 @@ class Rounds:
             "lexical_weight": self._lexical_weight(queries) if drawn else LEXICAL_WEIGHT,
             **({} if drawn else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
             "held_out": 0,
+            "candidates": 0,  # with one for each query a step takes nearly twice as long, and gains little more
             "max_tokens": min(TOKENS, self.parent.config.max_tokens),
             "max_steps": STEPS,
             "log_steps": STEPS,
