@@ -39,7 +39,7 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     pairs = "Two dogs run.\tA dog runs.\t4.5\nRain.\tA city.\t1.0\nRain.\tThe guitar.\t0.5\n"
     (folder / "dev.tsv").write_text("sentence1\tsentence2\tscore\n" + pairs, encoding="utf-8")
     keys = {"encoder": tiny_bert, "corpus": folder / "text.txt", "dev": folder / "dev.tsv", "batch_size": 8}
-    keys |= {"max_steps": STEPS, "eval_steps": 5, "log_steps": 1, "learning_rate": 1e-3}
+    keys |= {"max_steps": STEPS, "eval_steps": 5, "save_steps": 5, "log_steps": 1, "learning_rate": 1e-3}
     return {key: [str(value)] for key, value in keys.items()}
 
 
