@@ -1,9 +1,11 @@
 """Cloze: your own text as a sentence-embedding service. `encoding` is the contract between `training` and `service`.
 
-import cloze
+In a notebook or a script:
 
-model = cloze.load()  # the model that comes with Cloze, or the folder of a bundle
-model.embed(["A man is playing the guitar."])  # float32, one row of unit length for each text
+    import cloze
+
+    model = cloze.load()  # the model that comes with Cloze, or the folder of a bundle
+    model.embed(["A man is playing the guitar."])  # float32, one row of unit length for each text
 """
 
 from typing import TYPE_CHECKING

@@ -99,7 +99,7 @@ def test_what_cannot_be_had_ends_in_one_line_each(cache: Path, monkeypatch: pyte
     assert found.returncode == 2
     [_, reason, last] = found.stderr.splitlines()
     assert reason.startswith("error: 'rain/no-such-model' ")
-    assert last == "error: no bundle could be made of rain/no-such-model: the reason is above"
+    assert last.startswith("error: no bundle could be made of rain/no-such-model: the reason is above; give the folder")
     assert not list(cache.rglob("embedding.json"))
 
 
@@ -111,8 +111,12 @@ def test_without_torch_the_way_is_said(model: Path, cache: Path, monkeypatch: py
         bundle_of(model)
 
 
-def test_bundles_and_what_is_unknown_stay_what_they_are(tmp_path: Path, cache: Path) -> None:
+def test_bundles_and_what_is_unknown_stay_what_they_are(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     bundle = write_bundle(tmp_path / "models" / "tiny")
-    for path in (bundle, bundle.parent, tmp_path / "nowhere", Path("cloze-mini"), Path("a/b/c"), Path("-x/y")):
+    unknown = (tmp_path / "nowhere", Path("cloze-mini"), Path("a/b/c"), Path("-x/y"), Path("models/misspelt"))
+    for path in (bundle, bundle.parent, *unknown):
         assert bundle_of(path) == path
     assert not cache.exists()

@@ -35,7 +35,7 @@ def bundle_of(model: Path, environ: Mapping[str, str] = os.environ) -> Path:
             return model  # a bundle, a folder of bundles, or nothing that is known
         folder = model.resolve()
         source, place = str(folder), Path(_digest(folder), folder.name)
-    elif HUB_NAME.fullmatch(str(model)):
+    elif HUB_NAME.fullmatch(str(model)) and not model.parent.is_dir():  # else a path with a mistake in it
         source, place = str(model), Path("hub", model)
     else:
         return model
@@ -60,7 +60,10 @@ def _adopt(model: str, bundle: Path) -> None:
         [sys.executable, "-m", "cloze", "adopt", model, str(bundle)], check=False
     )
     if done.returncode:
-        raise SessionError(f"no bundle could be made of {model}: the reason is above")
+        raise SessionError(
+            f"no bundle could be made of {model}: the reason is above; give the folder of a bundle or of a model, or a "
+            "name of the hub"
+        )
 
 
 def _cache(environ: Mapping[str, str]) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import httpx
 import numpy as np
 import pytest
+from harness import NO_ROADS
 
 from cloze.training.errors import ServerError
 from cloze.training.evaluation.server import ATTEMPTS, ServerEncoder
@@ -154,14 +155,7 @@ def test_the_key_is_sent() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ALL_PROXY", "socks5h://127.0.0.1:1"),
-        ("http_proxy", "http://127.0.0.1:1"),
-        ("SSL_CERT_FILE", "/nonexistent.pem"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), NO_ROADS)
 def test_this_machine_is_asked_without_the_environments_proxy(
     url: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

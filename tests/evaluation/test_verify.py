@@ -14,7 +14,7 @@ import httpx
 import live
 import numpy as np
 import pytest
-from harness import LIMITS
+from harness import LIMITS, NO_ROADS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -374,14 +374,7 @@ def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[
     assert "[/red] too long" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ALL_PROXY", "socks5h://127.0.0.1:1"),
-        ("http_proxy", "http://127.0.0.1:1"),
-        ("SSL_CERT_FILE", "/nonexistent.pem"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), NO_ROADS)
 def test_this_machine_is_asked_without_the_environments_proxy(
     name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,14 @@ def samples_of(text: str) -> dict[str, float]:
     return found
 
 
+# variables of an environment in which no server could be reached through the proxy or with the certificates it names
+NO_ROADS = [
+    ("ALL_PROXY", "socks5h://127.0.0.1:1"),
+    ("http_proxy", "http://127.0.0.1:1"),
+    ("SSL_CERT_FILE", "/nonexistent.pem"),
+]
+
+
 class Process:
     """A server in a process of its own, with LIMITS; `log` is all it wrote once it has ended."""
 

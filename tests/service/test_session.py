@@ -78,9 +78,13 @@ def test_batch_sizes_follow_from_two_times(
         now += batch.input_ids.shape not in seen
         seen.add(batch.input_ids.shape)
 
-    sizes = module.batch_sizes(run, loaded.text_encoder, lambda: now)
+    sizes = module.batch_sizes(run, loaded.text_encoder, clock=lambda: now)
     assert sizes == pytest.approx(expected, rel=0.01)
     assert len(seen) == 2
+    if token > 1e-8:  # the same from a batch that the operator allows
+        assert module.batch_sizes(run, loaded.text_encoder, 2000, lambda: now) == pytest.approx(expected, rel=0.01)
+        assert max(rows * length for rows, length in seen) >= module.SAMPLE_TOKENS
+        assert sorted(rows * length for rows, length in seen)[1] < 2100
 
 
 @pytest.mark.parametrize(("there", "chosen"), [(("fp32",), "fp32"), (("int8",), "int8"), (("fp16", "int8"), "int8")])

@@ -126,7 +126,11 @@ class Model:
                 raise BridgeError(f"the bridge takes {width} dimensions, and {bundle.path} has {spec.dimension}")
             self.space = bridge.about.old
         self.session = session = Session.load(
-            bundle, precision=settings.precision, provider=settings.provider, threads=executors.threads.per_batch
+            bundle,
+            precision=settings.precision,
+            provider=settings.provider,
+            threads=executors.threads.per_batch,
+            max_batch_tokens=settings.max_batch_tokens,
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
         self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
@@ -303,9 +307,9 @@ class Model:
         found = {keys[row]: row for row in computed}
         for key, row in found.items():
             self._cache.add(key, vectors[row])
-        if len(found) < len(keys):
-            for row, key in enumerate(keys):
-                vectors[row] = vectors[found.get(key, row)]
+        for row, key in enumerate(keys):
+            if (first := found.get(key, row)) != row:
+                vectors[row] = vectors[first]
 
     def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
         """Raise ValidationFailed for too many texts, and TextTooLong for one that would occupy a thread for seconds."""

@@ -106,9 +106,17 @@ class Session:
 
     @classmethod
     def load(
-        cls, bundle: Bundle, *, precision: PrecisionChoice = "auto", provider: ProviderChoice = "auto", threads: int = 0
+        cls,
+        bundle: Bundle,
+        *,
+        precision: PrecisionChoice = "auto",
+        provider: ProviderChoice = "auto",
+        threads: int = 0,
+        max_batch_tokens: int = 0,
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
+
+        The batch sizes of a GPU are measured, with batches of no more than `max_batch_tokens`, if it is above 0.
 
         `auto` takes the CPU where CUDA is not installed, has no device or cannot run a graph of the bundle; any other
         error of CUDA, such as too little memory, is an error. Raises SessionError for it, and where the graph breaks
@@ -117,14 +125,16 @@ class Session:
         """
         if provider == "auto":
             try:
-                return cls._load(bundle, "cuda", precision, threads)
+                return cls._load(bundle, "cuda", precision, threads, max_batch_tokens)
             except _NotOnCUDA as error:
                 if PROFILES["cuda"].name in ort.get_available_providers():
                     logger.warning("model %s is served on the CPU: %s", bundle.name, error)
-        return cls._load(bundle, "cpu" if provider == "auto" else provider, precision, threads)
+        return cls._load(bundle, "cpu" if provider == "auto" else provider, precision, threads, max_batch_tokens)
 
     @classmethod
-    def _load(cls, bundle: Bundle, provider: Provider, precision: PrecisionChoice, threads: int) -> "Session":
+    def _load(
+        cls, bundle: Bundle, provider: Provider, precision: PrecisionChoice, threads: int, max_batch_tokens: int
+    ) -> "Session":
         choices = suitable(bundle, provider) if precision == "auto" else (precision,)
         if provider == "cuda":
             _check_cuda(bundle, choices)
@@ -133,7 +143,7 @@ class Session:
         chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
         _check_canaries(chosen, bundle)
         if provider == "cuda":
-            chosen.batches = _measured(chosen, bundle)
+            chosen.batches = _measured(chosen, bundle, max_batch_tokens or SAMPLE_TOKENS)
         return chosen
 
     @property
@@ -210,9 +220,12 @@ def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
 
 
 def batch_sizes(
-    run: Callable[[Batch], object], encoder: TextEncoder, clock: Callable[[], float] = perf_counter
+    run: Callable[[Batch], object],
+    encoder: TextEncoder,
+    sample: int = SAMPLE_TOKENS,
+    clock: Callable[[], float] = perf_counter,
 ) -> BatchSizes:
-    """Batch sizes of a device, from the least times of a small batch and of a large one.
+    """Batch sizes of a device, from the least times of a small batch and of a large one, of about `sample` tokens.
 
     A batch of n tokens is taken to last overhead + n × the time of a token.
     """
@@ -226,7 +239,7 @@ def batch_sizes(
         return min(seconds)
 
     small = encoder.pad([encoder.shortest])
-    large = encoder.pad([encoder.longest] * most_texts(encoder, SAMPLE_TOKENS))
+    large = encoder.pad([encoder.longest] * most_texts(encoder, min(sample, SAMPLE_TOKENS)))
     tokens = small.input_ids.size, large.input_ids.size
     seconds = least(small), least(large)
     each = max((seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), 1e-12)
@@ -234,14 +247,14 @@ def batch_sizes(
     return BatchSizes(min(max(OVERHEADS * overhead, SAMPLE_TOKENS), MOST_TOKENS), min(overhead, SAMPLE_TOKENS))
 
 
-def _measured(session: Session, bundle: Bundle) -> BatchSizes:
-    """Return the batch sizes of a GPU. Raises SessionError where a batch of SAMPLE_TOKENS fails."""
+def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
+    """Return the batch sizes of a GPU. Raises SessionError where the large batch fails."""
     try:
-        sizes = batch_sizes(session.run, bundle.text_encoder)
+        sizes = batch_sizes(session.run, bundle.text_encoder, sample)
     except BackendFailed as error:
         raise SessionError(
-            f"{bundle.path}: a batch of {SAMPLE_TOKENS} tokens fails on the GPU: {error.__cause__ or error}; free its "
-            "memory, or choose the provider cpu"
+            f"{bundle.path}: a batch of {min(sample, SAMPLE_TOKENS)} tokens fails on the GPU: "
+            f"{error.__cause__ or error}; free its memory, lower max_batch_tokens, or choose the provider cpu"
         ) from error
     logger.info("model %s: the overhead of a batch is worth %d tokens here", bundle.name, sizes.padding)
     return sizes

@@ -56,7 +56,7 @@ class ModelMetrics(NamedTuple):
     model_loaded: Annotated[Gauge, "1 for each served model."]
     model_load_seconds: Annotated[Gauge, "Seconds spent loading and warming up the model."]
     texts: Annotated[Counter, "Texts embedded."]
-    cache_hits: Annotated[Counter, "Texts whose vector came from the cache."]
+    cache_hits: Annotated[Counter, "Texts not computed: cached, or equal to another of their request."]
     tokens: Annotated[Counter, "Tokens embedded, those of the template included."]
     truncations: Annotated[Counter, "Texts that were truncated."]
     tokenize_seconds: Annotated[Histogram, "Seconds to tokenise a request, waiting for a thread included.", SECONDS]

@@ -60,13 +60,17 @@ class HeldOutQueries:
 
 
 def best_lexical_weight(
-    judged: Judgements, queries: Sequence[int], vectors: NDArray[np.float32], asked: NDArray[np.float32]
+    judged: Judgements,
+    queries: Sequence[int],
+    vectors: NDArray[np.float32],
+    asked: NDArray[np.float32],
+    lexical: Lexical,
 ) -> float:
     """The weight of BM25 beside a cosine with which `queries` find their documents best, by nDCG@10 among all.
 
-    `vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1.
+    `vectors` (m, d) and `lexical` are those of all documents and `asked` (n, d) of the queries, of length 1.
     """
-    lexical, own = Lexical(judged.documents), _own(judged, queries)
+    own = _own(judged, queries)
     found: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
     for number, (query, vector) in enumerate(zip(queries, asked, strict=True)):
         cosines, words = vectors @ vector, lexical.scores(judged.queries[query])

@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from cloze.machine import has_bf16
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
+from cloze.training.data.lexical import Lexical
 from cloze.training.encoder_source import own_reading
 from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import Embed, units
@@ -128,7 +130,11 @@ class Rounds:
 
     def _lexical_weight(self, queries: Sequence[int]) -> float:
         asked = self.embedded([self.judged.queries[query] for query in queries])
-        return best_lexical_weight(self.judged, queries, self.vectors, asked)
+        return best_lexical_weight(self.judged, queries, self.vectors, asked, self._lexical)
+
+    @cached_property
+    def _lexical(self) -> Lexical:
+        return Lexical(self.judged.documents)
 
 
 def loaded(encoder: str) -> SentenceEncoder:

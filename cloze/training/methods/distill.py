@@ -99,12 +99,13 @@ def _teacher(recipe: DistillRecipe) -> Embed:
     asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
     given = {key: value for key, value in asked.items() if value is not None}
     if not given and recipe.teacher is None:
-        if served(source) is None:
+        if (found := served(source)) is None:
             raise RecipeError(
                 f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
                 "teacher_pooling, such as mean, or another teacher"
             )
         _warn_of_own_reading(recipe)
+        return found.embed
     return read_by_itself(source, given)
 
 

@@ -20,6 +20,7 @@ from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weig
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.adaptation.rounds import made_queries
+from cloze.training.data.lexical import Lexical
 from cloze.training.evaluation.search import search_metrics
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
@@ -224,7 +225,7 @@ def test_the_weight_of_words_is_that_by_which_the_queries_find_most(
         [f"number{query}" for query in range(10)], documents, [{query + apart: 1.0} for query in range(10)]
     )
     identity = np.eye(count, dtype=np.float32)  # so that a query's vector is its cosines
-    assert best_lexical_weight(judged, range(10), identity, cosines) == expected
+    assert best_lexical_weight(judged, range(10), identity, cosines, Lexical(documents)) == expected
 
 
 def test_a_text_of_a_class_does_not_find_itself() -> None:
