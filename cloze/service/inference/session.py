@@ -311,7 +311,10 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
         )
     except Exception as error:
         if provider == "cpu":
-            raise SessionError(f"{path} cannot be loaded: {error}; export the bundle again") from error
+            raise SessionError(
+                f"{path} cannot be loaded by ONNX Runtime {ort.__version__}: {error}; install a newer one, or export "
+                "the bundle again"
+            ) from error
         if any(words in str(error) for words in NO_DEVICE):
             raise _NotOnCUDA(f"CUDA is installed and finds no device ({error}); check `nvidia-smi`") from error
         raise SessionError(
