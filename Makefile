@@ -15,7 +15,7 @@
 #                      ENCODERS are Python interpreters that have them installed, GGUF the weights for llama.cpp
 #                      (python -m benchmarks.serving --help)
 # make .venv-clients   install clients that need other versions beside those of .venv; test-all does it too
-# make lock            resolve all pinned versions again
+# make lock            resolve all pinned versions again, and the hashes of those in the image
 
 PYTHON ?= python3
 DATA   ?= data
@@ -27,6 +27,7 @@ APART := tests/bulk tests/containers tests/ray
 PARENT := runs/parents/all-MiniLM-L6-v2
 TEXTS  ?= $(DATA)/corpus/enwiki_sentences.txt
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
+LOCK   := $(BIN)/uv pip compile pyproject.toml --quiet --universal --no-annotate --custom-compile-command "make lock"
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE Makefile docs docker benchmarks models
 EXAMPLES ?= 1000
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
@@ -89,7 +90,9 @@ bench: .venv/dev $(PARENT)
 	$(BIN)/python -m benchmarks.training --parent $(PARENT) --data $(DATA)
 
 lock: .venv/dev
-	$(BIN)/python .ci/lock.py
+	$(LOCK) --upgrade --extra dev --extra gpu --output-file constraints.txt
+	for each in cpu gpu; do $(LOCK) --constraints constraints.txt --generate-hashes --extra $$each --extra otel \
+	  --output-file docker/requirements-$$each.txt; done
 
 clean:
 	rm -rf .venv .venv-clients build *.egg-info

@@ -3,23 +3,26 @@
 #   docker build -f docker/service.Dockerfile -t cloze-service .
 #   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
 #
-# RUNTIME names an extra of pyproject.toml, or several: cpu,otel with traces. The gpu extra brings CUDA and cuDNN as Python packages and the NVIDIA
-# container toolkit brings the driver, so both kinds stand on the same slim base.
+# RUNTIME is cpu or gpu; both can send traces. What is installed is checked by the hashes of docker/requirements-RUNTIME.txt. For
+# gpu it includes CUDA and cuDNN as Python packages, and the NVIDIA container toolkit brings the driver, so both kinds
+# stand on the same slim base.
 FROM python:3.11-slim AS build
 ARG RUNTIME=cpu
 WORKDIR /app
 # No source is here yet, so this installs what the package depends on and its name and version, which /info reports;
 # the layer is made again when one of these two files changes, and not when the code does. The package's files have to
 # exist, that of the default model too, which the image leaves out.
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml docker/requirements-$RUNTIME.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     touch README.md LICENSE && mkdir -p models/cloze-mini \
  && python -m venv --without-pip /opt/venv \
- && pip --python /opt/venv/bin/python install -c constraints.txt ".[$RUNTIME]"
+ && pip --python /opt/venv/bin/python install --require-hashes --no-deps -r requirements-$RUNTIME.txt \
+ && pip --python /opt/venv/bin/python install --no-deps . \
+ && pip --python /opt/venv/bin/python check
 COPY LICENSE ./
 COPY cloze cloze
 # Compiled here, for the container cannot write, and readable for its user, whatever the modes on the machine that builds.
-RUN rm -rf README.md pyproject.toml constraints.txt models cloze/training \
+RUN rm -rf README.md pyproject.toml requirements-*.txt models cloze/training \
  && chmod -R a+rX . \
  && /opt/venv/bin/python -m compileall -q .
 
