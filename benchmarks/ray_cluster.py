@@ -25,7 +25,7 @@ from ray.cluster_utils import Cluster
 from cloze.service.ray import Replicas, app
 
 ROOT: Final = Path(__file__).parents[1]
-RETRIED: Final = (429, 503, 504)  # the statuses after which docs/clients.md says to send the request again
+RETRIED: Final = (429, 503, 504)  # the statuses after which docs/api.md says to send the request again
 HANGING: Final = 120.0  # seconds after which a request counts as lost
 
 

@@ -5,7 +5,7 @@
 First, short texts are sent one per request over a growing number of connections, to one replica through Ray's proxy and
 to `cloze serve`. The replica, and the service, run on the last core; Ray's other processes and the clients run on
 the first. Then two nodes serve one replica each, and the raylet of one is killed while clients send requests. Prints
-the tables of docs/ray-serve.md.
+the tables of docs/notes/scale.md.
 """
 
 import argparse

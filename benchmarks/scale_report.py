@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, from benchmarks/results/scale.json. `make reference` writes them."""
+"""The tables of docs/scale.md and docs/notes/scale.md, from benchmarks/results/scale.json, by `make reference`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-# The service's image with a bundle in it, for Kubernetes: docs/kubernetes.md.
+# The service's image with a bundle in it, for Kubernetes: docs/scale.md.
 #
 #   docker build -f docker/bundle.Dockerfile -t registry.example/cloze:cloze-mini-1 models
 #

@@ -1,4 +1,4 @@
-"""Run the examples of docs/clients.md against a live server with the shipped model.
+"""Run the examples of docs/api.md and docs/clients.md against a live server with the shipped model.
 
 The mark above each block says how: `<!-- tested -->`, `<!-- tested with OPTIONS -->` of the server,
 `<!-- tested apart -->` in `.venv-clients`, or `<!-- shape only: why -->`. A Python example must print the comments
@@ -28,7 +28,7 @@ from benchmarks.readme import MODEL
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
 
-PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.md", "clients.md")]
 URL = "127.0.0.1:8080"
 HEADING = re.compile(r"^##? (.+)$", re.MULTILINE)
 FENCE = re.compile(r"(?:^<!-- ([^\n]+) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,7 +53,11 @@ class Block(NamedTuple):
 
 
 def blocks() -> list[Block]:
-    return [Block(HEADING.findall(PAGE, 0, at.start())[-1], at[1] or "", at[2], at[3]) for at in FENCE.finditer(PAGE)]
+    return [
+        Block(HEADING.findall(page, 0, at.start())[-1], at[1] or "", at[2], at[3])
+        for page in PAGES
+        for at in FENCE.finditer(page)
+    ]
 
 
 def recipes() -> list[object]:
@@ -148,7 +152,7 @@ def test_a_recipe_does_what_the_page_shows(
 
 
 def saved() -> dict[str, str]:
-    """The files of the page, by name."""
+    """The files of the pages, by name."""
     marks = [(MARK.fullmatch(block.mark), block.content) for block in blocks()]
     return {mark["name"]: content for mark, content in marks if mark and mark["name"]}
 

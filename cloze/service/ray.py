@@ -28,7 +28,7 @@ from cloze.service.monitoring.logs import configure_logs
 from cloze.service.routes import shape_of
 from cloze.service.settings import Settings
 
-TARGET: Final = 8  # requests in flight per replica: more gain little throughput (docs/ray-serve.md has the figures)
+TARGET: Final = 8  # requests in flight per replica: more gain little throughput (docs/notes/scale.md has the figures)
 RETRY_AFTER: Final = 5  # seconds
 STOPPING: Final = 5  # seconds for the lifespan to end, after the drain
 PERIOD: Final = 5.0  # seconds between two publications of the metrics

@@ -1,4 +1,4 @@
-"""The service's settings: environment, command line and the table in docs/operators.md, from one definition."""
+"""The service's settings: environment, command line and the table in docs/settings.md, from one definition."""
 
 import difflib
 import logging

@@ -21,7 +21,7 @@ BASE, GPU, KEDA, KUBERAY, MONITORING, SCALE_TO_ZERO = (
     *(FOLDER / "base", FOLDER / "overlays" / "gpu", FOLDER / "overlays" / "keda", FOLDER / "overlays" / "kuberay"),
     *(FOLDER / "overlays" / "monitoring", FOLDER / "overlays" / "scale-to-zero"),
 )
-OLDEST = "1.31"  # docs/kubernetes.md
+OLDEST = "1.31"  # docs/scale.md
 
 Document = dict[str, Any]
 Build = Callable[[Path], list[Document]]

@@ -34,7 +34,7 @@ from cloze.service.inference.health import HUNG_AFTER
 from cloze.service.settings import Settings, variable
 
 DOCKERFILE = (ROOT / "docker" / "service.Dockerfile").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 
 # Settings

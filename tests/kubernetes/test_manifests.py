@@ -29,7 +29,7 @@ from manifests import (
     validate,
 )
 
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 FREE = ("labels", "matchLabels", "annotations", "data", "requests", "limits", "rayStartParams", "env_vars", "args")
 
 

@@ -100,7 +100,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> Non
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert "$labels.instance" in rule["annotations"]["summary"]
     anchor = re.sub(r"(?<!^)(?=[A-Z])", "-", rule["alert"]).lower()
-    assert rule["annotations"]["runbook"] == f"docs/operators.md#{anchor}"
+    assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{anchor}"
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

@@ -1,4 +1,4 @@
-"""docs/operators.md says what to do for every alert, and for nothing else."""
+"""docs/monitoring.md says what to do for every alert, and for nothing else."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "operators.md"
+PAGE = ROOT / "docs" / "monitoring.md"
 
 
 def alerts() -> dict[str, str]:
@@ -19,6 +19,6 @@ def alerts() -> dict[str, str]:
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     runbook = PAGE.read_text(encoding="utf-8").partition("\n## Alerts\n")[2]
     headings = re.findall(r"^### (.+)$", runbook, re.MULTILINE)
-    anchors = {f"docs/operators.md#{heading.lower().replace(' ', '-')}" for heading in headings}
+    anchors = {f"docs/monitoring.md#{heading.lower().replace(' ', '-')}" for heading in headings}
     assert anchors == set(alerts().values())
     assert len(headings) == len(alerts())

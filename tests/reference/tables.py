@@ -1,4 +1,4 @@
-"""The tables in the docs: settings, metrics and options of cloze bulk. `make reference` writes them."""
+"""The tables in the docs: settings, metrics and figures of scale. `make reference` writes them."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,6 @@ from pydantic.fields import FieldInfo
 
 from benchmarks import scale_report
 from cloze.options import flag
-from cloze.service.bulk.__main__ import BulkOptions
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.settings import Settings, variable
 
@@ -50,20 +49,11 @@ def documented_metrics() -> list[str]:
     return [row.split("`")[1] for row in metrics_table().splitlines()[2:-1]]
 
 
-def bulk_table() -> str:
-    rows = ["| Option | Default | Meaning |", "|---|---|---|"]
-    for name, field in BulkOptions.model_fields.items():
-        option = {"input": "IN", "out": "OUT"}.get(name, flag(name))
-        rows.append(f"| `{option}` | {_default(field)} | {field.description} |")
-    return "\n".join(rows)
-
-
 TABLES = {
-    "settings": ("operators.md", settings_table),
-    "metrics": ("operators.md", metrics_table),
-    "options": ("bulk.md", bulk_table),
-    "scale figures": ("scale.md", scale_report.figures),
-    "scale setting": ("scale.md", scale_report.setting),
+    "settings": ("settings.md", settings_table),
+    "metrics": ("metrics.md", metrics_table),
+    "scale figures": ("notes/scale.md", scale_report.figures),
+    "scale setting": ("notes/scale.md", scale_report.setting),
     "scale plans": ("scale.md", scale_report.plans),
 }
 
