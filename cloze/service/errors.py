@@ -2,7 +2,7 @@
 
 ClozeError
 ├── SessionError              at start: a graph that cannot be run as asked
-└── ServiceError              a request that gets no vectors; ANSWERS has the status of each
+└── ServiceError              a request that failed; ANSWERS has the status of each
     ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, OtherSpace, BodyTooLarge,
     │   UnsupportedMediaType, ValidationFailed, BackendFailed
     └── Retriable             may succeed when it is sent again after `retry_after` seconds
@@ -27,7 +27,7 @@ class SessionError(ClozeError):
 
 
 class ServiceError(ClozeError):
-    """The request gets no vectors. `headers` are those of the answer."""
+    """The request failed. `headers` belong to its answer."""
 
     headers: Mapping[str, str] = {}
 

@@ -60,13 +60,13 @@ class Interval(NamedTuple):
 
 
 class BridgeOptions(Command):
-    """Fit a map from the vectors of a new bundle to those of an old one, so that the old index can be searched on.
+    """Fit a map from the vectors of a new bundle to those of an old one, so that the old index can still be searched.
 
-    The server takes it with --bridge. Nothing is written if too few of the old model's results are found.
+    `cloze serve --bridge` uses the map. Nothing is written if too few of the old model's results are found.
     """
 
     old: CliPositionalArg[Path] = Field(description="bundle whose vectors the index holds")
-    new: CliPositionalArg[Path] = Field(description="bundle that is to be served")
+    new: CliPositionalArg[Path] = Field(description="bundle to serve")
     out: CliPositionalArg[Path] = Field(description="file to write")
     texts: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of your own texts, one per line, best those of the index"
@@ -74,10 +74,10 @@ class BridgeOptions(Command):
     columns: CliVariadicArg[list[str]] = Field(
         [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
     )
-    sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(20_000, description="texts at most, drawn by the seed")
+    sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(20_000, description="most texts, drawn by the seed")
     least_recall: Unit = Field(0.8, description="recall@10 of the old results, below which nothing is written")
-    force: bool = Field(False, description="write it however low the recall is")
-    seed: int = Field(0, ge=0, description="of the draws")
+    force: bool = Field(False, description="write the map even if the recall is lower")
+    seed: int = Field(0, ge=0, description="seed of the draws")
 
 
 def orthogonal(new: Vectors, old: Vectors) -> Map:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(
             f"the {about.kind} map keeps too little of the old results: {found} on {about.queries} texts held out, at "
             f"least {options.least_recall} is asked for; give more of your own texts, embed the index again with "
-            "`cloze bulk`, or write it all the same with --force"
+            "`cloze bulk`, or write it anyway with --force"
         )
     bridge.write(options.out)
     print(

@@ -53,7 +53,7 @@ class MineOptions(ModelOptions):
     out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
     negatives: Count = Field(1, description="negatives per pair; a pair with fewer is left out")
     margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.05, description="a negative's cosine is at most the positive's less this"
+        0.05, description="a negative's cosine is at most the positive's minus this"
     )
     depth: Count = Field(100, description="nearest texts to choose from")
 

@@ -51,14 +51,15 @@ console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 class TextsOptions(Command):
     """Make the texts of `cloze fit distill --teacher-vectors` from consecutive sentences."""
 
-    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and inverse-cloze/ in")
+    out: CliPositionalArg[Path] = Field(description="folder to write texts.jsonl and retrieval/ in")
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1,
         description="sources: files, or quoted patterns of files, of consecutive sentences, such as articles, one per "
         "line, with an empty line between articles",
     )
     singles: CliVariadicArg[list[str]] = Field(
-        [], description="files of texts that stand alone, such as questions: one per line, none part of a passage"
+        [],
+        description="files of texts that stand alone, such as questions, one per line; no passage contains them",
     )
     columns: CliVariadicArg[list[str]] = Field(
         [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
@@ -69,12 +70,11 @@ class TextsOptions(Command):
     single_texts: Count = Field(0, description="texts of --singles to train on")
     held_out: Count = Field(
         10_000,
-        description="passages of each source that are kept out of training, at most; no more than a tenth of its "
-        "sentences are",
+        description="passages of each source to keep out of training, with at most a tenth of its sentences",
     )
-    held_out_queries: Count = Field(2_000, description="queries of each source's collection, at most")
+    held_out_queries: Count = Field(2_000, description="most queries of each source's collection")
     exclude: CliVariadicArg[list[Path]] = Field(
-        [], description="files and folders with evaluation data, none of whose texts is to occur"
+        [], description="files and folders with evaluation data, whose texts must not occur"
     )
     seed: Count = Field(0, description="seed of the choice")
 

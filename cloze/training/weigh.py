@@ -19,11 +19,11 @@ __all__ = ["main"]
 
 
 class WeighOptions(Command):
-    """Write a run whose vector is a mean in which a token counts the less, the more often it occurs in your text."""
+    """Write a run whose vector is a mean in which a token counts less the more often it occurs in your text."""
 
     model: CliPositionalArg[str] = Field(
-        description="a run, a bundle, an encoder's folder or a hub name; its vector is a mean, or it has no "
-        "configuration of its own, and is read so"
+        description="a run, a bundle, an encoder's folder or a hub name; its vector has to be a mean; an encoder "
+        "without a configuration of its own is read as a mean"
     )
     corpus: CliVariadicArg[list[str]] = Field(
         min_length=1, description="files of sentences like those to embed, one per line: their tokens are counted"

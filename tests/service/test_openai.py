@@ -257,5 +257,5 @@ async def test_a_bug_is_a_fault_of_the_server(both: httpx.AsyncClient, monkeypat
 
     monkeypatch.setattr("cloze.service.http.openai.finish", broken)
     response = await both.post(ROUTE, json={"input": "a"})
-    refused(response, 500, "server_error", None, "its log says more")
+    refused(response, 500, "server_error", None, "see its log")
     assert "secret" not in response.text

@@ -25,10 +25,17 @@ from cloze.training.convert import ConvertOptions
 from cloze.training.distil_static import DistilStaticOptions
 from cloze.training.evaluation.calibrate import CalibrateOptions
 from cloze.training.evaluation.head import HeadOptions
-from cloze.training.evaluation.options import CompareOptions, EvaluateOptions, TemplateOptions
+from cloze.training.evaluation.options import (
+    CompareOptions,
+    EvaluateOptions,
+    ModelOptions,
+    ScoringOptions,
+    TemplateOptions,
+)
 from cloze.training.evaluation.verify import VerifyOptions
 from cloze.training.explain import ExplainOptions
 from cloze.training.export.__main__ import ExportOptions
+from cloze.training.export.options import BundleOptions
 from cloze.training.mine import MineOptions
 from cloze.training.recipes.command import FitOptions
 from cloze.training.recipes.methods import RECIPES
@@ -61,6 +68,11 @@ OPTIONS: dict[str, type[Command]] = {
     "explain": ExplainOptions,
     "weigh": WeighOptions,
     "average": AverageOptions,
+}
+SHARED: dict[type[Command], str] = {  # what several commands have, and the title of its section
+    BundleOptions: "Options of a new bundle",
+    ModelOptions: "Options of a model",
+    ScoringOptions: "Options of data to score",
 }
 DESCRIBED = {  # what the docstring of the options does not say
     "serve": "Serve bundles over HTTP. The options are the [settings of the service](settings.md). `--check` only "
@@ -100,19 +112,37 @@ def keys() -> str:
 
 
 def commands() -> str:
-    return "\n" + "\n".join(map(section, COMMANDS)) + "\n"
+    shared = [f"## {title}\n\n{options_of(kind)}" for kind, title in SHARED.items()]
+    return "\n" + "\n".join([*map(section, COMMANDS), *shared]) + "\n"
 
 
 def section(name: str) -> str:
     """What a command does, and its arguments and options."""
-    options = OPTIONS.get(name)
-    described = DESCRIBED.get(name) or inspect.cleandoc((options and options.__doc__) or "")
+    options = OPTIONS.get(name, Command)
+    described = DESCRIBED.get(name) or inspect.cleandoc(options.__doc__ or "")
+    also = [
+        f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
+        for kind, title in SHARED.items()
+        if issubclass(options, kind)
+    ]
+    parts = [
+        f"## cloze {name}\n",
+        f"{described}\n",
+        options_of(options),
+        f"It also has the {' and the '.join(also)}.\n" if also else "",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def options_of(options: type[Command]) -> str:
+    """The table of a command's own arguments and options: those that it shares have a table of their own."""
+    shared = {key for kind in SHARED if kind in options.__mro__[1:] for key in kind.model_fields}
+    fields = [(key, field) for key, field in options.model_fields.items() if key not in shared]
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    fields = options.model_fields.items() if options else ()
     for key, field in sorted(fields, key=lambda item: POSITIONAL not in item[1].metadata):
         written = (field.alias or key).upper() if POSITIONAL in field.metadata else flag(field.alias or key)
         rows.append(f"| `{written}` | {default(field)} | {field.description} |")
-    return f"## cloze {name}\n\n{described}\n" + ("\n" + "\n".join(rows) + "\n" if options else "")
+    return "\n".join(rows) + "\n" if fields else ""
 
 
 PAGES = {"keys": keys, "commands": commands}

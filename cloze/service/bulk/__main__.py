@@ -30,7 +30,7 @@ INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 class BulkOptions(Command):
     """Embed the texts of files into parquet files, on this machine or on a Ray cluster.
 
-    An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 where some
+    An interrupted job resumes where it stopped when the same command is started again. The exit status is 3 if some
     rows have no vector; the folder `errors` in OUT says which, and why.
     """
 
@@ -44,17 +44,19 @@ class BulkOptions(Command):
         description="Folder of the bundle, at the same path on every node. cloze-mini: the model that comes with Cloze",
     )
     text_column: str = Field("text", description="Column of the texts")
-    id_column: str | None = Field(None, description="Column that identifies a row; else a column id is added: FILE:ROW")
-    columns: CliVariadicArg[list[str]] = Field([], description="Columns to keep beside these two; else all")
+    id_column: str | None = Field(
+        None, description="Column that identifies a row. Unset: a column id is added, FILE:ROW"
+    )
+    columns: CliVariadicArg[list[str]] = Field([], description="Columns to keep beside these two. Unset: all")
     prompt_name: str | None = Field(None, description="Name of one of the bundle's templates, such as document")
     dtype: Literal["float32", "float16", "int8", "binary"] = Field(
         "float32", description="Type of the vectors' numbers: float32, float16, int8, or binary: a bit each"
     )
     dimensions: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
     normalize: bool = Field(True, description="Give each vector length 1")
-    auto_truncate: bool = Field(True, description="Truncate texts that are too long; else they have no vector")
+    auto_truncate: bool = Field(True, description="Truncate texts that are too long. Otherwise they have no vector")
     chunk_tokens: int | None = Field(
-        None, ge=1, description="Embed a text of more tokens as the mean of its chunks, of so many tokens at most"
+        None, ge=1, description="Embed a longer text as the mean of its chunks of at most this many tokens"
     )
     server: str = Field(
         "",
@@ -66,15 +68,13 @@ class BulkOptions(Command):
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
     address: str | None = Field(
         None,
-        description="Ray cluster: auto or HOST:6379 on one of its nodes, ray://HOST:10001 elsewhere; else this machine "
-        "alone",
+        description="Ray cluster: auto or HOST:6379 on one of its nodes, ray://HOST:10001 elsewhere. Unset: this "
+        "machine alone",
     )
     worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
     worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
-    workers: int = Field(0, ge=0, description="Workers at most. 0: as many as fit")
-    check: bool = Field(
-        False, description="Say whether OUT is complete, and embed nothing. Exit status 1 where it is not"
-    )
+    workers: int = Field(0, ge=0, description="Most workers. 0: as many as fit")
+    check: bool = Field(False, description="Say whether OUT is complete, and embed nothing. Exit status 1 if it is not")
 
 
 def main(arguments: Sequence[str]) -> int:

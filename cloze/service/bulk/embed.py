@@ -206,7 +206,7 @@ class Embed:
 
 
 def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
-    """Raise OptionError where chunks of so many tokens do not fit into the template."""
+    """Raise OptionError if chunks of `tokens` do not fit into the template."""
     if tokens is not None and not 1 <= tokens <= encoder.text_tokens:
         raise OptionError(f"chunk_tokens is {tokens}; 1 to {encoder.text_tokens} tokens fit into the template")
 

@@ -143,4 +143,4 @@ def _cause(error: BaseException) -> Exception:
         if inner is None and isinstance(found, ClozeError):
             return JobError(str(found).partition("\n")[0])  # Ray adds advice for its own users
         found = inner or found.__cause__
-    return JobError(f"the job ended: {error}; start it again, it goes on with the next part")
+    return JobError(f"the job ended: {error}; start it again to continue with the next part")

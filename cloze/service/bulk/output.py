@@ -116,7 +116,7 @@ class Output:
             if former.get(key) != value:
                 raise OptionError(
                     f"{self.root} was begun with {key} {former.get(key)!r:.300}, and now it is {value!r:.300}; choose "
-                    "another folder, or give the former options"
+                    "another folder, or give the options of its first job"
                 )
 
     def finished(self) -> dict[tuple[int, int], Counts]:

@@ -117,7 +117,7 @@ def _param(error: Exception) -> str | None:
 
 def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
     if found is INTERNAL:
-        return "an error inside the service; its log says more"
+        return "an error inside the service; see its log"
     if isinstance(error, HTTPException):
         detail = error.detail or HTTPStatus(error.status_code).phrase
         path = meant(where.partition(" ")[2])

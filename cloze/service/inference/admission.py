@@ -38,7 +38,7 @@ class _Rate:
         self._at = now
 
     def seconds(self, tokens: int, now: float) -> float:
-        """Return how long so many tokens take; 0.0 while nothing is known."""
+        """Return the seconds that `tokens` take; 0.0 while nothing is known."""
         memory = self._memory(now)
         known = self._tokens * memory
         if not known:

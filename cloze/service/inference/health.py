@@ -66,7 +66,7 @@ class Health:
         if self._stalled:
             raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
         for name, error in self.background.failing.items():
-            raise Unavailable(f"the background task {name} fails: {error!r}; the log says more")
+            raise Unavailable(f"the background task {name} fails: {error!r}; see the log")
         for each in [model] if model else self.models():
             await each.check()
 

@@ -391,7 +391,7 @@ class Model:
 
 
 async def _turn(count: int) -> None:
-    """Give other requests their turn between two steps over so many texts, each of which takes milliseconds."""
+    """Give other requests their turn between two steps over `count` texts, each of which takes milliseconds."""
     if count > SLICE_TEXTS:
         await asyncio.sleep(0)
 

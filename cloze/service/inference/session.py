@@ -170,7 +170,7 @@ class Session:
         try:
             vectors = self._forward(batch)
         except Exception as error:  # ONNX Runtime's errors have no common base class
-            raise BackendFailed("the model failed on this input; the service's log says more") from error
+            raise BackendFailed("the model failed on this input; see the service's log") from error
         if vectors.shape != (len(batch.input_ids), self.dimension):
             raise BackendFailed(f"the model gave an array of shape {vectors.shape}. This is a bug.")
         if not np.isfinite(vectors).all():
@@ -273,7 +273,7 @@ def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
 
 
 def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, parallel: int) -> None:
-    """Run so many of the largest batch at once. Raises BackendFailed."""
+    """Run `parallel` copies of the largest batch concurrently. Raises BackendFailed."""
     largest = encoder.pad([encoder.longest] * most_texts(encoder, batch_tokens))
     with ThreadPoolExecutor(parallel) as pool:
         list(pool.map(session.run, [largest] * parallel))

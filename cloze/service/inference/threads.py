@@ -17,7 +17,7 @@ MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred
 
 
 class Threads(NamedTuple):
-    """The threads that run graphs on the CPU: so many batches run at once, each with `per_batch` threads."""
+    """The threads that run graphs on the CPU: `batches` run concurrently, each with `per_batch` threads."""
 
     batches: int
     per_batch: int
@@ -51,7 +51,7 @@ class Executors:
         return monotonic() - min(started) if started else 0.0
 
     async def close(self, seconds: float) -> bool:
-        """Accept no more tasks and wait for those that run; False where a batch runs longer than so many seconds.
+        """Accept no more tasks and wait for those that run; False if a batch runs for more than `seconds`.
 
         Only the end of the process ends such a batch.
         """

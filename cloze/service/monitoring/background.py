@@ -1,4 +1,4 @@
-"""Tasks beside the requests, under one supervisor: an error in one is logged and counted, and the others go on."""
+"""Tasks beside the requests, under one supervisor: an error in one is logged and counted, and the others continue."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class Background:
         return self._start(name, self._turn(name, work))
 
     def every(self, seconds: float, name: str, work: Work) -> None:
-        """Start a task whose turns are so many seconds apart."""
+        """Start a task that waits `seconds` between its turns."""
         self._start(name, self._turns(seconds, name, work))
 
     async def stop(self, name: str | None = None) -> None:

@@ -216,7 +216,7 @@ def _counted(corpus: Corpus, path: Path, rows: Iterable[Row | None], next_senten
 def _fitting(
     corpus: Corpus, path: Path, columns: Sequence[str], min_words: int, max_words: int | None, scored: bool
 ) -> Iterator[Row | None]:
-    """The rows of a file; None in place of each that is left out, which `corpus` counts."""
+    """The rows of a file; None instead of each that is left out, which `corpus` counts."""
     unlimited = min_words == 1 and max_words is None  # then words are not counted, which takes long
     for row in _rows(path, columns, scored):
         texts = row[:-1] if scored else row

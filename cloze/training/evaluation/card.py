@@ -45,8 +45,8 @@ def write_figures(
 ) -> None:
     """Add new scores, by precision, to a bundle and to its model card; see `with_figures`.
 
-    Former scores of other sets stay, but those of speed do not: they may be another machine's. Raises ClozeError, also
-    if the bundle was replaced since it was loaded, because the scores are of the former one.
+    Existing scores of other sets stay, but speeds do not: they may be another machine's. Raises ClozeError, also
+    if the bundle was replaced since it was loaded, because the scores belong to the bundle that was loaded.
     """
     path, spec = bundle.path, bundle.spec
     former = {
@@ -96,7 +96,7 @@ def write_section(folder: Path, title: str, text: str) -> None:
 
 
 def with_section(card: str, title: str, text: str) -> str:
-    """The card with a section of that title, in place of a former one or at its end; without text, with none."""
+    """The card with this section, which replaces one of the same title; without text, that one is removed."""
     heading = f"## {title}\n"
     before, _, former = card.partition(f"\n{heading}")
     _, following, after = former.partition("\n## ")

@@ -27,7 +27,9 @@ class BundleOptions(Command):
         False,
         description="write fp16 and int8 graphs even if their vectors are far from the model's, or lose on --data",
     )
-    licence: str | None = Field(None, alias="license", description="of the model (default: that of its parent's card)")
+    licence: str | None = Field(
+        None, alias="license", description="licence of the model (default: that of its parent's card)"
+    )
     notes: Path | None = Field(None, description="Markdown file to add to the model card")
 
     @field_validator("precision")

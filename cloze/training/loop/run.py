@@ -119,7 +119,7 @@ def _fit_seeds(seeds: SeedRuns) -> int:
 def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     """Train by the recipe and write the chosen encoder to the run folder; False if Ctrl-C was pressed.
 
-    The run is finished all the same if that was at its last step. Every file is read and every key checked before the
+    The run is still finished if that was at its last step. Every file is read and every key checked before the
     model is loaded. Raises ClozeError.
     """
     keep_memory()

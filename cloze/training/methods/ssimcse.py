@@ -91,7 +91,7 @@ class Dropouts:
                     f"the attention dropout of a {backbone.config.model_type!r} model is not known; "
                     "write attention_dropout = false, or choose a BERT or RoBERTa model"
                 )
-            with quiet():  # MPNet warns that it has its own attention; its dropout is a module all the same
+            with quiet():  # MPNet warns that it has its own attention; its dropout is still a module
                 backbone.set_attn_implementation(_ATTENTION)
         for parent, name in places:
             setattr(parent, name, SampledDropout(getattr(parent, name).p))

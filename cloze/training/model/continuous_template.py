@@ -20,7 +20,7 @@ CONTINUOUS_FILE = "template.safetensors"
 
 
 class ContinuousTemplate(nn.Module):
-    """One vector for each token of a template except [CLS], [MASK] and [SEP], in place of its word embedding."""
+    """One vector for each token of a template except [CLS], [MASK] and [SEP], instead of its word embedding."""
 
     places: Tensor
 

@@ -112,7 +112,7 @@ class PairsRecipe(ContrastiveRecipe):
         "out of the loss; unset: none",
     )
     guide_margin: Annotated[float, Field(ge=0, le=2)] = Field(
-        0.0, description="ignore negatives whose cosine, by the guide, is above the positive's less this margin"
+        0.0, description="ignore negatives whose cosine, by the guide, is above the positive's minus this margin"
     )
 
     @model_validator(mode="after")
@@ -410,7 +410,7 @@ class DistillRecipe(Recipe):
     teacher_vectors: tuple[str, ...] = Field(
         (),
         description="folders that cloze bulk wrote with the corpus's texts: the vectors of one teacher or "
-        "of several, in place of teacher",
+        "of several, instead of teacher",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (), description="weight of each teacher of teacher_vectors in a cosine; unset: the same for all"

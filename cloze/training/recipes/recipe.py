@@ -1,7 +1,7 @@
 """A recipe: everything that decides a training run, in a small TOML file, checked before anything is loaded.
 
 The keys that all methods share are here; a method adds its own in a subclass in `methods`. A table
-`[presets.NAME]` has keys that `--preset NAME` puts in place of those at the top: one recipe serves several backbones.
+`[presets.NAME]` has keys with which `--preset NAME` replaces those at the top: one recipe serves several backbones.
 `--key-name value` on the command line replaces a key of either. The run folder keeps the resolved recipe. Errors name
 the key and what to write.
 """
