@@ -32,14 +32,14 @@ class AdaptOptions(Command):
         "its name",
     )
     columns: CliVariadicArg[list[str]] = Field(
-        [], max_length=3, description="its columns, if they are called otherwise: the query, the document, a score"
+        [], max_length=3, description="columns of the table, if they have other names: query, document, score"
     )
     documents: CliVariadicArg[list[Path]] = Field(
         [], description="folders of .txt, .md and .html files, such files, or tables with a title and a text"
     )
     document_columns: CliVariadicArg[list[str]] = Field([], description="columns of text in tables of documents")
     out: Path = Field(Path("runs/adapt"), description="folder to write: a run")
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(42, description="seed of all that is drawn at random")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(42, description="seed of all random draws")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

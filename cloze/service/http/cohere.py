@@ -62,7 +62,7 @@ class CohereRequest(BaseModel):
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] = ["float"]
     truncate: Literal["NONE", "START", "END"] = "END"
     max_tokens: int | None = Field(
-        None, ge=1, description="Tokens of a text to take, at most; a longer one is truncated, or refused, as it says"
+        None, ge=1, description="Most tokens of a text; a longer one is truncated or refused, as `truncate` says"
     )
     output_dimension: int | None = Field(None, ge=1, description="Keep only the first dimensions, before normalising")
 

@@ -23,7 +23,7 @@ class CalibrateOptions(Command):
         "or score; or an sts-*.csv of the STS benchmark"
     )
     wanted_precision: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="precision for which a threshold is found, where the pairs have labels"
+        0.95, description="find the threshold with this precision, if the pairs have labels"
     )
 
 

@@ -27,7 +27,8 @@ class HeadOptions(Command):
     separator: str = Field("", description="what separates the labels of one text; without it, each text has one label")
     balanced: bool = Field(False, description="give rare labels as much weight as frequent ones")
     wanted_accuracy: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="accuracy of the answers that are kept where a request lets the head abstain"
+        0.95,
+        description="find the threshold above which answers have this accuracy, for requests that let the head abstain",
     )
     remove: bool = Field(False, description="remove the head from the bundle instead")
 

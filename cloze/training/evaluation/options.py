@@ -53,13 +53,15 @@ class ModelOptions(Command):
     key_file: Path | None = Field(None, description="file with the API key of a server")
     precision: Precision | None = Field(None, description="only this graph of a bundle (default: all)")
     template: str | None = Field(
-        None, description='for an encoder without a configuration of its own: This sentence of "[X]" means [MASK].'
+        None,
+        description="words around a text, for an encoder without a configuration of its own, such as: "
+        'This sentence of "[X]" means [MASK].',
     )
     query_template: str | None = Field(None, description="words around a search query (default: the model's own)")
     document_template: str | None = Field(
         None, description="words around a document that is searched (default: the model's own)"
     )
-    pooling: PoolingMode | None = Field(None, description="for such an encoder: how the vector is read")
+    pooling: PoolingMode | None = Field(None, description="how the vector is read, for such an encoder")
     max_tokens: Count | None = Field(None, description="longest sequence (default: what the encoder has positions for)")
     final_period: bool | None = Field(None, description="give a text without closing punctuation a period, or do not")
     denoise: bool | None = Field(None, description="subtract the vector of the template alone, or do not")
@@ -72,12 +74,16 @@ class ScoringOptions(ModelOptions):
     """What `evaluate` and `compare` share."""
 
     data: Path | None = Field(None, description="folder that holds senteval/downstream, downstream or STS")
-    sts: Paths = Field([], description="own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
-    retrieval: Paths = Field([], description="own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv")
-    pairs: Paths = Field([], description="own files with sentence1, sentence2 and score, or label 1 or 0")
-    triplets: Paths = Field([], description="own files with anchor, positive and negative")
-    labels: Paths = Field([], description="own files with text and label")
-    probes: Paths = Field([], description="own files with one English sentence per line, to make the probes of")
+    sts: Paths = Field([], description="your own folders in SemEval's format: STS.input.X.txt with STS.gs.X.txt")
+    retrieval: Paths = Field(
+        [], description="your own folders in BEIR's layout: corpus.jsonl, queries.jsonl, qrels.tsv"
+    )
+    pairs: Paths = Field([], description="your own files with sentence1, sentence2 and score, or label 1 or 0")
+    triplets: Paths = Field([], description="your own files with anchor, positive and negative")
+    labels: Paths = Field([], description="your own files with text and label")
+    probes: Paths = Field(
+        [], description="your own files with one English sentence per line, from which the probes are made"
+    )
     cache: Path = Field(Path("runs/scores"), description="folder in which the scores of finished sets are kept")
     fresh: bool = Field(False, description="score again what the cache has")
 

@@ -501,7 +501,7 @@ class RankingRecipe(Recipe):
     method: Literal["ranking"]
     documents: tuple[str, ...] = Field(
         (),
-        description="files of further documents to rank beside those of the corpus, in a column called as the second",
+        description="files of further documents to rank beside those of the corpus, in a column of the same name",
     )
     judges: tuple[str, ...] = Field(
         (),
