@@ -9,7 +9,7 @@
 # make data            fetch public evaluation data into DATA, from where their authors publish them
 # make evaluate        score MODEL by SUITES, and write a report to REPORT; a second time it reads the cache
 # make bulk-demo       embed 20,000 texts with cloze bulk, and compare its time with that of the session alone
-# make reference       write the vectors of the shipped model with which the tests compare other machines
+# make reference       write the vectors with which the tests compare other machines, and the generated tables of the pages
 # make methods         train and compare all methods: benchmarks/methods.md (hours on two cores)
 # make bench           compare serving and training with infinity, sentence-transformers and others, with wrk; INFINITY and
 #                      ENCODERS are Python interpreters that have them installed, GGUF the weights for llama.cpp
@@ -78,6 +78,7 @@ bulk-demo: .venv/dev
 reference: .venv/dev
 	$(BIN)/python tests/reference/vectors.py
 	PYTHONPATH=. $(BIN)/python tests/reference/tables.py
+	$(BIN)/python tests/training/test_docs.py
 	$(BIN)/python tests/reference/prometheus_rule.py
 
 methods: .venv/dev $(PARENT)
