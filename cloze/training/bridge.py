@@ -20,6 +20,7 @@ from cloze.encoding.bridge import About, Bridge, BridgeKind
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.files import check_new_file
 from cloze.options import Command
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_corpus
 from cloze.training.errors import CorpusError, RunError
 from cloze.training.evaluation.measures import nearest, units
@@ -104,7 +105,8 @@ def kept(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) 
     """
     documents = units(documents)
     pairs = zip(nearest(units(mapped), documents, depth), nearest(units(old), documents, depth), strict=True)
-    return np.array([len(np.intersect1d(found, wanted)) / depth for (_, found), (_, wanted) in pairs])
+    shown = bar(pairs, total=len(mapped), desc="searching", unit=" queries")
+    return np.array([len(np.intersect1d(found, wanted)) / depth for (_, found), (_, wanted) in shown])
 
 
 def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:

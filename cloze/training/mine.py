@@ -20,6 +20,7 @@ from rich.console import Console
 
 from cloze.command import run
 from cloze.encoding.files import check_new_file, replacing
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_corpus
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import nearest, units
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     vectors = units(subject.documents(list(places)))  # the texts come first
     likeness = (queries * vectors[[places[positive] for _, positive in pairs.rows]]).sum(1)
     found = nearest(queries, vectors[: len(texts)], min(options.depth, len(texts)))
+    found = bar(found, total=len(queries), desc="searching", unit=" pairs")
     negatives = mine(pairs.rows, likeness, found, texts, options.negatives, options.margin)
     rows = [(*pair, *each) for pair, each in zip(pairs.rows, negatives, strict=True) if each]
     if not rows:

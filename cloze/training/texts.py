@@ -28,6 +28,7 @@ from rich.console import Console
 
 from cloze.command import run
 from cloze.options import Command
+from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
 from cloze.training.errors import CorpusError, RunError
 
@@ -104,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         blocks += own
     chance.shuffle(blocks)
     wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
-    texts = list(_made(blocks, wanted, set(excluded), chance))
+    made = _made(blocks, wanted, set(excluded), chance)
+    texts = list(bar(made, total=sum(wanted.values()), desc="making", unit=" texts"))
     texts += [("single", text) for text in _singles(options, seen, chance)]
     chance.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -112,10 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _write_collection(options.out / "retrieval" / name, collection)
     _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": words_of(text)} for kind, text in texts))
     counts = Counter(kind for kind, _ in texts)
-    made = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
     passages = sum(map(len, collections.values()))
     held_out = f"{passages:,} passages of {len(collections)} sources held out; without {len(excluded):,} excluded texts"
-    console.print(f"{options.out}: {made} to train on; {held_out}")
+    console.print(f"{options.out}: {counted} to train on; {held_out}")
 
 
 def _name(source: str, taken: Collection[str]) -> str:
@@ -149,7 +151,7 @@ def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[l
         for start in range(begin, end, size)
     ]
     chance.shuffle(spans)
-    for start, end in spans:
+    for start, end in bar(spans, desc="sentences", unit=" blocks"):
         block: list[str] = []
         for (sentence,) in corpus.rows[start:end]:
             digest = _digest(sentence)
@@ -267,7 +269,7 @@ def _texts_of(path: Path) -> Iterator[str]:
     if not path.exists():
         raise CorpusError(f"--exclude {path} does not exist; give a file or a folder")
     files = (file for file in sorted(path.rglob("*")) if not file.name.startswith(".")) if path.is_dir() else [path]
-    for file in filter(Path.is_file, files):
+    for file in bar(list(filter(Path.is_file, files)), desc="excluding", unit=" files"):
         if file.suffix == ".parquet":
             yield from (text for _, record in read_records(file) for text in _strings(record))
             continue

@@ -15,6 +15,7 @@ from typing import Any, Final
 from bs4 import BeautifulSoup, Tag
 from markdown_it import MarkdownIt
 
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_lines, read_records
 from cloze.training.errors import CorpusError
 
@@ -72,7 +73,7 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
         texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
         if not texts:
             raise CorpusError(f"{path} has no file {', '.join(TEXT_FILES)}; name tables ({', '.join(TABLES)}) as files")
-        for file in texts:
+        for file in bar(texts, desc="reading", unit=" files"):
             yield from _passages(file, str(file.relative_to(path)))
     elif not path.is_file():
         raise CorpusError(f"{path} does not exist; give a folder or a file of documents")

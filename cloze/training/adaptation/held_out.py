@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.adaptation.pairs import Judgements
+from cloze.training.bar import bar
 from cloze.training.data.lexical import Lexical, beside
 from cloze.training.evaluation.compare import INTERVAL, draws
 from cloze.training.evaluation.measures import Embed, nearest
@@ -40,7 +41,8 @@ class HeldOutQueries:
     ) -> "HeldOutQueries":
         """`vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1."""
         lexical, pool = Lexical(judged.documents), dict[int, None]()
-        for query, (_, places) in zip(queries, nearest(asked, vectors, NEAREST), strict=True):
+        found = bar(nearest(asked, vectors, NEAREST), total=len(queries), desc="searching", unit=" queries")
+        for query, (_, places) in zip(queries, found, strict=True):
             by_words = np.argsort(-lexical.scores(judged.queries[query]), kind="stable")[:NEAREST]
             pool |= dict.fromkeys([*judged.grades[query], *places.tolist(), *by_words.tolist()])
         return cls(judged, queries, sorted(pool))
@@ -72,7 +74,8 @@ def best_lexical_weight(
     """
     own = _own(judged, queries)
     found: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
-    for number, (query, vector) in enumerate(zip(queries, asked, strict=True)):
+    shown = bar(queries, desc="searching", unit=" queries")
+    for number, (query, vector) in enumerate(zip(shown, asked, strict=True)):
         cosines, words = vectors @ vector, lexical.scores(judged.queries[query])
         for weight, rankings_of in found.items():
             first = np.argsort(-beside(cosines, words, weight), kind="stable")[: NEAREST + 1]

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from cloze.encoding.bundle import Source, sha256
 from cloze.encoding.rows import COMPRESSIONS, ENDINGS, RowsError, ending_of, read_rows, uncompressed
 from cloze.encoding.rows import read_lines as lines_of
+from cloze.training.bar import bar
 from cloze.training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from cloze.training.errors import CorpusError
 
@@ -101,11 +102,12 @@ def read_corpus(
     """
     files = [file for path in paths for file in _files(path)]
     corpus = Corpus()
-    corpus.rows = _stored(
+    rows = (
         row
         for path in files
         for row in _counted(corpus, path, _fitting(corpus, path, columns, min_words, max_words, scored), next_sentences)
     )
+    corpus.rows = _stored(bar(rows, desc="reading", unit=" rows", unit_scale=True))
     if not corpus.rows:
         raise CorpusError(
             f"no sentence is left of {', '.join(paths)}: {corpus}; check the files and the limits of words"

@@ -1,12 +1,15 @@
 """How well documents fit the words of a query: BM25 (Robertson et al., TREC-3, 1994), by the library bm25s."""
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Final
 
 import bm25s
 import numpy as np
 from numpy.typing import NDArray
+
+from cloze.training.bar import bar
 
 __all__ = ["Lexical", "beside", "words_of"]
 
@@ -19,10 +22,11 @@ class Lexical:
     """The words of documents, all in lower case."""
 
     def __init__(self, documents: Sequence[str]) -> None:
-        words = [words_of(document) or [NO_WORD] for document in documents]
+        shown = bar(documents, desc="indexing", unit=" documents")
+        words = [words_of(document) or [NO_WORD] for document in shown]
         self.count, self._known = len(documents), {word for each in words for word in each}
         self._index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-        self._index.index(words, show_progress=False)
+        self._index.index(words, show_progress=sys.stderr.isatty())
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """BM25 of each document, (n)."""

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
+from cloze.training.bar import bar
 from cloze.training.errors import CorpusError
 
 __all__ = ["HELD", "TeacherVectors"]
@@ -101,7 +102,7 @@ class TeacherVectors:
     def principal(self, width: int) -> tuple[NDArray[np.float32], float]:
         """The `width` principal axes of the vectors, uncentred, (d, width), and the share of their squares kept."""
         moments = np.zeros((self.vectors.shape[1],) * 2)
-        for rows in _slices(len(self.vectors)):
+        for rows in _slices(len(self.vectors), "principal axes"):
             part = self.vectors[rows].astype(np.float32)
             moments += part.T @ part
         values, axes = np.linalg.eigh(moments)  # ascending
@@ -110,7 +111,7 @@ class TeacherVectors:
     def projected(self, axes: NDArray[np.float32]) -> "TeacherVectors":
         """The vectors times `axes` (d, width)."""
         vectors = _on_disk(len(self.vectors), axes.shape[1])
-        for rows in _slices(len(self.vectors)):
+        for rows in _slices(len(self.vectors), "projecting"):
             vectors[rows] = self.vectors[rows].astype(np.float32) @ axes
         return TeacherVectors(self.digests, vectors, self.sample)
 
@@ -143,8 +144,8 @@ class _Teacher:
             width = _width(files[0].schema_arrow, column, folder)
             count, sample, at = sum(file.metadata.num_rows for file in files), list[str](), 0
             digests = np.empty(count, np.uint64)
-            for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column])):
-                rows, texts = slice(at, at := at + len(batch)), batch.column(0).to_pylist()
+            for batch in _batches(files, column, folder):
+                rows, texts = slice(at, at := at + len(batch)), batch.to_pylist()
                 digests[rows] = [_digest(text) for text in texts]
                 sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
         return cls(folder, files, width, digests, list(dict.fromkeys(sample)))
@@ -153,13 +154,22 @@ class _Teacher:
         """Write the unit vectors times `factor` to these columns of the texts that `found` has. Raises CorpusError."""
         at = 0
         with _readable(self.folder):
-            for batch in (batch for file in self.files for batch in file.iter_batches(BATCH, columns=[EMBEDDING])):
+            for batch in _batches(self.files, EMBEDDING, self.folder):
                 digests = self.digests[at : (at := at + len(batch))]
-                part = torch.from_numpy(batch.column(0).flatten().to_numpy(zero_copy_only=False).copy())
+                part = torch.from_numpy(batch.flatten().to_numpy(zero_copy_only=False).copy())
                 units = normalize(part.view(len(batch), self.width).float()).mul_(factor).half().numpy()
                 places = found.places(digests)
                 wanted = found.digests[places] == digests
                 found.vectors[places[wanted], columns] = units[wanted]
+
+
+def _batches(files: Sequence[Any], column: str, folder: Path) -> Iterator[Any]:
+    """The column's parts of up to BATCH rows, file after file, with a progress bar."""
+    count = sum(file.metadata.num_rows for file in files)
+    with bar(total=count, desc=f"{folder.name}: {column}", unit=" rows", unit_scale=True) as shown:
+        for batch in (batch for file in files for batch in file.iter_batches(BATCH, columns=[column])):
+            yield batch.column(0)
+            shown.update(len(batch))
 
 
 @contextmanager
@@ -191,8 +201,10 @@ def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest(), "little")
 
 
-def _slices(count: int) -> Iterator[slice]:
-    return (slice(first, min(first + BATCH, count)) for first in range(0, count, BATCH))
+def _slices(count: int, name: str) -> Iterator[slice]:
+    """Slices of up to BATCH rows, with a progress bar of this name."""
+    for first in bar(range(0, count, BATCH), desc=name, unit=" parts"):
+        yield slice(first, min(first + BATCH, count))
 
 
 def _on_disk(rows: int, width: int) -> NDArray[np.float16]:

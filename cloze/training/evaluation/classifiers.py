@@ -21,6 +21,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict  # type: 
 from cloze.encoding.bundle import Bundle, altered
 from cloze.encoding.files import write_whole
 from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
+from cloze.training.bar import bar
 from cloze.training.evaluation.card import write_section
 from cloze.training.evaluation.curves import calibration_error
 from cloze.training.evaluation.measures import units
@@ -107,7 +108,7 @@ def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
     scale = vectors.shape[1] ** 0.5  # unit vectors have components of 1 / scale, and the solver wants about 1
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     tried = []
-    for penalty in PENALTIES:
+    for penalty in bar(PENALTIES, desc="fitting", unit=" penalties"):
         model = LogisticRegression(
             C=penalty, class_weight="balanced" if balanced else None, max_iter=MOST_STEPS, tol=TOLERANCE
         )

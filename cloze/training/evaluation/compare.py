@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.encoding.files import check_new_file
+from cloze.training.bar import bar
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import NOT_COMPARED, CompareOptions, ScoringOptions
 from cloze.training.evaluation.sts import STS_TASKS
-from cloze.training.evaluation.subjects import fitting, progress, subjects
+from cloze.training.evaluation.subjects import fitting, subjects
 from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
@@ -62,10 +63,10 @@ def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Diff
     models = {name: _comparable(row) for name, row in scores.items()}
     keys = [key for key in next(iter(models.values())) if all(key in row for row in models.values())]
     _refuse_other_items(models, keys)
+    asked = [(name, seed, key) for name in models for seed, key in enumerate(keys)]
     drawn = {
-        (name, key): draws(_items(row[key]), resamples, seed)
-        for name, row in models.items()
-        for seed, key in enumerate(keys)
+        (name, key): draws(_items(models[name][key]), resamples, seed)
+        for name, seed, key in bar(asked, desc="resampling", unit=" tasks")
     }
     metrics = {key: next(iter(models.values()))[key].metric for key in keys}
     found = []
@@ -190,7 +191,7 @@ def _score(model: str, tasks: Sequence[Task], options: ScoringOptions) -> dict[s
     found = {}
     for subject in subjects(model, fitting(model, options)):
         name = f"{model} {subject.name}"
-        found[name] = score_tasks(subject, tasks, progress(subject), ScoreCache.open(options.cache), options.fresh)
+        found[name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
     return found
 
 

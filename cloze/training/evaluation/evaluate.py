@@ -9,7 +9,7 @@ from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.card import write_figures
 from cloze.training.evaluation.options import EvaluateOptions
-from cloze.training.evaluation.subjects import progress, subjects
+from cloze.training.evaluation.subjects import subjects
 from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import figures, machines, show
 from cloze.training.evaluation.task import Score, ScoreCache, score_tasks
@@ -43,9 +43,7 @@ def evaluate(options: EvaluateOptions) -> None:
     tasks = load_suites(options.data, options.suite, options.own)  # first: reading is quick and may fail
     scores: dict[str, list[Score]] = {}
     for subject in subjects(options.path, options):
-        scores[subject.name] = score_tasks(
-            subject, tasks, progress(subject), ScoreCache.open(options.cache), options.fresh
-        )
+        scores[subject.name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
     show(options.path, scores)
     found = {name: figures(row) for name, row in scores.items()}
     measured_on |= machines(scores)

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.training.bar import bar
 from cloze.training.errors import ServerError
 
 __all__ = ["WAIT", "ServerEncoder", "client_of"]
@@ -83,8 +84,9 @@ class ServerEncoder:
         size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         found: list[list[float]] = [[]] * len(texts)
+        starts = range(0, len(order), size)
         with client_of(self.url, self._headers, self._transport) as client:
-            for start in range(0, len(order), size):
+            for start in bar(starts, desc="embedding", unit=" requests"):
                 rows = order[start : start + size]
                 inputs = [texts[row] for row in rows]
                 vectors = self._request(client, "POST", "/embed", {"inputs": inputs} | options)

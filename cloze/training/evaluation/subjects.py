@@ -7,22 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from cloze.encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle
 from cloze.options import flag, key_of
 from cloze.training.encoder_source import encoder_folder, kind_of, saved_config
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import ModelOptions, ScoringOptions
 from cloze.training.evaluation.server import ServerEncoder
-from cloze.training.evaluation.task import Follow, Subject
+from cloze.training.evaluation.task import Subject
 from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.masked_words import MaskedWords
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["fitting", "progress", "subjects"]
+__all__ = ["fitting", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
@@ -55,12 +52,6 @@ def _model(path: str, options: ModelOptions) -> Subject:
             raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
         return _words(folder, options.top_k, changes)
     return _torch(SentenceEncoder.load(folder, **changes).to(fastest_device()), templates)
-
-
-def progress(subject: Subject) -> Follow:
-    """A progress bar on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    return partial(track, description=subject.name, console=console, transient=True, disable=not console.is_terminal)
 
 
 def fitting(path: str, options: ScoringOptions) -> ScoringOptions:

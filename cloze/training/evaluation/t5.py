@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import MASK, TEXT, Template
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_records
 from cloze.training.errors import CorpusError, EncoderError
 from cloze.training.model.encoder import loading
@@ -112,7 +113,7 @@ class TemplateWriter:
         prefixes = torch.tensor([[self.model.config.decoder_start_token_id, self.sentinels[0]]])  # (beams, t)
         scores = torch.zeros(1)  # (beams)
         done: list[tuple[list[int], float]] = []
-        for _ in range(longest):
+        for _ in bar(range(longest), desc="writing", unit=" tokens"):
             total = scores.unsqueeze(1) + self._next(prefixes, encoded, attention)  # (beams, vocabulary)
             in_second = (prefixes == second).any(1)
             done += zip(prefixes[in_second, 2:].tolist(), total[in_second, third].tolist(), strict=True)

@@ -22,13 +22,13 @@ from scipy.stats import pearsonr
 from sklearn.metrics import precision_recall_curve, v_measure_score  # type: ignore[import-untyped]
 from torch import nn
 
+from cloze.training.bar import bar
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import Embed, average_precision, rank_correlation
 
 __all__ = [
     "MEASURES",
     "SEARCH",
-    "Follow",
     "Items",
     "Score",
     "ScoreCache",
@@ -46,9 +46,6 @@ Numbers: TypeAlias = Sequence[float] | NDArray[Any]
 Array: TypeAlias = NDArray[np.float64]
 
 VERSION: Final = 3  # raise it when a suite computes another figure of the same data
-
-Follow = Callable[[list[str]], Iterable[str]]
-"""Wraps the names of what is scored, to show progress."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +259,7 @@ class ScoreCache:
 
 
 def score_tasks(
-    subject: Subject, tasks: Sequence[Task], follow: Follow = iter, cache: ScoreCache | None = None, fresh: bool = False
+    subject: Subject, tasks: Sequence[Task], cache: ScoreCache | None = None, fresh: bool = False
 ) -> list[Score]:
     """All scores, in the tasks' order. Finished tasks are read from the cache, unless `fresh`, and kept in it.
 
@@ -277,7 +274,7 @@ def score_tasks(
         print(f"left out: {reason}", file=sys.stderr)
     scores: list[Score] = []
     remembering = subject.remembering()
-    for task, _ in zip(tasks, follow([task.name for task in tasks]), strict=True):
+    for task in bar(tasks, desc=subject.name, unit=" tasks"):
         kept = cache and not task.timed
         found = cache.find(subject, task) if cache and kept and not fresh else None
         if found is None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.files import check_new_file
 from cloze.encoding.template import MASK, TEXT
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_lines
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError, EncoderError
@@ -53,7 +53,8 @@ def greedy(
 
 def rank(score: ScoreOf, templates: Iterable[str]) -> dict[str, float]:
     """Each distinct template and its score, best first."""
-    return _best_first({template: score(template) for template in dict.fromkeys(templates)})
+    distinct = list(dict.fromkeys(templates))
+    return _best_first({template: score(template) for template in bar(distinct, desc="scoring", unit=" templates")})
 
 
 def related(relation: str) -> str:
@@ -116,29 +117,6 @@ def read_templates(path: Path, scorer: Scorer) -> list[str]:
     return list(dict.fromkeys(templates))
 
 
-class Watched(Progress):
-    """A score function under a progress bar that names the template."""
-
-    def __init__(self, scorer: Scorer, total: int) -> None:
-        console = Console(stderr=True)
-        columns = (
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.scorer = scorer
-        self.add_task("", total=total)
-
-    def __call__(self, template: str) -> float:
-        (task,) = self.task_ids
-        self.update(task, description=template)
-        score = self.scorer(template)
-        self.advance(task)
-        return score
-
-
 def search(options: TemplateOptions) -> None:
     """Score templates as the options say, and show them, best first. Raises ClozeError."""
     if options.figures:
@@ -196,13 +174,11 @@ def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dic
     """Every template is checked before the first is scored."""
     if options.templates or written:
         templates = read_templates(options.templates, scorer) if options.templates else written
-        with Watched(scorer, len(templates)) as score:
-            return rank(score, templates)
+        return rank(scorer, templates)
     relations, prefixes = options.relations, options.prefixes
     for template in [*map(related, relations), *(wrapped(related(relations[0]), prefix) for prefix in prefixes)]:
         scorer.pooling(template)
-    with Watched(scorer, len(relations) + len(prefixes)) as score:
-        return greedy(score, relations, prefixes)
+    return greedy(scorer, relations, prefixes)
 
 
 def _show(options: TemplateOptions, rows: Sequence[dict[str, object]]) -> None:

@@ -29,6 +29,7 @@ from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import TEXT, Template
 from cloze.encoding.text import TextEncoder
 from cloze.options import Command, key_of
+from cloze.training.bar import bar
 from cloze.training.errors import EncoderError, ServerError
 from cloze.training.evaluation.measures import Embed, cosines, units
 from cloze.training.evaluation.server import client_of
@@ -185,14 +186,9 @@ def checks(server: Server, reference: Reference, least: float) -> list[Check]:
     if found < least:
         rows.append(Check("what it gives instead", None, _instead(sent, reference, found, least)))
         return [*rows, _lengths_one(sent, reference), _batches(server, least)]
-    return [
-        *rows,
-        _lengths_one(sent, reference),
-        _unusual(server, reference, least),
-        _special(server, reference, least),
-        _truncation(server, reference, least),
-        _batches(server, least),
-    ]
+    others = bar((_unusual, _special, _truncation), desc="comparing", unit=" checks")
+    compared = [check(server, reference, least) for check in others]
+    return [*rows, _lengths_one(sent, reference), *compared, _batches(server, least)]
 
 
 def reference_of(path: Path) -> Reference:
@@ -213,7 +209,7 @@ def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, 
     `unchanged` is the least cosine with the model itself.
     """
     best, nearest = unchanged + 0.01, ""
-    for name, embed in reference.variants():
+    for name, embed in bar(list(reference.variants()), desc="searching", unit=" variants"):
         vectors = embed(PLAIN)
         if vectors.shape != sent.shape:
             continue

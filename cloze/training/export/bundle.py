@@ -9,7 +9,7 @@ more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a 
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import isfinite
@@ -315,15 +315,9 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
 
 
 def _scores(precision: Precision, graph: GraphEncoder, size: int, tasks: Sequence[Task]) -> dict[str, float]:
-    def follow(names: list[str]) -> Iterator[str]:
-        with console.status("") as status:
-            for name in names:
-                status.update(f"{precision}: {name}")
-                yield name
-
     queries, documents = map(graph.named, SEARCH_NAMES)
     subject = Subject(precision, graph.embed, queries.embed, "", size, embed_documents=documents.embed)
-    scores = figures(score_tasks(subject, tasks, follow))
+    scores = figures(score_tasks(subject, tasks))
     console.print(f"{precision}: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items()))
     return scores
 

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.training.bar import bar
 from cloze.training.model.encoder import SHORT, SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 
@@ -56,4 +57,4 @@ def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[st
 
 
 def _alone(embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str]) -> NDArray[np.float32]:
-    return np.concatenate([embed([text]) for text in texts])
+    return np.concatenate([embed([text]) for text in bar(texts, desc="comparing", unit=" texts")])

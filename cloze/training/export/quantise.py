@@ -25,6 +25,7 @@ from onnxruntime import InferenceSession
 from scipy.linalg import solve_triangular
 
 from cloze.encoding.text import TextEncoder
+from cloze.training.bar import bar
 from cloze.training.export.graph import tidy
 from cloze.training.model.graph_encoder import session
 
@@ -90,7 +91,7 @@ def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> d
     """The channels of the activations (..., k) called `names`."""
     runner = _showing(model, names)
     channels: dict[str, Channels] = {}
-    for first in range(0, len(feeds), TOGETHER):
+    for first in bar(range(0, len(feeds), TOGETHER), desc="measuring activations", unit=" parts"):
         runs = [runner.run(names, dict(feed)) for feed in feeds[first : first + TOGETHER]]
         for name, parts in zip(names, zip(*runs, strict=True), strict=True):
             rows = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
@@ -222,7 +223,7 @@ class _Quantiser:
         """The nodes and new constants of the quantised graph, given the statistics of each product's activations."""
         nodes: list[NodeProto] = []
         coded: set[str] = set()  # activations
-        for node in self.nodes:
+        for node in bar(self.nodes, desc="quantising", unit=" nodes"):
             if node.output[0] in self.replaced:
                 continue
             if self._multiplies(node):

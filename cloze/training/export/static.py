@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from rich.console import Console
-from rich.progress import track
 from torch.nn.functional import cosine_similarity, embedding_bag
 
 from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, Bundle, EmbeddingConfig, Provenance, Source, seal, staging
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
+from cloze.training.bar import bar
 from cloze.training.data.corpus import read_corpus
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import units
@@ -107,7 +107,7 @@ def fit(vectors: Floats, sequences: Sequence[Sequence[int]], targets: Floats) ->
     optimiser = torch.optim.Adam([rows], LEARNING_RATE)
     steps = [chosen for _ in range(EPOCHS) for chosen in torch.randperm(len(lists), generator=chance).split(BATCH)]
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, len(steps))
-    for chosen in track(steps, "fitting", console=console, transient=True, disable=not console.is_terminal):
+    for chosen in bar(steps, desc="fitting", unit=" steps"):
         batch = [lists[row] for row in chosen.tolist()]
         starts = torch.tensor([0, *map(len, batch[:-1])]).cumsum(0)
         means = embedding_bag(torch.cat(batch), rows, starts, mode="mean")
@@ -160,8 +160,7 @@ def _weights(sequences: Sequence[Sequence[int]], vocabulary: int) -> Floats:
 
 
 def _parts(items: Sequence[Item], name: str) -> Iterator[Sequence[Item]]:
-    starts = range(0, len(items), SLICE)
-    for start in track(starts, name, console=console, transient=True, disable=not console.is_terminal):
+    for start in bar(range(0, len(items), SLICE), desc=name, unit=" parts"):
         yield items[start : start + SLICE]
 
 

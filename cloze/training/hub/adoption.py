@@ -15,6 +15,7 @@ import torch
 from cloze.encoding.bundle import Bundle, EmbeddingConfig
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import POOLINGS, TEXT, Template
+from cloze.training.bar import bar
 from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
 from cloze.training.errors import EncoderError
 from cloze.training.model.encoder import SentenceEncoder, check_tokenizer, loading, positions
@@ -188,7 +189,7 @@ def _compare_vectors(encoder: SentenceEncoder, model: Any, texts: Sequence[str],
     with quiet():
         expected = model.encode(list(texts), show_progress_bar=False, normalize_embeddings=True)
     found = encoder.embed(texts)
-    alone = np.concatenate([encoder.embed([text]) for text in texts])
+    alone = np.concatenate([encoder.embed([text]) for text in bar(texts, desc="comparing", unit=" texts")])
     found, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (found, alone))
     among = float(np.abs(alone - expected).max())
     largest = float(np.abs(found - expected).max())

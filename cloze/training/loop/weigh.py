@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from tqdm import tqdm
 
+from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.encoder_source import encoder_folder, kind_of, saved_config
 from cloze.training.errors import RunError
@@ -55,11 +55,11 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:
     """How often each token id occurs in the sequences of the corpus, (vocabulary), template included."""
     counts = np.zeros(encoder.word_embeddings.num_embeddings, np.int64)
-    with tqdm(total=len(corpus), desc="counting", unit=" rows", dynamic_ncols=True, disable=None) as bar:
+    with bar(total=len(corpus), desc="counting", unit=" rows") as shown:
         for first in range(0, len(corpus), ROWS):
             rows = [corpus[place] for place in range(first, min(first + ROWS, len(corpus)))]
             texts = [text for row in rows for text in row]
             ids = [token for tokens in encoder.pooling.text_encoder.encode(texts) for token in tokens.ids]
             counts += np.bincount(ids, minlength=len(counts))
-            bar.update(len(rows))
+            shown.update(len(rows))
     return counts

@@ -14,15 +14,14 @@ from typing import ClassVar, Final, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
+from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus
 from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed
 from cloze.training.hub.adoption import served
-from cloze.training.methods.gather import gather, rank_and_count
+from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import false_negatives, info_nce
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
@@ -91,10 +90,11 @@ class Guide:
         A vector depends a little on the texts that it is computed with. They are the same in a run that is resumed.
         """
         distinct = list(dict.fromkeys(texts))
-        starts = range(0, len(distinct), TEXTS)
-        console, (rank, _) = Console(stderr=True), rank_and_count()
-        for start in track(starts, "guide", console=console, transient=True, disable=rank > 0):
-            self._add(distinct[start : start + TEXTS])
+        with bar(total=len(distinct), desc="guide", unit=" texts") as shown:
+            for start in range(0, len(distinct), TEXTS):
+                part = distinct[start : start + TEXTS]
+                self._add(part)
+                shown.update(len(part))
 
     def _add(self, texts: Iterable[str]) -> None:
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]

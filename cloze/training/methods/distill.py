@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
+from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, Row
 from cloze.training.data.teacher_vectors import TeacherVectors
 from cloze.training.encoder_source import own_reading
@@ -53,12 +54,14 @@ class Distill(Objective):
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
         """Check that each text has a vector of every teacher, or embed it with the one teacher. Raises CorpusError."""
+        count = len(corpus) + len(corpus.held_out)
         if self._teacher is None:
             assert self._taught is not None, "there are vectors or a teacher. This is a bug."
-            for texts in _parts(corpus):
-                self._taught.find(texts)
+            with bar(total=count, desc="checking", unit=" texts", unit_scale=True) as shown:
+                for texts in _parts(corpus):
+                    self._taught.find(texts)
+                    shown.update(len(texts))
             return
-        count = len(corpus) + len(corpus.held_out)
         found = TeacherVectors.collected(_parts(corpus), embedded(_parts(corpus), count, self._teacher, folder))
         self._taught, self._teacher = _fitting(found, self.encoder), None
 

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from cloze.training.bar import bar
 from cloze.training.data.corpus import Row
 from cloze.training.evaluation.measures import alignment, uniformity
 from cloze.training.methods.gather import rank_and_count
@@ -39,7 +40,8 @@ class HeldOut:
         rank, _ = rank_and_count()
         with _undisturbed(objective):
             torch.manual_seed(self.seed + (rank << 16))
-            losses = [_losses(objective, batch) for batch in self._batches(objective)]
+            batches = bar(list(self._batches(objective)), desc="rows held out", unit=" batches")
+            losses = [_losses(objective, batch) for batch in batches]
             figures = {name: float(np.mean([each[name] for each in losses])) for name in losses[0]}
             if objective.contrastive:
                 figures = {"loss": figures.get("contrast", figures["loss"])} | self._spread(objective)

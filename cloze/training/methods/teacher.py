@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from cloze.encoding.files import replacing
 from cloze.encoding.template import TEXT
+from cloze.training.bar import bar
 from cloze.training.data.teacher_vectors import HELD
 from cloze.training.encoder_source import own_reading
 from cloze.training.evaluation.measures import Embed
@@ -57,7 +57,7 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
     rank, processes = rank_and_count()
     folder.mkdir(exist_ok=True)
     files = list[Path]()
-    with tqdm(total=count, desc="teacher", unit=" texts", dynamic_ncols=True, disable=None) as bar:
+    with bar(total=count, desc="teacher", unit=" texts") as shown:
         for number, texts in enumerate(parts):
             digest = blake2b("\0".join(texts).encode(), digest_size=16).hexdigest()
             files.append(file := folder / f"{digest}.npy")
@@ -66,10 +66,10 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
                 found: list[NDArray[np.float32]] = []
                 for rows in np.array_split(np.array(order), max(1, len(texts) // SHOWN)):
                     found.append(embed([texts[row] for row in rows]))
-                    bar.update(len(rows))
+                    shown.update(len(rows))
                 with replacing(file) as partial, partial.open("wb") as out:
                     np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
             else:
-                bar.total -= len(texts)
+                shown.total -= len(texts)
     wait()
     return map(np.load, files)

@@ -23,6 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
 from cloze.encoding.template import PoolingMode, Template
 from cloze.encoding.text import SpecialTokens, TextEncoder, token_batches
+from cloze.training.bar import bar
 from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, looks_local, saved_config
 from cloze.training.errors import EncoderError
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
@@ -268,10 +269,13 @@ class SentenceEncoder(nn.Module):
         self.train(dropout)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         sequences = [tokens.ids for tokens in self.pooling.text_encoder.encode(texts)]
-        for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
-            batch = self.pooling.text_encoder.pad([sequences[row] for row in rows])
-            input_ids, attention_mask = (torch.from_numpy(array).to(self.device) for array in batch)
-            vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
+        lengths = [len(ids) for ids in sequences]
+        with bar(total=sum(lengths), desc="embedding", unit=" tokens", unit_scale=True) as shown:
+            for rows in token_batches(lengths, batch_tokens):
+                batch = self.pooling.text_encoder.pad([sequences[row] for row in rows])
+                input_ids, attention_mask = (torch.from_numpy(array).to(self.device) for array in batch)
+                vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
+                shown.update(sum(lengths[row] for row in rows))
         self.train(was_training)
         return vectors
 

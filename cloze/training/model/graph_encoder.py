@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from cloze.encoding.text import TextEncoder, token_batches
+from cloze.training.bar import bar
 
 __all__ = ["GraphEncoder", "provider", "session"]
 
@@ -46,9 +47,12 @@ class GraphEncoder:
         """Sequences of ids, template included -> vectors (n, d) float32, in the sequences' order."""
         dimension = self.session.get_outputs()[0].shape[1]
         vectors = np.empty((len(sequences), dimension), dtype=np.float32)
-        for rows in token_batches([len(ids) for ids in sequences], batch_tokens):
-            batch = self.text_encoder.pad([sequences[row] for row in rows])
-            vectors[rows] = self.session.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
+        lengths = [len(ids) for ids in sequences]
+        with bar(total=sum(lengths), desc="embedding", unit=" tokens", unit_scale=True) as shown:
+            for rows in token_batches(lengths, batch_tokens):
+                batch = self.text_encoder.pad([sequences[row] for row in rows])
+                vectors[rows] = self.session.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
+                shown.update(sum(lengths[row] for row in rows))
         return vectors
 
 
