@@ -19,7 +19,7 @@ __all__ = ["end_in_one_line", "is_full", "main", "run"]
 
 COMMANDS: Final = {  # the module of each, below `cloze`
     "serve": ("service", "serve bundles over HTTP"),
-    "doctor": ("service.doctor", "show what this machine offers"),
+    "doctor": ("service.doctor", "show what this machine offers, and whether it is ready to serve"),
     "bulk": ("service.bulk", "embed the texts of files"),
     "adapt": ("training.adapt", "make an encoder better on your own documents and queries"),
     "fit": ("training.fit", "train a sentence encoder by a recipe"),
@@ -42,16 +42,19 @@ COMMANDS: Final = {  # the module of each, below `cloze`
     "average": ("training.average", "average the weights of several runs"),
 }
 GUIDE: Final = """\
-Cloze turns your own text into a sentence-embedding service. A first tour:
+Cloze turns your own text into a sentence-embedding service.
 
-  cloze serve                                    serve the model that comes with Cloze on 127.0.0.1:8080
-  cloze bulk texts.jsonl vectors                 write the vectors of a file, as parquet
-  cloze adapt --documents docs --pairs queries.csv --out run        train it on your text, see if it helps
-  cloze compare cloze-mini run --pairs pairs.csv                    is it better than before?
-  cloze export run model --precision fp32,int8   make a bundle of it, a folder that stands alone
-  cloze serve --bundle model                     serve that
+  your text --> adapt or fit --> run --> export --> bundle --> serve --> vectors over HTTP
+                                  |                    |
+                                  +----- evaluate -----+
 
-All commands: cloze --help. Options of one: cloze COMMAND --help. What this machine offers: cloze doctor."""
+  cloze serve                              serve the model that comes with Cloze on 127.0.0.1:8080
+  cloze adapt --documents docs --out run   train it on your own text, and see whether that helps
+  cloze fit                                list the recipes that train any other encoder
+  cloze export run model                   make a bundle of a run: a folder that stands alone
+  cloze evaluate model --pairs pairs.csv   score a bundle, a run or a server
+
+All commands: cloze --help. Options of one: cloze COMMAND --help. Is this machine ready: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
 EXTRAS: Final = {  # that a module or its package needs
     "service": "cpu",

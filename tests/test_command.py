@@ -33,14 +33,20 @@ def test_help_lists_all_commands(option: str) -> None:
     assert all(f"\n  {name} " in found.stdout for name in COMMANDS)
 
 
-def test_without_a_command_it_shows_a_first_tour_in_ten_lines() -> None:
+def test_without_a_command_it_shows_the_way_and_five_commands() -> None:
     found = cloze()
     assert found.returncode == 0, found.stderr
-    assert len(found.stdout.splitlines()) == 10
-    assert max(map(len, found.stdout.splitlines())) <= 110
+    lines = found.stdout.splitlines()
+    assert len(lines) <= 16
+    assert max(map(len, lines)) <= 110
     shown = re.findall(r"^  cloze (\w+)", found.stdout, re.MULTILINE)
-    assert shown == ["serve", "bulk", "adapt", "compare", "export", "serve"]
-    assert set(shown) <= set(COMMANDS)
+    assert shown == ["serve", "adapt", "fit", "export", "evaluate"]
+    (way,) = (line for line in lines if "-->" in line)
+    assert way.split(" --> ") == [
+        "  your text", "adapt or fit", "run", "export", "bundle", "serve", "vectors over HTTP"
+    ]  # fmt: skip
+    assert found.stdout.isascii()  # whatever the terminal's encoding
+    assert "cloze --help" in lines[-1]
 
 
 def test_a_command_is_called_what_the_user_typed() -> None:

@@ -1,7 +1,7 @@
 """`cloze doctor`: what this machine offers, for an operator and for the report of a problem.
 
 It prints facts, no texts, no paths of the user and no environment. It loads a bundle as the service does, with the same
-checks, and times it for a second.
+checks, and times it for a second. Its last line is `ready`, or one next step.
 """
 
 import os
@@ -29,6 +29,7 @@ from cloze.service.settings import PrecisionChoice, ProviderChoice
 PACKAGES: Final = ("onnxruntime", "onnxruntime-gpu", "tokenizers", "numpy", "fastapi", "uvicorn", "ray", "pyarrow")
 TRAINING: Final = ("torch", "transformers", "sentence-transformers", "onnx", "datasets")
 SECONDS: Final = 1.0
+DRIVERS: Final = Path("/proc/driver/nvidia/gpus")
 TEXTS: Final = 8
 TOKENS: Final = 32
 
@@ -36,7 +37,10 @@ Fact = tuple[str, str]
 
 
 class DoctorOptions(Command):
-    """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle."""
+    """Show what this machine offers: processor, memory, GPU, versions, and how fast it runs a bundle.
+
+    The last line is "ready", or one next step.
+    """
 
     bundle: Path | None = Field(
         None, description="bundle to load, to check and to time for a second; unset: the model that comes with Cloze"
@@ -54,6 +58,7 @@ def _main(arguments: Sequence[str]) -> None:
     options = DoctorOptions.read(arguments, "cloze doctor")
     for name, value in _facts(options):
         print(f"{name + ':':12}{value}", flush=True)
+    print(_verdict(options))
 
 
 def _facts(options: DoctorOptions) -> Iterator[Fact]:
@@ -86,11 +91,25 @@ def _versions(packages: Sequence[str]) -> str:
     return ", ".join(f"{name} {number}" for name, number in versions(packages).items()) or "none is installed"
 
 
-def _gpu(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> str:
-    """Name NVIDIA's devices, where its driver is there, and what ONNX Runtime could use."""
+def _gpus(drivers: Path) -> list[str]:
+    """The names of NVIDIA's devices; none without its driver."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(drivers.glob("*/information"))]
-    found = [line.partition(":")[2].strip() for text in texts for line in text.splitlines() if line.startswith("Model")]
-    return f"{', '.join(found) or 'no NVIDIA driver'}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
+    return [line.partition(":")[2].strip() for text in texts for line in text.splitlines() if line.startswith("Model")]
+
+
+def _gpu(drivers: Path = DRIVERS) -> str:
+    """The devices, and what ONNX Runtime could use."""
+    found = ", ".join(_gpus(drivers)) or "no NVIDIA driver"
+    return f"{found}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
+
+
+def _verdict(options: DoctorOptions, drivers: Path = DRIVERS) -> str:
+    """`ready`, or what to do first. A bundle that cannot be loaded has raised an error with its own next step."""
+    if (options.bundle or default_bundle()) is None:
+        return "next: give a bundle, such as one that cloze export made: cloze doctor --bundle PATH"
+    if options.provider != "cpu" and _gpus(drivers) and "CUDAExecutionProvider" not in ort.get_available_providers():
+        return "next: the GPU is not used; replace onnxruntime: pip uninstall onnxruntime && pip install 'cloze[gpu]'"
+    return "ready"
 
 
 def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:

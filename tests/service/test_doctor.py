@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from tiny_bundle import write_bundle
 
-from cloze.service.doctor import _gpu, _memory, _versions, main
+from cloze.service.doctor import DoctorOptions, _gpu, _memory, _verdict, _versions, main
 
 
 def facts(output: str) -> dict[str, str]:
-    lines = [re.fullmatch(r"(\w+): +(\S.*)", line) for line in output.splitlines()]
+    """What each line but the last states, by its name."""
+    lines = [re.fullmatch(r"(\w+): +(\S.*)", line) for line in output.splitlines()[:-1]]
     assert all(lines), output
     return {line[1]: line[2] for line in lines if line}
 
@@ -18,7 +20,9 @@ def facts(output: str) -> dict[str, str]:
 def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.service.doctor.default_bundle", lambda: None)
     assert main([]) == 0
-    found = facts(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith("next: give a bundle")
+    found = facts(printed)
     assert list(found) == ["cloze", "processor", "CPUs", "memory", "packages", "training", "GPU"]
     assert re.match(r"\d+\.\d+\.\d+, Python 3\.\d+\.\d+, ", found["cloze"])
     assert re.match(r"\d+ of \d+ may be used: \d+ batches at a time of \d+ threads each", found["CPUs"])
@@ -29,7 +33,9 @@ def test_a_machine_without_a_bundle(capsys: pytest.CaptureFixture[str], monkeypa
 def test_a_bundle_is_loaded_as_the_service_does_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = write_bundle(tmp_path / "tiny")
     assert main(["--bundle", str(bundle), "--provider", "cpu"]) == 0
-    found = facts(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert printed.endswith("\nready\n")
+    found = facts(printed)
     assert found["bundle"] == "'This sentence of \"[X]\" means [MASK].', pooling mask, fp32"
     assert re.fullmatch(r"fp32 on cpu, loaded and checked in \d+\.\d\d s", found["graph"])
     # below 0 where this process, which other tests have used, returned memory meanwhile
@@ -58,6 +64,19 @@ def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
         (tmp_path / number / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 12\n")
     assert _gpu(tmp_path).startswith("NVIDIA H100 80GB HBM3, NVIDIA H100 80GB HBM3; ONNX Runtime offers ")
     assert _gpu(tmp_path / "none").startswith("no NVIDIA driver; ")
+
+
+def test_the_last_line_is_ready_or_one_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none, one = tmp_path / "none", tmp_path / "one"
+    (one / "0").mkdir(parents=True)
+    (one / "0" / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\n")
+    given = DoctorOptions(bundle=tmp_path)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert _verdict(given, none) == "ready"
+    assert "cloze[gpu]" in _verdict(given, one)
+    assert _verdict(given.model_copy(update={"provider": "cpu"}), one) == "ready"
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    assert _verdict(given, one) == "ready"
 
 
 def test_packages_that_are_not_installed_are_left_out() -> None:
