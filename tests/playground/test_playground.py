@@ -2,21 +2,30 @@
 
 import base64
 import csv
+import io
 import re
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import combinations
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import httpx
 import numpy as np
 import pytest
 from patience import PATIENCE
-from playwright.sync_api import Browser, Page, Route, expect
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tiny_bundle import MAX_TOKENS
 from visitor import KEY, Visitor
 
 pytestmark = pytest.mark.browser
 
-CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+CONTRAST, EDGES, STOPS, BOXES = (
+    (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8")
+    for name in ("contrast", "edges", "stops", "boxes")
+)
+Scheme: TypeAlias = Literal["light", "dark"]
+
 TOOLS = ("compare", "search", "map", "tokens", "labels")
 TEXTS = ["a man plays the guitar", "the man plays", "two dogs run", "run dogs two"]
 MARKUP = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>"
@@ -62,12 +71,56 @@ def test_the_header_tells_the_model(visitor: Visitor, service: httpx.Client) -> 
     info = service.get("/models/alpha/info").json()
     page = visitor.page
     expect(page.get_by_label("Model", exact=True)).to_have_value("alpha")
-    expect(page.locator("#template")).to_have_text('This sentence of "your text" means [MASK].')
+    expect(page.locator("#template")).to_have_text('This sentence of "" means [MASK].')
+    expect(slot(visitor)).to_have_attribute("aria-placeholder", "your text")
     facts = page.get_by_role("list", name="What the model is")
     expect(facts).to_contain_text(f"dimensions {info['dimension']}")
     expect(facts).to_contain_text(f"limit {info['max_input_length']} tokens")
     expect(facts).to_contain_text(f"template {info['template']['template_tokens']} tokens")
     expect(facts).to_contain_text(info["provider"])
+
+
+def slot(visitor: Visitor) -> Locator:
+    """The place of the text in the template."""
+    return visitor.page.get_by_role("textbox", name="Your text, in the template")
+
+
+def words(visitor: Visitor) -> list[str]:
+    return visitor.page.locator(".sequence .token.text .word").all_inner_texts()
+
+
+def test_a_text_is_written_into_the_template(visitor: Visitor) -> None:
+    page = visitor.page
+    slot(visitor).click()
+    page.keyboard.type("a man plays")
+    expect(page.locator("#template")).to_have_text('This sentence of "a man plays" means [MASK].')
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="Tokens")).to_have_attribute("aria-selected", "true")
+    expect(visitor.result("tokens").locator(".count")).to_be_visible()
+    assert words(visitor) == ["a", "man", "plays"]
+    expect(page.locator("#tokens-text")).to_have_value("a man plays")
+    page.keyboard.type(" the guitar")
+    page.keyboard.press("Enter")
+    expect(page.locator(".sequence .token.text")).to_have_count(5)
+    page.get_by_label("Model", exact=True).select_option("beta")
+    visitor.settle("tokens")
+    expect(slot(visitor)).to_have_text("a man plays the guitar")
+    page.locator("#tokens-text").fill("two dogs")
+    expect(slot(visitor)).to_have_text("two dogs")
+    slot(visitor).fill("")
+    assert slot(visitor).evaluate("(slot) => getComputedStyle(slot, '::before').content") == '"your text"'
+    page.keyboard.press("Enter")
+    expect(page.locator(".sequence .token.text")).to_have_count(0)
+
+
+def test_what_is_written_into_the_template_is_text(visitor: Visitor) -> None:
+    slot(visitor).fill(MARKUP)
+    visitor.page.keyboard.press("Enter")
+    expect(visitor.page.locator("#tokens-text")).to_have_value(MARKUP)
+    expect(slot(visitor)).to_have_text(MARKUP)
+    expect(visitor.page).to_have_title("Cloze playground")
+    visitor.page.locator("#tokens-text").fill("[MASK]")
+    expect(visitor.page.locator("#template .mask")).to_have_count(1)
 
 
 def test_the_header_shows_the_time_that_the_service_took(visitor: Visitor) -> None:
@@ -673,17 +726,29 @@ def test_every_control_has_a_name(visitor: Visitor) -> None:
                 expect(control).to_have_accessible_name(re.compile(r"\w"))
 
 
-def test_focus_is_seen(visitor: Visitor) -> None:
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_keyboard_reaches_every_control_and_focus_is_seen(visitor: Visitor, tool: str) -> None:
     ring = "(element) => { const s = getComputedStyle(element); return [s.outlineStyle, s.outlineWidth] }"
-    rings = []
-    for _ in range(20):
-        visitor.page.keyboard.press("Tab")
-        focused = visitor.page.locator(":focus:not(body)")
-        if not focused.count():  # past the last one
+    visitor.turn_to(tool)
+    page = visitor.page
+    if tool == "map":
+        expect(visitor.result("map").get_by_role("option").first).to_be_visible()
+    count = page.evaluate(STOPS)
+    page.evaluate("() => { document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0) }")
+    page.locator("h1").click()  # from the start of the page
+    page.keyboard.press("Shift+Tab")
+    reached, rings = [], []
+    for _ in range(2 * count):
+        focused = page.locator(":focus:not(body)")
+        if focused.count():
+            reached.append(focused.evaluate("(element) => window.stops.indexOf(element)"))
+            rings.append(focused.evaluate(ring))
+            expect(focused).to_be_in_viewport()
+        elif reached:
             break
-        rings.append(focused.evaluate(ring))
-    assert len(rings) >= 8
-    assert rings == [["solid", "3px"]] * len(rings)
+        page.keyboard.press("Tab")
+    assert reached == list(range(count))  # in the order of the page, and no other
+    assert rings == [["solid", "3px"]] * count
 
 
 # Looks
@@ -724,6 +789,58 @@ def test_the_heat_map_follows_the_scheme(visitor: Visitor) -> None:
     visitor.page.emulate_media(color_scheme="dark")
     expect(cell).not_to_have_css("background-color", light)
     assert [text for text in visitor.page.evaluate(CONTRAST) if text["ratio"] < text["least"]] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_edge_of_a_control_and_the_focus_stand_out(visitor: Visitor, scheme: Scheme) -> None:
+    """At 3:1, which WCAG AA asks of what tells a control from the page."""
+    visitor.page.emulate_media(color_scheme=scheme)
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        visitor.page.keyboard.press("Tab")
+        measured = visitor.page.evaluate(EDGES)
+        assert len(measured) >= 5
+        assert [each for each in measured if each["ratio"] < 3] == []
+
+
+def overlaps(boxes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What two boxes show that share more than a pixel in both directions."""
+    return [
+        (one["name"], other["name"])
+        for one, other in combinations(boxes, 2)
+        if min(one["right"], other["right"]) - max(one["left"], other["left"]) > 1
+        and min(one["bottom"], other["bottom"]) - max(one["top"], other["top"]) > 1
+    ]
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_picture_of_the_page_has_the_colours_of_its_scheme_and_nothing_overlaps(
+    visitor: Visitor, scheme: Scheme, width: int
+) -> None:
+    visitor.page.emulate_media(color_scheme=scheme)
+    visitor.page.set_viewport_size({"width": width, "height": 812})
+    slot(visitor).fill("a man plays the guitar, and two dogs run " * 2)
+    visitor.page.locator("h1").click()
+    for tool in TOOLS:
+        visitor.turn_to(tool)
+        assert visitor.page.evaluate("() => document.documentElement.scrollWidth") == width
+        boxes = visitor.page.evaluate(BOXES)
+        assert len(boxes) > 15
+        assert [box for box in boxes if box["left"] < 0 or box["right"] > width] == []
+        assert overlaps(boxes) == []
+        picture = Image.open(io.BytesIO(visitor.page.screenshot(full_page=True))).convert("RGB")
+        assert picture.width == width
+        counts = {colour: count for count, colour in picture.getcolors(picture.width * picture.height) or []}
+        paper, ink = (
+            tuple(map(int, re.findall(r"\d+", visitor.page.evaluate(f"() => getComputedStyle(document.body).{name}"))))
+            for name in ("backgroundColor", "color")
+        )
+        bright, dim = (paper, ink) if scheme == "light" else (ink, paper)
+        assert sum(bright) > 600 > 200 > sum(dim)
+        assert picture.getpixel((2, 2)) == picture.getpixel((width - 3, picture.height - 3)) == paper
+        assert counts[paper] > picture.width * picture.height / 3
+        assert counts[ink] > 100
 
 
 @pytest.mark.parametrize("width", [320, 360])

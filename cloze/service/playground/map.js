@@ -57,6 +57,7 @@ function plot(texts, points, shares) {
       width,
       height,
       role: "listbox",
+      tabindex: "-1", // Chromium makes a stop of an svg that listens for focus
       "aria-label": `Map of ${plural(texts.length, "text")}; the arrow keys go from point to point`,
     });
     const dots = texts.map((text, i) => dot(text, place[i], texts.length));

@@ -86,6 +86,7 @@ const tools = [
   new Tool("labels", labels),
 ];
 let shown = tools[0];
+const byTool = (name) => tools.find(({ panel }) => panel.id === name);
 
 // Messages
 
@@ -179,13 +180,41 @@ async function choose() {
 
 byId("model").addEventListener("change", () => choose().catch(complain));
 
+/** The place of the text in the template. What is written there is the text of the tool Tokens, and the other way round. */
+const slot = make("span", {
+  class: "slot",
+  id: "slot",
+  role: "textbox",
+  contenteditable: "plaintext-only",
+  tabindex: "0",
+  "aria-label": "Your text, in the template",
+  "aria-placeholder": "your text",
+  "aria-describedby": "template-note",
+  enterkeyhint: "go",
+  spellcheck: "false",
+  dir: "auto",
+});
+
+slot.addEventListener("input", () => {
+  if (!slot.textContent.trim()) slot.replaceChildren(); // a browser leaves a line break, which is not empty
+  byId("tokens-text").value = slot.textContent;
+  byTool("tokens").stale = true;
+});
+slot.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.isComposing) return;
+  event.preventDefault();
+  show(byTool("tokens"));
+});
+byId("tokens-text").addEventListener("input", () => (slot.textContent = byId("tokens-text").value));
+
 function describe({ template, dimension, provider, model_dtype, max_input_length, version }) {
   const parts = template.text.split(/(\[X\]|\[MASK\])/);
   const slots = {
-    "[X]": () => make("span", { class: "slot" }, "your text"),
+    "[X]": () => slot,
     "[MASK]": () => make("span", { class: "mask" }, "[MASK]"),
   };
   byId("template").replaceChildren(...parts.map((part) => slots[part]?.() ?? part));
+  byId("template-note").hidden = false;
   const facts = [
     ["dimensions", dimension],
     ["read at", { mask: "[MASK]", cls: "[CLS]" }[template.pooling] ?? template.pooling],
