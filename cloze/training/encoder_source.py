@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from cloze.adoption.hub import looks_local
+from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE, pooling_of
 from cloze.encoding.bundle import SPEC_FILE, located, upgrade
 from cloze.encoding.template import POOLINGS, TEXT
 from cloze.training.errors import RunError
@@ -15,16 +17,13 @@ from cloze.training.errors import RunError
 __all__ = [
     "CONFIG_FILE",
     "MODEL",
-    "MODULES_FILE",
     "PROVENANCE_FILE",
     "READING",
     "RECIPE_FILE",
-    "ST_CONFIG_FILE",
     "Kind",
     "encoder_folder",
     "kind_of",
     "learnt_sentences",
-    "looks_local",
     "own_reading",
     "saved_config",
 ]
@@ -34,16 +33,6 @@ PROVENANCE_FILE: Final = "run.json"  # of a finished one
 MODEL: Final = "model"  # folder of its encoder
 CONFIG_FILE: Final = "embedding_config.json"  # of an encoder that Cloze saved
 FORMER_CONFIG_FILE: Final = "reading.json"  # written by Cloze 0.1
-MODULES_FILE: Final = "modules.json"  # of sentence-transformers
-ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
-FORMER_POOLINGS: Final = {  # keys of its earlier versions
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-}
 READING: Final = ("template", "pooling", "final_period")  # fields of an embedding configuration
 
 Kind: TypeAlias = Literal["run", "bundle", "encoder"]
@@ -86,12 +75,6 @@ def encoder_folder(source: str) -> str:
     return source if path == Path(source) else str(path)
 
 
-def looks_local(source: str) -> bool:
-    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
-    path = Path(source)
-    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
-
-
 def saved_config(folder: Path) -> Path | None:
     """The file of a saved model's embedding configuration; None if the folder has none."""
     files = (folder / name for name in (CONFIG_FILE, FORMER_CONFIG_FILE))
@@ -126,12 +109,11 @@ def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | 
     pooling = _json(file(f"{path}/config.json")) if path else None
     if not pooling:
         return None
-    modes = [mode for key, mode in FORMER_POOLINGS.items() if pooling.get(key)]
-    mode = pooling.get("pooling_mode") or (modes[0] if len(modes) == 1 else None)
-    if mode not in POOLINGS:
+    modes = pooling_of(pooling)
+    if len(modes) != 1 or modes[0] not in POOLINGS:
         return None
     prompt = ((config or {}).get("prompts") or {}).get((config or {}).get("default_prompt_name")) or ""
-    return {"template": f"{prompt}{TEXT}", "pooling": mode, "final_period": False}
+    return {"template": f"{prompt}{TEXT}", "pooling": modes[0], "final_period": False}
 
 
 def _fetched(name: str, file: str) -> Path | None:

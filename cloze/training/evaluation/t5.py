@@ -68,8 +68,10 @@ class TemplateWriter:
     def load(cls, source: str) -> Self:
         """Raises EncoderError for a folder or hub name that is not a T5."""
         with loading(source, "a T5"):
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model, found = AutoModelForSeq2SeqLM.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            model, found = AutoModelForSeq2SeqLM.from_pretrained(
+                source, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+            )
         if missing := sorted(found["missing_keys"]):
             raise EncoderError(f"{source!r} lacks the weights {missing[0]} and {len(missing) - 1} more; get it again")
         absent = [name for name in SENTINELS if name not in tokenizer.get_vocab()]

@@ -233,9 +233,9 @@ def write_bundle(
         )
         card = with_figures(card, name, provenance, sizes)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
+        spec = seal(folder, encoder.config, encoder.dimension, weights_digest(encoder), provenance)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}")
+    console.print(f"{out}: {total / 1e6:.1f} MB, {', '.join(precisions)}, vector space {spec.space}")
 
 
 def _parts(encoder: SentenceEncoder) -> list[str]:

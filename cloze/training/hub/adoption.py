@@ -3,7 +3,6 @@
 Pooling, Dense and LayerNorm become part of the encoder, and prompts named templates.
 """
 
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from cloze.adoption.hub import model_folder
+from cloze.adoption.modules import check_behind, check_pooling, modules_of, templates_of
 from cloze.encoding.bundle import Bundle, EmbeddingConfig
-from cloze.encoding.errors import TemplateError
-from cloze.encoding.template import POOLINGS, TEXT, Template
+from cloze.encoding.template import TEXT, Template
 from cloze.training.bar import bar
 from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
 from cloze.training.errors import EncoderError
@@ -26,10 +26,6 @@ from cloze.training.model.pretrained import fastest_device, quiet
 __all__ = ["LARGEST_DIFFERENCE", "adopted", "served"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
-BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
-DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # which encode_document looks for, in this order
-SERVED: Final = f"Cloze serves a Transformer, a Pooling and then any of {', '.join(BEHIND)}"
-
 CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
 
 
@@ -48,7 +44,9 @@ def served(source: str) -> "SentenceEncoder | GraphEncoder | None":
     return encoder.to(fastest_device())
 
 
-def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) -> SentenceEncoder:
+def adopted(
+    source: str, texts: Sequence[str], max_tokens: int | None = None, folder: Path | None = None
+) -> SentenceEncoder:
     """Load a sentence-transformers model, a folder or a hub name, and compare the vectors of `texts` with its own.
 
     sentence-transformers loads the model itself, so folders of its earlier versions can be read too. What Cloze cannot
@@ -56,26 +54,21 @@ def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) ->
     tokenizer whose sequences are not [CLS], text, [SEP]. So is what the library would replace in silence: a pooling
     that nothing states, an activation function of the model's own code, a missing tokenizer.
 
-    Its prompts become named templates, and its default prompt the template. `max_tokens` replaces its limit. Raises
-    EncoderError.
+    Its prompts become named templates, and its default prompt the template. `max_tokens` replaces its limit, and
+    `folder` has its files where they were fetched before. Raises ClozeError.
     """
+    folder = folder or model_folder(source)
+    modules_of(folder, source)
     with loading(source, "a sentence-transformers model"):
         library = import_module("sentence_transformers")
-        described = _described(library, source)
-    _check_described(described, source)
-    with loading(source, "a sentence-transformers model"):
-        model = library.SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
+        model = library.SentenceTransformer(
+            str(folder), device="cpu", model_kwargs={"dtype": torch.float32}, trust_remote_code=False
+        )
     transformer, pooling, *rest = _modules(model, source)
     check_tokenizer(transformer.tokenizer, source)
-    templates = {name: _template(name, prompt, source) for name, prompt in model.prompts.items() if prompt}
-    own = templates.get(model.default_prompt_name or "", TEXT)
-    for name in DOCUMENT_PROMPTS[1:]:
-        if name in templates:
-            templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
-    if own != TEXT:  # a prompt that is empty is not the default one
-        templates = dict.fromkeys(model.prompts, TEXT) | templates
+    template, templates = templates_of(model.prompts, model.default_prompt_name, source)
     config = EmbeddingConfig(
-        template=own,
+        template=template,
         templates=templates,
         pooling=pooling.pooling_mode,
         max_tokens=_limit(transformer, source, max_tokens),
@@ -91,59 +84,13 @@ def adopted(source: str, texts: Sequence[str], max_tokens: int | None = None) ->
     return encoder
 
 
-def _described(library: Any, source: str) -> list[tuple[str, str, Any]]:
-    """Kind, path and configuration (None if the file is missing) of each row of modules.json, if there is one."""
-
-    def read(name: str, folder: str = "") -> Any:
-        path = library.util.load_file_path(source, name, subfolder=folder)
-        return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-
-    rows = read("modules.json") or []
-    return [(row["type"].rpartition(".")[2], row["path"], read("config.json", row["path"])) for row in rows]
-
-
-def _check_described(modules: Sequence[tuple[str, str, Any]], source: str) -> None:
-    """Check what the library would only warn of, or say less clearly. Raises EncoderError."""
-    if not modules:
-        raise EncoderError(
-            f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
-            "sentence-transformers saved"
-        )
-    kinds = [kind for kind, _, _ in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
-        raise EncoderError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
-    for kind, path, config in modules[1:]:
-        if config is None and kind != "Normalize":  # which has no file
-            raise EncoderError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
-        activation = config.get("activation_function", "torch.") if kind == "Dense" else "torch."
-        if not activation.startswith("torch."):
-            raise EncoderError(
-                f"{source!r} has the activation function {activation} in {path}, code of its own; Cloze runs those of "
-                "torch.nn only"
-            )
-
-
 def _modules(model: Any, source: str) -> list[Any]:
     """Transformer, pooling and what follows, without a last Normalize: a bundle's graph does not normalise."""
     modules = list(model)
-    pooling = modules[1]
-    if pooling.pooling_mode not in POOLINGS:
-        joined = " and ".join(pooling.pooling_mode)
-        raise EncoderError(f"{source!r} joins the poolings {joined}; a bundle has one of {', '.join(POOLINGS[1:])}")
-    if not pooling.include_prompt:
-        raise EncoderError(
-            f"{source!r} has include_prompt: false, so its pooling leaves out the tokens of a prompt; a bundle's "
-            "reads all tokens of the template, and would give other vectors"
-        )
-    for module in modules[2:]:
-        read = getattr(module, "module_input_name", "sentence_embedding")
-        if read != "sentence_embedding":
-            raise EncoderError(f"{source!r} has a Dense that reads {read}; {SERVED}, which read the sentence's vector")
-    if model.truncate_dim is not None:
-        raise EncoderError(
-            f"{source!r} has truncate_dim {model.truncate_dim}; remove it from config_sentence_transformers.json, and "
-            "ask the service for that many `dimensions`"
-        )
+    mode = modules[1].pooling_mode
+    check_pooling([mode] if isinstance(mode, str) else mode, modules[1].include_prompt, source)
+    inputs = [getattr(module, "module_input_name", "sentence_embedding") for module in modules[2:]]
+    check_behind(inputs, model.truncate_dim, source)
     return modules[:-1] if type(modules[-1]).__name__ == "Normalize" else modules
 
 
@@ -153,13 +100,6 @@ def _limit(transformer: Any, source: str, asked: int | None) -> int:
     if asked is not None and asked > largest:
         raise EncoderError(f"max_tokens is {asked}; {source!r} has positions for {largest}: lower it")
     return asked or min(int(transformer.max_seq_length), largest)
-
-
-def _template(name: str, prompt: str, source: str) -> str:
-    try:
-        return str(Template.parse(f"{prompt}{TEXT}", "mean"))
-    except TemplateError as error:
-        raise EncoderError(f"{source!r}: its prompt {name} cannot be a template: {error}") from error
 
 
 def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:

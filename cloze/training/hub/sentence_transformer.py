@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE
 from cloze.encoding.template import TEXT
-from cloze.training.encoder_source import CONFIG_FILE, MODULES_FILE, ST_CONFIG_FILE
+from cloze.training.encoder_source import CONFIG_FILE
 from cloze.training.errors import EncoderError, ExportError
 from cloze.training.model.encoder import SHORT, SentenceEncoder
 from cloze.training.model.pretrained import quiet

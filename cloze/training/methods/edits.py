@@ -158,7 +158,7 @@ def _choose(places: Tensor, numbers: Tensor) -> Tensor:
 
 def _check_vocabulary(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
     with loading(source, "a generator"):
-        theirs = AutoTokenizer.from_pretrained(source).get_vocab()
+        theirs = AutoTokenizer.from_pretrained(source, trust_remote_code=False).get_vocab()
     ours = tokenizer.get_vocab()
     if strange := [word for word, number in ours.items() if theirs.get(word) != number]:
         raise EncoderError(

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from cloze.adoption.hub import explained, looks_local
 from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
 from cloze.encoding.template import PoolingMode, Template
 from cloze.encoding.text import SpecialTokens, TextEncoder, token_batches
 from cloze.training.bar import bar
-from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, looks_local, saved_config
+from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, saved_config
 from cloze.training.errors import EncoderError
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.graph_weights import ORIGIN, graph_weights
@@ -78,8 +79,10 @@ class SentenceEncoder(nn.Module):
         with loading(source, "an encoder"):
             if saved:
                 fields |= upgrade(json.loads(saved.read_text(encoding="utf-8")))
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            backbone, found = AutoModel.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            backbone, found = AutoModel.from_pretrained(
+                source, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+            )
         _check_complete(found["missing_keys"], source)
         check_tokenizer(tokenizer, source)
         fields |= {key: value for key, value in changes.items() if value is not None}
@@ -95,8 +98,10 @@ class SentenceEncoder(nn.Module):
         """
         source, spec = str(bundle.path), bundle.spec
         with loading(source, "an encoder"):
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            backbone = AutoModel.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            backbone = AutoModel.from_config(
+                AutoConfig.from_pretrained(source, trust_remote_code=False), dtype=torch.float32
+            )
         precision, weights, token_weights = graph_weights(bundle, backbone.config)
         with loading(source, "an encoder"):
             missing = backbone.load_state_dict(weights, strict=False).missing_keys
@@ -293,8 +298,8 @@ def weights_digest(module: nn.Module) -> str:
 def loading(source: str, what: str) -> Iterator[None]:
     """`quiet`, and any exception becomes an EncoderError that says why `source` cannot be loaded as `what`."""
     advice = (
-        "give a folder with config.json, model.safetensors and tokenizer.json, or a model name that is in the local "
-        "hub cache, or cloze-mini, the model that comes with Cloze"
+        "give a folder with config.json, model.safetensors and tokenizer.json, or the name of a model on the "
+        "hub, or cloze-mini, the model that comes with Cloze"
     )
     if looks_local(source) and not Path(source).is_dir():
         raise EncoderError(f"{source!r} cannot be loaded as {what}: it is not a folder; {advice}")
@@ -302,6 +307,13 @@ def loading(source: str, what: str) -> Iterator[None]:
         with quiet():
             yield
     except Exception as error:  # transformers, safetensors, tokenizers and pickle have no error in common
+        if not Path(source).is_dir() and (reason := explained(error, source)):
+            raise EncoderError(reason) from error
+        if "trust_remote_code" in str(error):
+            raise EncoderError(
+                f"{source!r} needs code of its own to be loaded, which Cloze does not run; give a model whose "
+                "architecture transformers has"
+            ) from error
         raise EncoderError(f"{source!r} cannot be loaded as {what}: {_first_line(error)}; {advice}") from error
 
 

@@ -1,0 +1,40 @@
+"""cloze adopt MODEL OUT where torch is not installed: a bundle of the model's own ONNX graph."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from cloze.command import run
+from cloze.options import Command
+
+__all__ = ["main"]
+
+
+class AdoptOptions(Command):
+    """Make a bundle of a sentence-transformers model, of its onnx/model.onnx. With torch there are more options."""
+
+    model: CliPositionalArg[str] = Field(description="folder of a sentence-transformers model, or its hub name")
+    out: CliPositionalArg[Path] = Field(description="bundle to write; a bundle there is replaced")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub name")
+    max_tokens: Annotated[int, Field(ge=3)] | None = Field(None, description="longest sequence, template included")
+    precision: Literal["fp32"] = Field("fp32", description="graph to make; fp16 and int8 need torch")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Raises ClozeError."""
+    options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
+
+    # onnx takes half a second, for which help and a wrong option need not wait
+    from cloze.adoption.bundle import write
+    from cloze.adoption.hub import model_folder
+
+    folder = model_folder(options.model, options.revision, graph=True)
+    write(options.model, folder, options.out, options.max_tokens)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

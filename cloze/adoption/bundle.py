@@ -1,0 +1,286 @@
+"""A bundle of a sentence-transformers model's own ONNX graph, compared with that graph and pooling in numpy."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from math import erf, sqrt
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from cloze.adoption.graph import (
+    EPSILONS,
+    NEEDS_TORCH,
+    STATES,
+    TOKEN_TYPES,
+    Weights,
+    activation_of,
+    repository_graph,
+    with_pooling,
+)
+from cloze.adoption.modules import (
+    ST_CONFIG_FILE,
+    AdoptionError,
+    Module,
+    check_behind,
+    check_pooling,
+    json_of,
+    limit_of,
+    modules_of,
+    pooling_of,
+    templates_of,
+)
+from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Provenance, seal, sha256, staging
+from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.template import TEXT, PoolingMode, Template
+from cloze.encoding.text import TextEncoder
+
+__all__ = ["write"]
+
+LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector
+MOST_TOKENS: Final = 2**20  # of a model that states a limit
+ROLES: Final = ("cls_token", "sep_token", "pad_token", "mask_token")
+
+Floats = NDArray[np.float32]
+
+ACTIVATED: Final[dict[str, Callable[[Floats], NDArray[Any]]]] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "GELU": lambda x: 0.5 * x * (1 + np.array([erf(each / sqrt(2)) for each in x])),
+}
+
+
+def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -> None:
+    """Write the bundle `out` of the model `source`, whose files are in `folder`, or nothing. Raises ClozeError."""
+    _, pooling, *rest = modules_of(folder, source)
+    behind = [(module, _weights(folder, module, source)) for module in rest]
+    config = _embedding_config(folder, pooling, rest, source, max_tokens)
+    if behind and behind[-1][0].kind == "Normalize":  # a bundle's graph does not normalise
+        behind.pop()
+    graph = repository_graph(folder, source)
+    with staging(out) as made:
+        _copy_tokenizer(folder, made, source)
+        shutil.copyfile(folder / "config.json", made / "config.json")
+        text_encoder = config.text_encoder(made)
+        _compare_tokens(text_encoder, config, made, source)
+        _show("fp32: adding the pooling to the model's own graph")
+        sequences = [tokens.ids for tokens in text_encoder.encode(CANARY_TEXTS)]
+        try:
+            expected = _own_vectors(graph, sequences, config.pooling, behind)
+        except Exception as error:  # ONNX Runtime has an exception for each of its status codes
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise AdoptionError(
+                f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer ({reason}); give a "
+                f"lower --max-tokens than {config.max_tokens}, or get the model again"
+            ) from error
+        path = made / GRAPHS["fp32"]
+        path.parent.mkdir()
+        onnx.save(with_pooling(graph, config.pooling, behind, expected.shape[1]), path)
+        vectors, difference = _compared(path, text_encoder, sequences, expected, source)
+        Canaries.write(made, {"fp32": vectors})
+        provenance = _provenance(source, difference)
+        (made / "README.md").write_text(_card(out.absolute().name, config, provenance), encoding="utf-8")
+        files = [*sorted(folder.glob(f"{GRAPHS['fp32']}*")), *(_file(folder, module) for module, own in behind if own)]
+        digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+        spec = seal(made, config, expected.shape[1], digest, provenance)
+    size = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
+    _show(f"{out}: {size / 1e6:.1f} MB, fp32, vector space {spec.space}")
+
+
+def _embedding_config(
+    folder: Path, pooling: Module, behind: Sequence[Module], source: str, max_tokens: int | None
+) -> EmbeddingConfig:
+    described = pooling.config or {}
+    mode = check_pooling(pooling_of(described), described.get("include_prompt", True), source)
+    inputs = [(module.config or {}).get("module_input_name", "sentence_embedding") for module in behind]
+    settings = json_of(folder / ST_CONFIG_FILE) or {}
+    check_behind(inputs, settings.get("truncate_dim"), source)
+    template, templates = templates_of(settings.get("prompts") or {}, settings.get("default_prompt_name"), source)
+    own, positions = limit_of(folder)
+    if max_tokens is None and own > MOST_TOKENS:
+        raise AdoptionError(f"{source!r} does not say how many tokens it reads; give --max-tokens")
+    if max_tokens is not None and max_tokens > positions:
+        raise AdoptionError(f"max_tokens is {max_tokens}; {source!r} has positions for {positions}: lower it")
+    return EmbeddingConfig(
+        template=template,
+        templates=templates,
+        pooling=mode,
+        max_tokens=max_tokens or own,
+        final_period=False,
+        denoising=False,
+    )
+
+
+def _copy_tokenizer(folder: Path, made: Path, source: str) -> None:
+    """Copy the tokenizer; special tokens that only special_tokens_map.json names are added to its configuration."""
+    if not (folder / "tokenizer.json").is_file():
+        raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
+    shutil.copyfile(folder / "tokenizer.json", made / "tokenizer.json")
+    named = json_of(folder / "special_tokens_map.json") or {}
+    config = {role: named[role] for role in ROLES if role in named} | (json_of(folder / "tokenizer_config.json") or {})
+    (made / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _weights(folder: Path, module: Module, source: str) -> Weights:
+    """The weights of a module behind the pooling. Raises AdoptionError for those that only torch reads."""
+    if module.kind == "Normalize":
+        return {}
+    path = _file(folder, module)
+    if not path.is_file():
+        raise AdoptionError(f"{source!r} has no {module.path}/{path.name}, which is read without torch; {NEEDS_TORCH}")
+    name = activation_of(module.config or {})
+    if module.kind == "Dense" and name not in ACTIVATED:
+        raise AdoptionError(
+            f"{source!r} has the activation function {name} in {module.path}; without torch, there are "
+            f"{', '.join(ACTIVATED)}; {NEEDS_TORCH}"
+        )
+    return {key: value.astype(np.float32) for key, value in load_file(path).items()}
+
+
+def _file(folder: Path, module: Module) -> Path:
+    return folder / module.path / "model.safetensors"
+
+
+def _compare_tokens(text_encoder: TextEncoder, config: EmbeddingConfig, made: Path, source: str) -> None:
+    """Compare the ids of each template with those of the tokenizer's own post-processor. Raises AdoptionError."""
+    own = Tokenizer.from_file(str(made / "tokenizer.json"))
+    own.no_padding()
+    own.enable_truncation(config.max_tokens)
+    own.encode_special_tokens = True  # "[MASK]" in a text is text
+    for template in dict.fromkeys([config.template, *config.templates.values()]):
+        within = text_encoder.within(Template.parse(template, config.pooling))
+        prompt = template.removesuffix(TEXT)
+        texts = [text for text in CANARY_TEXTS if text or not prompt]  # a prompt's last blank may be a token of its own
+        for text, tokens in zip(texts, within.encode(texts), strict=True):
+            ids = own.encode(f"{prompt}{text}").ids
+            if ids != tokens.ids:
+                raise AdoptionError(
+                    f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
+                    f"(template {template!r}); Cloze holds tokenizers whose sequences are [CLS], text, [SEP]"
+                )
+
+
+def _own_vectors(
+    graph: ModelProto, sequences: Sequence[Sequence[int]], mode: PoolingMode, behind: Sequence[tuple[Module, Weights]]
+) -> Floats:
+    """The vectors (n, d) of sequences by a repository's own graph, each alone, with all that follows in numpy."""
+    session = _session(graph.SerializeToString())
+    types = any(value.name == TOKEN_TYPES for value in session.get_inputs())
+    output = next(value.name for value in session.get_outputs() if value.name in STATES)
+    vectors = []
+    for ids in sequences:
+        batch = np.array([ids], dtype=np.int64)
+        feeds = {INPUTS[0]: batch, INPUTS[1]: np.ones_like(batch)} | (
+            {TOKEN_TYPES: np.zeros_like(batch)} if types else {}
+        )
+        [[states]] = session.run([output], feeds)  # (L, d)
+        vector = _pooled(states.astype(np.float32), mode)
+        for module, weights in behind:
+            vector = _applied(module, weights, vector)
+        vectors.append(vector)
+    return np.stack(vectors)
+
+
+def _pooled(states: Floats, mode: PoolingMode) -> Floats:
+    """States (L, d) of one text without padding -> its vector (d)."""
+    places = np.arange(1, len(states) + 1, dtype=np.float32)[:, None]
+    ways: dict[str, Callable[[], NDArray[Any]]] = {
+        "cls": lambda: states[0],
+        "lasttoken": lambda: states[-1],
+        "max": lambda: states.max(0),
+        "mean": lambda: states.mean(0),
+        "mean_sqrt_len_tokens": lambda: states.sum(0) / np.sqrt(len(states)),
+        "weightedmean": lambda: (states * places).sum(0) / places.sum(),
+    }
+    return ways[mode]().astype(np.float32)
+
+
+def _applied(module: Module, weights: Weights, vector: Floats) -> Floats:
+    """What a module behind the pooling makes of a vector (d)."""
+    config = module.config or {}
+    made: NDArray[Any]
+    if module.kind == "Normalize":
+        made = vector / np.maximum(np.linalg.norm(vector), EPSILONS["Normalize"])
+    elif module.kind == "LayerNorm":
+        normed = (vector - vector.mean()) / np.sqrt(vector.var() + EPSILONS["LayerNorm"])
+        made = normed * weights["norm.weight"] + weights["norm.bias"]
+    else:
+        made = ACTIVATED[activation_of(config)](weights["linear.weight"] @ vector + weights.get("linear.bias", 0))
+        if config.get("use_residual"):
+            made = made + (weights["residual.weight"] @ vector if "residual.weight" in weights else vector)
+    return made.astype(np.float32)
+
+
+def _compared(
+    path: Path, text_encoder: TextEncoder, sequences: Sequence[Sequence[int]], expected: Floats, source: str
+) -> tuple[Floats, float]:
+    """The vectors of a bundle's graph, and their largest difference from the expected ones, normalised.
+
+    Each text is run alone, and among longer ones. Raises AdoptionError.
+    """
+    session = _session(str(path))
+
+    def run(rows: Sequence[Sequence[int]]) -> Floats:
+        found: Floats = session.run([OUTPUT], dict(zip(INPUTS, text_encoder.pad(rows), strict=True)))[0]
+        return found
+
+    alone, among = np.concatenate([run([ids]) for ids in sequences]), run(sequences)
+    first, second = (float(np.abs(_units(found) - _units(expected)).max()) for found in (alone, among))
+    _show(f"fp32: differs from the model's own graph by {max(first, second):.1e} of a vector's length")
+    if first <= LARGEST_DIFFERENCE < second:
+        raise AdoptionError(
+            f"{source!r} gives a text another vector beside longer texts, by {second:.1e}: its layers do not leave out "
+            "the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+        )
+    if not max(first, second) <= LARGEST_DIFFERENCE:
+        raise AdoptionError(
+            f"{source!r}: the vectors differ from those of its own graph by {first:.1e}, the limit is "
+            f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
+        )
+    return alone, max(first, second)
+
+
+def _session(graph: bytes | str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _units(vectors: Floats) -> Floats:
+    found: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return found
+
+
+def _provenance(source: str, difference: float) -> Provenance:
+    name = Path(os.path.abspath(source)).name if Path(source).is_dir() else source
+    recipe = {"method": "sentence-transformers", "encoder": name, "command": "adopt"}
+    graphs = {"fp32": "the model's own, with its pooling"}
+    parity = {"fp32": difference}
+    return Provenance(
+        parent=name, recipe=recipe, data=[], commit=None, seeds=[], scores={}, parity=parity, graphs=graphs
+    )
+
+
+def _card(name: str, config: EmbeddingConfig, provenance: Provenance) -> str:
+    return (
+        f"# {name}\n\nSentence vectors of {provenance.parent}: its own ONNX graph, to which Cloze added the pooling "
+        f"{config.pooling}. Cosine similarity compares them. Its licence is that of {provenance.parent}.\n\n"
+        f"The vectors differ by at most {provenance.parity['fp32']:.1e} of their length from those of that graph with "
+        "pooling in numpy.\n"
+    )
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

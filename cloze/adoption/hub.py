@@ -1,0 +1,103 @@
+"""A model's files from the Hugging Face hub, and what went wrong there, in one line.
+
+Tokens, mirrors, offline mode and the local cache are those of huggingface_hub: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
+HF_HOME. No code of a repository is fetched.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cloze.encoding.errors import ClozeError
+
+__all__ = ["HubError", "explained", "fetched", "looks_local", "model_folder"]
+
+CONFIGURATION: Final = ("*.json", "*.txt", "*.model", "README.md")
+WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
+PICKLED: Final = ("*pytorch_model*.bin",)  # where a repository has no others
+GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and what follows the pooling
+OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # the same weights again
+HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # huggingface_hub's, by version
+
+
+class HubError(ClozeError):
+    """The hub could not be reached, or does not give a repository."""
+
+
+def looks_local(source: str) -> bool:
+    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
+    path = Path(source)
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+def model_folder(source: str, revision: str | None = None, *, graph: bool = False) -> Path:
+    """Where a model's files are; a hub name is `fetched`. Raises HubError."""
+    if Path(source).is_dir():
+        return Path(source)
+    if looks_local(source):
+        raise HubError(f"{source!r} is not a folder; give the folder of a model, or its name on the hub")
+    return fetched(source, revision, graph=graph)
+
+
+def fetched(name: str, revision: str | None = None, *, graph: bool = False) -> Path:
+    """Fetch a model of the hub, and return its folder in the local cache.
+
+    That is its configuration, its tokenizer and its weights, or with `graph` its ONNX graph. Raises HubError.
+    """
+    folder = _snapshot(name, revision, [*CONFIGURATION, *(GRAPH if graph else WEIGHTS)], graph)
+    if not graph and not any(folder.glob("*.safetensors")):
+        folder = _snapshot(name, revision, [*CONFIGURATION, *PICKLED], graph)
+    return folder
+
+
+def explained(error: BaseException, name: str, revision: str | None = None) -> str | None:
+    """Why the hub did not give a model, and the next step; None if the error is not one of the hub."""
+    from huggingface_hub import constants, errors
+
+    endpoint = constants.ENDPOINT
+    for each in _chain(error):
+        if isinstance(each, errors.RevisionNotFoundError):
+            return f"{name} has no revision {revision!r} at {endpoint}; name a branch, a tag or a commit"
+        if isinstance(each, errors.GatedRepoError):
+            return (
+                f"{name} is gated at {endpoint}; accept its terms at {endpoint}/{name}, and set HF_TOKEN to your token"
+            )
+        if isinstance(each, errors.RepositoryNotFoundError):
+            return (
+                f"{endpoint} has no repository {name}, or it is private; check the name, or set HF_TOKEN to a token "
+                "that may read it"
+            )
+        if isinstance(each, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
+            if constants.HF_HUB_OFFLINE:
+                return (
+                    f"{name} is not complete in the local cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; "
+                    "unset it, or give a folder"
+                )
+        elif isinstance(each, errors.HfHubHTTPError) or type(each).__module__.partition(".")[0] in HTTP_LIBRARIES:
+            return (
+                f"the hub {endpoint} could not be reached for {name} ({_first_line(each)}); check the network and "
+                "HF_ENDPOINT, or give a folder"
+            )
+    return None
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str], graph: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    ignored = OTHERS[1:] if graph else OTHERS
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)))
+    except Exception as error:  # of huggingface_hub, of its HTTP library and of the disk
+        if reason := explained(error, name, revision):
+            raise HubError(reason) from error
+        raise
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,162 @@
+"""What the files of a sentence-transformers model say: its modules, pooling, prompts and limit.
+
+Both roads to a bundle read them here: that of torch (`cloze.training.hub.adoption`) and that of the model's own graph.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from cloze.encoding.errors import ClozeError, TemplateError
+from cloze.encoding.template import POOLINGS, TEXT, PoolingMode, Template
+
+__all__ = [
+    "MODULES_FILE",
+    "ST_CONFIG_FILE",
+    "AdoptionError",
+    "Module",
+    "check_behind",
+    "check_pooling",
+    "json_of",
+    "limit_of",
+    "modules_of",
+    "pooling_of",
+    "templates_of",
+]
+
+MODULES_FILE: Final = "modules.json"  # of sentence-transformers
+ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
+BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
+SERVED: Final = f"Cloze serves a Transformer, a Pooling and then any of {', '.join(BEHIND)}"
+DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")  # which encode_document looks for, in this order
+FORMER_POOLINGS: Final = {  # keys of its earlier versions
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+FROM_TWO: Final = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl")  # positions begin behind padding
+
+
+class AdoptionError(ClozeError):
+    """A bundle cannot hold a model of sentence-transformers."""
+
+
+class Module(NamedTuple):
+    """A row of modules.json: the class's name, its folder, and the folder's config.json (None if there is none)."""
+
+    kind: str
+    path: str
+    config: dict[str, Any] | None
+
+
+def modules_of(folder: Path, source: str) -> list[Module]:
+    """The modules of a model, checked. Raises AdoptionError for what no bundle can hold, and for code of its own.
+
+    That includes what the library would only warn of.
+    """
+    rows = json_of(folder / MODULES_FILE)
+    if not rows:
+        raise AdoptionError(
+            f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
+            "sentence-transformers saved"
+        )
+    if outside := [row["path"] for row in rows if Path(row["path"]).is_absolute() or ".." in Path(row["path"]).parts]:
+        raise AdoptionError(f"{source!r} has the module folder {outside[0]}, which lies outside the model")
+    modules = [Module(row["type"].rpartition(".")[2], row["path"], _config(folder, row["path"])) for row in rows]
+    kinds = [module.kind for module in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
+        raise AdoptionError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
+    if own := [row["type"] for row in rows if not row["type"].startswith("sentence_transformers.")]:
+        raise AdoptionError(f"{source!r} has the module {own[0]}, code of its own, which Cloze does not run")
+    for kind, path, config in modules[1:]:
+        if config is None and kind != "Normalize":  # which has no file
+            raise AdoptionError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
+        activation = (config or {}).get("activation_function", "torch.") if kind == "Dense" else "torch."
+        if not activation.startswith("torch."):
+            raise AdoptionError(
+                f"{source!r} has the activation function {activation} in {path}, code of its own; Cloze runs those of "
+                "torch.nn only"
+            )
+    return modules
+
+
+def pooling_of(config: Mapping[str, Any]) -> list[str]:
+    """The poolings that a Pooling's configuration joins; a bundle has one."""
+    former = [mode for key, mode in FORMER_POOLINGS.items() if config.get(key)]
+    mode = config.get("pooling_mode")
+    return former if mode is None else [mode] if isinstance(mode, str) else list(mode)
+
+
+def check_pooling(poolings: Sequence[str], include_prompt: bool, source: str) -> PoolingMode:
+    """The one pooling of a model. Raises AdoptionError."""
+    if len(poolings) != 1 or poolings[0] not in POOLINGS:
+        raise AdoptionError(
+            f"{source!r} joins the poolings {' and '.join(poolings)}; a bundle has one of {', '.join(POOLINGS[1:])}"
+        )
+    if not include_prompt:
+        raise AdoptionError(
+            f"{source!r} has include_prompt: false, so its pooling leaves out the tokens of a prompt; a bundle's "
+            "reads all tokens of the template, and would give other vectors"
+        )
+    return cast(PoolingMode, poolings[0])
+
+
+def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -> None:
+    """Check what the modules behind the pooling read, and that no vector is cut. Raises AdoptionError."""
+    for read in inputs:
+        if read != "sentence_embedding":
+            raise AdoptionError(f"{source!r} has a Dense that reads {read}; {SERVED}, which read the sentence's vector")
+    if truncate_dim is not None:
+        raise AdoptionError(
+            f"{source!r} has truncate_dim {truncate_dim}; remove it from config_sentence_transformers.json, and "
+            "ask the service for that many `dimensions`"
+        )
+
+
+def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -> tuple[str, dict[str, str]]:
+    """The template and the named templates that stand for a model's prompts. Raises AdoptionError."""
+    templates = {name: _template(name, prompt, source) for name, prompt in prompts.items() if prompt}
+    own = templates.get(default or "", TEXT)
+    for name in DOCUMENT_PROMPTS[1:]:
+        if name in templates:
+            templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
+    if own != TEXT:  # a prompt that is empty is not the default one
+        templates = dict.fromkeys(prompts, TEXT) | templates
+    return own, templates
+
+
+def limit_of(folder: Path) -> tuple[int, int]:
+    """The longest sequence in tokens that a model reads, and that it has positions for."""
+    config = json_of(folder / "config.json") or {}
+    first = config.get("pad_token_id", 1) + 1 if config.get("model_type") in FROM_TWO else 0
+    largest = int(config.get("max_position_embeddings") or 2**31) - first
+    settings = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+    stated = (json_of(settings) or {}).get("max_seq_length") if settings else None
+    stated = stated or (json_of(folder / "tokenizer_config.json") or {}).get("model_max_length") or largest
+    return min(int(stated), largest), largest
+
+
+def json_of(path: Path) -> Any:
+    """The contents of a file; None if there is none. Raises AdoptionError."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdoptionError(f"{path} cannot be read as JSON ({error}); get the model again") from error
+
+
+def _config(folder: Path, path: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = json_of(folder / path / "config.json")
+    return found
+
+
+def _template(name: str, prompt: str, source: str) -> str:
+    try:
+        return str(Template.parse(f"{prompt}{TEXT}", "mean"))
+    except TemplateError as error:
+        raise AdoptionError(f"{source!r}: its prompt {name} cannot be a template: {error}") from error
