@@ -78,9 +78,12 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids of the special tokens, which no text can contain. `mask` is None where the vocabulary has none."""
+    """The ids of the special tokens, which no text can contain. `mask` is None where the vocabulary has none.
 
-    cls: int
+    `cls` is None for a decoder, whose sequences begin with the text.
+    """
+
+    cls: int | None
     sep: int
     pad: int
     mask: int | None
@@ -114,7 +117,7 @@ class SpecialTokens:
                 )
             return found
 
-        return cls(required("cls"), required("sep"), required("pad"), token_id("mask"))
+        return cls(token_id("cls"), required("sep"), required("pad"), token_id("mask"))
 
 
 def with_final_period(text: str) -> str:
@@ -350,7 +353,8 @@ class TextEncoder:
     def _use(self, template: Template) -> None:
         self.template = template
         self._blank = " " if template.prefix[-1:].isspace() else ""
-        self.prefix_ids = [self.special.cls, *self._template_ids(template.prefix)]
+        first = [] if self.special.cls is None else [self.special.cls]
+        self.prefix_ids = [*first, *self._template_ids(template.prefix)]
         self.suffix_ids = [*self._template_ids(template.suffix), self.special.sep]
         if self.text_tokens < 1:
             raise TemplateError(

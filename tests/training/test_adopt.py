@@ -1,6 +1,7 @@
 """Models of sentence-transformers as bundles: architectures, poolings, modules and prompts, and what is refused."""
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,18 +11,18 @@ import httpx
 import numpy as np
 import pytest
 from harness import ROOT, Process
-from numpy.typing import NDArray
 from patience import PATIENCE
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+from saved_models import edit, model_of, own_vectors, saved, unit
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import LayerNorm
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, ByT5Tokenizer, set_seed
+from transformers import AutoModel, ByT5Tokenizer
 
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import ClozeError
 from cloze.training.adopt import main
 from cloze.training.hub.adoption import adopted
+from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 
 TEXTS = [
@@ -37,68 +38,42 @@ TEXTS = [
 FEW = TEXTS[2:4]
 WORDS = TEXTS[-1].split()
 TWENTY = [*TEXTS, "   ", "A man is playing the guitar.", *(" ".join(WORDS[:count]) for count in range(2, 12))]
-PROMPTS = {"query": "find: ", "passage": "it says: "}
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 66,
-    "initializer_range": 0.2,
-}
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
 MODERNBERT = {"local_attention": 8, "global_attn_every_n_layers": 2}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
-# Its tokenizer, keys of its configuration, pooling, and modules behind it. RoBERTa and CamemBERT have the layers of
-# XLM-RoBERTa, and are compared in torch alone.
+QWEN3 = {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": None}  # else the last token's vector would be 0
+# Its tokenizer, keys of its configuration, pooling, and modules behind it.
 ARCHITECTURES = {
     "bert": ("tiny_bert", {}, "mean", [Dense(32, 24)]),
+    "roberta": ("tiny_roberta", {}, "mean", []),
+    "camembert": ("tiny_roberta", {}, "cls", []),
     "xlm-roberta": ("tiny_roberta", {}, "mean", [Dense(32, 24, activation_function=nn.Identity()), LayerNorm(24)]),
     "mpnet": ("tiny_bert", {}, "mean_sqrt_len_tokens", []),
     "distilbert": ("tiny_bert", DISTILBERT, "lasttoken", [Dense(32, 32, use_residual=True)]),
     "modernbert": ("tiny_bert", MODERNBERT, "mean", []),
+    "nomic_bert": ("tiny_bert", {}, "mean", []),
+    "gte": ("tiny_bert", {}, "cls", []),
     "electra": ("tiny_bert", {"embedding_size": 16}, "weightedmean", []),
     "albert": ("tiny_bert", {"embedding_size": 16}, "max", []),
     "deberta-v2": ("tiny_bert", RELATIVE, "cls", []),
+    "qwen3": ("tiny_decoder", QWEN3, "lasttoken", []),
 }
+PLAIN = {"template": "[X]", "pooling": "mean"}
+PRECISIONS = "fp32, fp16, int8"
 
 
-def model_of(folder: Path, tokenizer: Path, name: str = "bert", pooling: Any = "mean", *behind: nn.Module) -> Path:
-    """A tiny random model of sentence-transformers, saved in `folder`."""
-    return saved(folder, tokenizer, name, {}, pooling, behind)
-
-
-def saved(
-    folder: Path, tokenizer: Path, name: str, keys: dict[str, Any], pooling: Any, behind: Any, **settings: Any
-) -> Path:
-    set_seed(0)
-    words = AutoTokenizer.from_pretrained(tokenizer)
-    special = {
-        "pad_token_id": words.pad_token_id,
-        "bos_token_id": words.cls_token_id,
-        "eos_token_id": words.sep_token_id,
-    }
-    config = AutoConfig.for_model(name, vocab_size=len(words), **SMALL | special | keys)
-    AutoModel.from_config(config).save_pretrained(folder / "transformers")
-    words.save_pretrained(folder / "transformers")
-    transformer = Transformer(str(folder / "transformers"), max_seq_length=48)
-    modules = [transformer, Pooling(32, pooling_mode=pooling), *behind, Normalize()]
-    model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS | settings)
-    model.save(str(folder / "model"), create_model_card=False)
-    shutil.rmtree(folder / "transformers")
-    return folder / "model"
-
-
-def own_vectors(folder: Path, texts: list[str], **options: Any) -> NDArray[np.float32]:
-    """What sentence-transformers gives, with special tokens in texts as text."""
-    model = SentenceTransformer(str(folder), device="cpu")
-    model[0].processing_kwargs = {"text": {"split_special_tokens": True}}
-    vectors: NDArray[np.float32] = model.encode(texts, show_progress_bar=False, **options)
-    return vectors
-
-
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+@pytest.fixture
+def tiny_decoder(tmp_path: Path, tiny_roberta: Path) -> Path:
+    """A tokenizer as that of Qwen3-Embedding: no special token before a text, and the padding token behind it."""
+    folder = shutil.copytree(tiny_roberta, tmp_path / "decoder")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    parts = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<pad>", "type_id": 0}}]
+    tokens = {"<pad>": {"id": "<pad>", "ids": [1], "tokens": ["<pad>"]}}
+    content["post_processor"] = {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": tokens}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.mark.long
@@ -108,7 +83,7 @@ def test_the_bundle_gives_the_vectors_of_sentence_transformers(
 ) -> None:
     tokenizer, keys, pooling, behind = ARCHITECTURES[name]
     model = saved(tmp_path, request.getfixturevalue(tokenizer), name, keys, pooling, behind)
-    assert not main([str(model), str(tmp_path / "bundle"), "--precision", "fp32,fp16,int8"])
+    assert not main([str(model), str(tmp_path / "bundle"), "--precision", PRECISIONS.replace(" ", "")])
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.spec.pooling == pooling
     assert bundle.spec.templates == {"query": "find: [X]", "passage": "it says: [X]", "document": "it says: [X]"}
@@ -120,6 +95,16 @@ def test_the_bundle_gives_the_vectors_of_sentence_transformers(
     for precision, least in (("fp16", 0.999), ("int8", 0.9)):  # tiny random weights do not round well
         cosines = (unit(GraphEncoder.of(bundle, precision).embed(TEXTS)) * expected).sum(1)
         assert cosines.min() > least
+
+
+def test_the_page_names_the_architectures_and_their_precisions() -> None:
+    page = (ROOT / "docs" / "sentence-transformers.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- architectures: ")[2].partition("<!-- end of architectures -->")[0]
+    rows = [
+        line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `") and "model_type" not in line
+    ]
+    listed = {name: precisions.strip() for names, precisions in rows for name in re.findall("`(.+?)`", names)}
+    assert listed == dict.fromkeys(ARCHITECTURES, PRECISIONS)
 
 
 POOLINGS = ["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
@@ -135,6 +120,14 @@ def test_torch_gives_the_vectors_of_sentence_transformers(
         tmp_path, request.getfixturevalue(f"tiny_{'bert' if name == 'bert' else 'roberta'}"), name, pooling
     )
     encoder = adopted(str(model), TEXTS)  # which compares them, too
+    np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
+
+
+def test_a_decoder_is_read_at_its_last_token(tmp_path: Path, tiny_decoder: Path) -> None:
+    model = saved(tmp_path, tiny_decoder, "qwen3", QWEN3, "lasttoken", [])
+    encoder = adopted(str(model), TEXTS)
+    own = encoder.pooling.text_encoder
+    assert (own.special.cls, own.prefix_ids, own.suffix_ids) == (None, [], [own.special.pad])
     np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
 
 
@@ -215,10 +208,6 @@ def test_all_minilm_agrees_by_every_road(tmp_path: Path) -> None:
     assert other.headers["x-embedding-space"] != answer.headers["x-embedding-space"] == bundle.spec.space
 
 
-def edit(path: Path, **keys: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-
 def retype(model: Path, at: int, kind: str, config: dict[str, Any]) -> None:
     rows = json.loads((model / "modules.json").read_text())
     rows[at]["type"] = kind
@@ -242,6 +231,10 @@ BROKEN = {
     "a module of somebody's own": (
         lambda model: retype(model, 2, "somewhere.Else", {}),
         "has the modules Transformer, Pooling, Else, Normalize; Cloze serves",
+    ),
+    "a module of somebody's own with a known name": (
+        lambda model: retype(model, 2, "somewhere.Dense", {}),
+        r"has the module somewhere\.Dense, code of its own, which Cloze does not run",
     ),
     "pictures": (
         lambda model: retype(model, 0, "sentence_transformers.models.CLIPModel", {}),
@@ -298,6 +291,20 @@ BROKEN = {
 }
 
 
+def test_code_of_a_repository_is_not_run(tmp_path: Path, tiny_bert: Path) -> None:
+    """A configuration may name a class in a file of the repository; transformers has its own of a known type."""
+    model = model_of(tmp_path, tiny_bert)
+    run = tmp_path / "it-ran"
+    (model / "modeling.py").write_text(f"open({str(run)!r}, 'w').close()\nclass Model: ...\nclass Config: ...\n")
+    edit(model / "config.json", auto_map={"AutoConfig": "modeling.Config", "AutoModel": "modeling.Model"})
+    np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), own_vectors(model, FEW), atol=1e-6)
+    edit(model / "config.json", model_type="somebodys-own")
+    for load in (lambda: adopted(str(model), TEXTS), lambda: SentenceEncoder.load(str(model), **PLAIN)):
+        with pytest.raises(ClozeError, match="needs code of its own to be loaded, which Cloze does not run"):
+            load()
+    assert not run.exists()
+
+
 def remove_tokenizer(model: Path) -> None:
     for path in model.glob("tokenizer*"):
         path.unlink()
@@ -322,6 +329,16 @@ def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, tiny_
     with pytest.raises(ClozeError, match=message):
         main([str(model), str(tmp_path / "bundle")])
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_model_larger_than_a_graph_is_refused(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.training.export.bundle.LARGEST_GRAPH", 10_000)
+    with pytest.raises(
+        ClozeError, match=r"^the model has 0\.00 GB of weights in fp32, and a graph at most 0\.00 GB; choose"
+    ):
+        main([str(model_of(tmp_path, tiny_bert)), str(tmp_path / "bundle")])
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ Traced = Callable[[Form | Literal["plain"]], ModelProto]
 
 LARGEST_DIFFERENCE: Final = 1e-4  # of fp32 from torch, relative
 LARGEST_LOSS: Final = 0.3  # of int8 against fp32, in points of Spearman x100 on STS-B dev
+LARGEST_GRAPH: Final = 2**31  # bytes of a graph, which is one file of protobuf
 LARGEST_SEARCH_LOSS: Final = 0.5  # the same in points of nDCG@10 x100 on each collection
 
 console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -263,6 +264,12 @@ def _graphs(
 
     Return also the canary texts' vectors, (texts, d), by precision.
     """
+    size = 4 * sum(weights.numel() for weights in encoder.parameters())
+    if size >= LARGEST_GRAPH:
+        raise ExportError(
+            f"the model has {size / 1e9:.2f} GB of weights in fp32, and a graph at most {LARGEST_GRAPH / 1e9:.2f} GB; "
+            "choose a smaller model"
+        )
     findings, canaries = _Findings(), dict[str, NDArray[np.float32]]()
     traced = cache(partial(trace, encoder))
     (folder / "onnx").mkdir()

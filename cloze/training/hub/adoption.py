@@ -65,7 +65,9 @@ def adopted(
             str(folder), device="cpu", model_kwargs={"dtype": torch.float32}, trust_remote_code=False
         )
     transformer, pooling, *rest = _modules(model, source)
+    _name_last_token(transformer.tokenizer)
     check_tokenizer(transformer.tokenizer, source)
+    transformer.model.config.use_cache = False  # of a decoder: a graph has no cache
     template, templates = templates_of(model.prompts, model.default_prompt_name, source)
     config = EmbeddingConfig(
         template=template,
@@ -92,6 +94,13 @@ def _modules(model: Any, source: str) -> list[Any]:
     inputs = [getattr(module, "module_input_name", "sentence_embedding") for module in modules[2:]]
     check_behind(inputs, model.truncate_dim, source)
     return modules[:-1] if type(modules[-1]).__name__ == "Normalize" else modules
+
+
+def _name_last_token(tokenizer: Any) -> None:
+    """Call the token that a decoder's tokenizer puts behind a text, and before which it puts none, the separator."""
+    ids = tokenizer("")["input_ids"]
+    if tokenizer.cls_token_id is None and tokenizer.sep_token_id is None and len(ids) == 1:
+        tokenizer.sep_token = tokenizer.convert_ids_to_tokens(ids[0])
 
 
 def _limit(transformer: Any, source: str, asked: int | None) -> int:

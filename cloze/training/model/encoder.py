@@ -358,10 +358,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if the files are missing
         raise EncoderError(f"{source!r} has a tokenizer without words; copy the parent's tokenizer.json into it")
     for role in ("cls", "sep", "pad"):
-        if getattr(tokenizer, f"{role}_token_id", None) is None:
+        if getattr(tokenizer, f"{role}_token_id", None) is None and not (role == "cls" and _only_ends(tokenizer)):
             raise EncoderError(
                 f"{source!r} has a tokenizer without {role}_token; the sequences of a bundle are [CLS], text, [SEP]"
             )
+
+
+def _only_ends(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a sequence is the text and a last token, as a decoder's that is read there."""
+    return tokenizer.sep_token_id is not None and tokenizer("")["input_ids"] == [tokenizer.sep_token_id]
 
 
 def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -> EmbeddingConfig:
