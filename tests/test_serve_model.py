@@ -94,7 +94,7 @@ def test_a_model_of_sentence_transformers_is_served(model: Path, cache: Path) ->
     expected = SentenceTransformer(str(model)).encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert models == ["my-model"]
-    assert "a bundle is made of" in log
+    assert "making a bundle of" in log
     assert "comparing its tokens and vectors with those of sentence-transformers" in log
     assert "fp32: differs from torch by" in log
     again = checked(str(model))
@@ -108,7 +108,7 @@ def test_a_changed_folder_is_another_model(model: Path, cache: Path, tmp_path: P
     write_repository_graph(changed)
     assert checked(str(changed)).returncode == 0
     os.utime(changed / "model.safetensors", (1, 1))
-    assert "a bundle is made of" in checked(str(changed)).stderr
+    assert "making a bundle of" in checked(str(changed)).stderr
     assert len(list(cache.glob("*/my-model/embedding.json"))) == 2
 
 

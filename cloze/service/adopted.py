@@ -52,7 +52,7 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
 
 def _adopt(model: str, bundle: Path, revision: str | None) -> None:
     """Make a bundle of a model in a process of its own, whose progress and errors are shown."""
-    logger.info("a bundle is made of %s, once: %s", model, bundle)
+    logger.info("making a bundle of %s, once: %s", model, bundle)
     pinned = [] if revision is None else [f"--revision={revision}"]
     done = subprocess.run(  # noqa: S603 - no shell, and neither path begins with a dash
         [sys.executable, "-m", "cloze", "adopt", model, str(bundle), *pinned], check=False
