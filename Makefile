@@ -92,8 +92,8 @@ bench: .venv/dev $(PARENT)
 
 lock: .venv/dev
 	$(LOCK) --upgrade --extra dev --extra gpu --output-file constraints.txt
-	for each in cpu gpu; do $(LOCK) --constraints constraints.txt --generate-hashes --extra $$each --extra otel \
-	  --output-file docker/requirements-$$each.txt; done
+	for each in cpu gpu "cpu --extra ray"; do $(LOCK) --constraints constraints.txt --generate-hashes --extra adopt --extra otel \
+	  --extra $$each --output-file docker/requirements-$${each##* }.txt; done
 
 clean:
 	rm -rf .venv .venv-clients build *.egg-info

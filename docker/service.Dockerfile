@@ -3,9 +3,9 @@
 #   docker build -f docker/service.Dockerfile -t cloze-service .
 #   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
 #
-# RUNTIME is cpu or gpu; both can send traces. What is installed is checked by the hashes of docker/requirements-RUNTIME.txt. For
-# gpu it includes CUDA and cuDNN as Python packages, and the NVIDIA container toolkit brings the driver, so both kinds
-# stand on the same slim base.
+# RUNTIME is cpu, gpu, or ray (cpu and Ray Serve). docker/requirements-RUNTIME.txt says what is installed, and pip checks its
+# hashes. For gpu it includes CUDA and cuDNN as Python packages, and the NVIDIA container toolkit brings the driver, so all
+# kinds stand on the same slim base.
 FROM python:3.11-slim AS build
 ARG RUNTIME=cpu
 WORKDIR /app
