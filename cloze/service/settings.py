@@ -64,6 +64,9 @@ class Settings(Options):
     max_batch_tokens: int = Field(
         0, ge=0, description="Tokens of one batch, padding included. 0: what suits the hardware."
     )
+    gpu_mem_limit: int = Field(
+        0, ge=0, description="Bytes of GPU memory that ONNX Runtime takes for one model. 0: no limit."
+    )
     cache_mb: int = Field(0, ge=0, description="MiB of cached vectors, so that repeated texts are not computed again.")
     max_bytes_in_flight: int = Field(
         268_435_456,

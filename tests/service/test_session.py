@@ -177,6 +177,18 @@ def test_cuda_is_taken_where_it_is(cuda: Any, make_bundle: MakeBundle) -> None:
     assert fake.asked[0][1]["arena_extend_strategy"] == "kSameAsRequested"
 
 
+@pytest.mark.parametrize(("limit", "asked"), [(0, None), (2 * 10**9, "2000000000")])
+def test_the_memory_of_a_gpu_is_limited_where_it_is_asked_for(
+    limit: int, asked: str | None, cuda: Any, loaded: Bundle
+) -> None:
+    fake = cuda(CUDA)
+    Session.load(loaded, gpu_mem_limit=limit)
+    Session.load(loaded, provider="cpu", gpu_mem_limit=limit)
+    device, cpu = fake.asked
+    assert (device[0], device[1].get("gpu_mem_limit")) == ("CUDAExecutionProvider", asked)
+    assert cpu == ("CPUExecutionProvider", {})
+
+
 @pytest.mark.parametrize(
     ("gives", "said"),
     [

@@ -131,6 +131,7 @@ class Model:
             provider=settings.provider,
             threads=executors.threads.per_batch,
             max_batch_tokens=settings.max_batch_tokens,
+            gpu_mem_limit=settings.gpu_mem_limit,
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
         self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence

@@ -113,10 +113,12 @@ class Session:
         provider: ProviderChoice = "auto",
         threads: int = 0,
         max_batch_tokens: int = 0,
+        gpu_mem_limit: int = 0,
     ) -> "Session":
         """Load the graph that suits the hardware, or exactly the one that is asked for.
 
-        The batch sizes of a GPU are measured, with batches of no more than `max_batch_tokens`, if it is above 0.
+        The batch sizes of a GPU are measured, with batches of no more than `max_batch_tokens`, if it is above 0. There
+        ONNX Runtime takes no more than `gpu_mem_limit` bytes for the session, if it is above 0.
 
         `auto` takes the CPU where CUDA is not installed, has no device or cannot run a graph of the bundle; any other
         error of CUDA, such as too little memory, is an error. Raises SessionError for it, and where the graph breaks
@@ -125,20 +127,28 @@ class Session:
         """
         if provider == "auto":
             try:
-                return cls._load(bundle, "cuda", precision, threads, max_batch_tokens)
+                return cls._load(bundle, "cuda", precision, threads, max_batch_tokens, gpu_mem_limit)
             except _NotOnCUDA as error:
                 if PROFILES["cuda"].name in ort.get_available_providers():
                     logger.warning("model %s is served on the CPU: %s", bundle.name, error)
-        return cls._load(bundle, "cpu" if provider == "auto" else provider, precision, threads, max_batch_tokens)
+        chosen: Provider = "cpu" if provider == "auto" else provider
+        return cls._load(bundle, chosen, precision, threads, max_batch_tokens, gpu_mem_limit)
 
     @classmethod
     def _load(
-        cls, bundle: Bundle, provider: Provider, precision: PrecisionChoice, threads: int, max_batch_tokens: int
+        cls,
+        bundle: Bundle,
+        provider: Provider,
+        precision: PrecisionChoice,
+        threads: int,
+        max_batch_tokens: int,
+        gpu_mem_limit: int,
     ) -> "Session":
         choices = suitable(bundle, provider) if precision == "auto" else (precision,)
         if provider == "cuda":
             _check_cuda(bundle, choices)
-        opened = [(choice, _open(bundle, provider, choice, threads or available_cpus())) for choice in choices]
+        threads = threads or available_cpus()
+        opened = [(choice, _open(bundle, provider, choice, threads, gpu_mem_limit)) for choice in choices]
         sessions = [cls(session, provider, choice, bundle.spec.dimension) for choice, session in opened]
         chosen = sessions[0] if len(sessions) == 1 else _raced(sessions, bundle)
         _check_canaries(chosen, bundle)
@@ -254,7 +264,8 @@ def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
     except BackendFailed as error:
         raise SessionError(
             f"{bundle.path}: a batch of {min(sample, SAMPLE_TOKENS)} tokens fails on the GPU: "
-            f"{error.__cause__ or error}; free its memory, lower max_batch_tokens, or choose the provider cpu"
+            f"{error.__cause__ or error}; free its memory, raise gpu_mem_limit if it is set, lower max_batch_tokens, "
+            "or choose the provider cpu"
         ) from error
     logger.info("model %s: the overhead of a batch is worth %d tokens here", bundle.name, sizes.padding)
     return sizes
@@ -295,19 +306,23 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
         )
 
 
-def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int) -> ort.InferenceSession:
+def _open(
+    bundle: Bundle, provider: Provider, precision: Precision, threads: int, gpu_mem_limit: int
+) -> ort.InferenceSession:
     """Raise _NotOnCUDA where there is no device, and SessionError where the graph cannot be loaded.
 
     ONNX Runtime itself would fall back to the CPU with only a warning, for a device or for some operators.
     """
     profile, path = PROFILES[provider], bundle.graph(precision)
+    options = dict(profile.options)
     if provider == "cuda":
         ort.preload_dlls()  # the libraries that came as Python packages
+        options |= {"gpu_mem_limit": str(gpu_mem_limit)} if gpu_mem_limit else {}
     else:
         _register_arena()
     try:
         session = ort.InferenceSession(
-            path, _options(threads, provider), providers=[(profile.name, dict(profile.options))], enable_fallback=0
+            path, _options(threads, provider), providers=[(profile.name, options)], enable_fallback=0
         )
     except Exception as error:
         if provider == "cpu":
@@ -318,8 +333,8 @@ def _open(bundle: Bundle, provider: Provider, precision: Precision, threads: int
         if any(words in str(error) for words in NO_DEVICE):
             raise _NotOnCUDA(f"CUDA is installed and finds no device ({error}); check `nvidia-smi`") from error
         raise SessionError(
-            f"{path} cannot be loaded on the GPU: {error}; free its memory, check the versions of driver, CUDA and "
-            "cuDNN, or choose the provider cpu"
+            f"{path} cannot be loaded on the GPU: {error}; free its memory, raise gpu_mem_limit if it is set, check "
+            "the versions of driver, CUDA and cuDNN, or choose the provider cpu"
         ) from error
     session.disable_fallback()
     if session.get_providers()[0] != profile.name:
