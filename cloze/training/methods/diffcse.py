@@ -22,7 +22,7 @@ from cloze.training.data.corpus import Row
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.contrastive import Contrastive, projection
 from cloze.training.methods.edits import Edited, Editor
-from cloze.training.methods.gather import gather, own, total
+from cloze.training.methods.gather import own, totals
 from cloze.training.methods.losses import corrected_words, edit_detection, info_nce
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
@@ -130,12 +130,16 @@ class WordGuesser(ConditionalTask):
         )
         words = self.head(hidden, word_embeddings(self.backbone).weight).float()  # (m, vocabulary)
         right = (words.argmax(1) == answers).float()
-        count = total(torch.ones_like(right)).clamp(min=1)
         if self.copy is None:
-            loss = total(F.cross_entropy(words, answers, reduction="sum")) / count
-            return {"loss": loss, "guessing": loss.detach(), "accuracy": total(right) / count}
-        copied = self.copy(hidden).squeeze(1).float()  # (m)
-        loss = total(corrected_words(words, copied, seen, answers)) / count
+            losses = F.cross_entropy(words, answers, reduction="sum")
+        else:
+            copied = self.copy(hidden).squeeze(1).float()  # (m)
+            losses = corrected_words(words, copied, seen, answers)
+        found, rights, count = totals(losses, right, torch.ones_like(right))
+        count = count.clamp(min=1)
+        loss = found / count
+        if self.copy is None:
+            return {"loss": loss, "guessing": loss.detach(), "accuracy": (rights / count).detach()}
         edited = (seen != answers).float()
         return {
             "loss": loss,
@@ -207,10 +211,9 @@ class DiffCSE(Contrastive):
         return self.encoder.vectors(view, self.pooling)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        first, second = (gather(vectors[name]) for name in VIEWS)  # before BatchNorm, so that it sees all processes
+        first, second, *edited = self.joined(*vectors.values())  # before BatchNorm, so that it sees all processes
         losses, parts = [], {}
         if self.recipe.contrast:
-            edited = [gather(vectors[COMPARED])] if COMPARED in vectors else []
             contrast = self.nested(self._contrast, first, second, *edited)
             losses.append(contrast)
             parts["contrast"] = contrast.detach()

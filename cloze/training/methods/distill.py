@@ -79,7 +79,7 @@ class Distill(Objective):
     def forward(self, student: View) -> dict[str, Tensor]:
         self.encoder.eval()
         vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), student)  # (n, d)
-        vectors, targets = gather(vectors), gather(student["target"])  # the batch is that of all processes
+        vectors, targets = gather(vectors, student["target"])  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:
             parts["cosine_distance"] = cosine_distance(vectors, targets)

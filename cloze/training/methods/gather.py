@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "total", "wait"]
+__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "totals", "wait"]
 
 
 def many() -> bool:
@@ -29,12 +30,19 @@ def wait() -> None:
         distributed.barrier()
 
 
-def gather(rows: Tensor) -> Tensor:
-    """Rows (n, ...) of this process -> rows (processes x n, ...) in the order of ranks; unchanged if there is one."""
+def gather(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Rows (n, ...) of this process -> rows (processes x n, ...) in the order of ranks; unchanged if there is one.
+
+    All tensors of one dtype go in one collective, and another one in the backward pass.
+    """
     if not many():
         return rows
-    gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]  # torch types no custom function
-    return gathered
+    gathered = dict[int, Tensor]()
+    for dtype in dict.fromkeys(each.dtype for each in rows):  # a set would have another order in each process
+        places = [place for place, each in enumerate(rows) if each.dtype == dtype]
+        found = _Gather.apply(*(rows[place] for place in places))  # type: ignore[no-untyped-call]  # torch types none
+        gathered |= zip(places, found, strict=True)
+    return tuple(gathered[place] for place in range(len(rows)))
 
 
 def own(rows: Tensor) -> Tensor:
@@ -42,31 +50,43 @@ def own(rows: Tensor) -> Tensor:
     return rows.chunk(distributed.get_world_size())[distributed.get_rank()] if many() else rows
 
 
-def total(numbers: Tensor) -> Tensor:
-    """The sum of the numbers of all processes, a scalar."""
-    return gather(numbers.sum().view(1)).sum()
+def totals(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """The sum of each tensor over all processes, a scalar in fp32, which is exact for counts up to 16 million."""
+    (sums,) = gather(torch.stack([each.sum().float() for each in numbers]).unsqueeze(0))  # (processes, tensors)
+    return sums.sum(0).unbind()
 
 
 def average_gradients(module: torch.nn.Module) -> None:
     """Average the gradients of all processes after a backward pass that bypassed DistributedDataParallel."""
-    if not many():
+    gradients = [weight.grad for weight in module.parameters() if weight.grad is not None]
+    if not many() or not gradients:
         return
-    for weight in module.parameters():
-        if weight.grad is not None:
-            distributed.all_reduce(weight.grad)
-            weight.grad /= distributed.get_world_size()
+    joined = parameters_to_vector(gradients)  # one collective; all weights are fp32
+    distributed.all_reduce(joined)
+    vector_to_parameters(joined / distributed.get_world_size(), gradients)
 
 
 class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, rows: Tensor) -> Tensor:
-        rows = rows.contiguous()
-        shards = [torch.empty_like(rows) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(shards, rows)
-        return torch.cat(shards)
+    """Tensors of one dtype, laid side by side in one buffer."""
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)  # summed in place
-        distributed.all_reduce(gradient)
-        return own(gradient)
+    def forward(context: Any, *rows: Tensor) -> tuple[Tensor, ...]:
+        joined = torch.cat([each.flatten() for each in rows])
+        shards = joined.new_empty(distributed.get_world_size(), len(joined))
+        distributed.all_gather(list(shards), joined)
+        parts = shards.split([each.numel() for each in rows], dim=1)
+        found = tuple(part.reshape(-1, *each.shape[1:]) for part, each in zip(parts, rows, strict=True))
+        fixed = (each for each, asked in zip(found, context.needs_input_grad, strict=True) if not asked)
+        context.mark_non_differentiable(*fixed)
+        return found
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = [each for each, asked in zip(gradients, context.needs_input_grad, strict=True) if asked]
+        joined = torch.cat([each.flatten() for each in needed])
+        distributed.all_reduce(joined)
+        parts = iter(joined.split([each.numel() for each in needed]))
+        return tuple(
+            own(next(parts).view_as(each)) if asked else None
+            for each, asked in zip(gradients, context.needs_input_grad, strict=True)
+        )

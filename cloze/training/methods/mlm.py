@@ -16,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from cloze.training.data.corpus import Row
 from cloze.training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
 from cloze.training.errors import EncoderError, RecipeError
-from cloze.training.methods.gather import total
+from cloze.training.methods.gather import totals
 from cloze.training.methods.objective import Objective
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, save_masked_lm
@@ -64,9 +64,10 @@ class MLM(Objective):
         )
         hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
         scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
-        guesses = total(chosen).clamp(min=1)  # where nothing was chosen the loss is 0, not nan
-        loss = total(F.cross_entropy(scores, answers, reduction="sum")) / guesses
-        return {"loss": loss, "accuracy": total(scores.detach().argmax(-1) == answers) / guesses}
+        right = scores.argmax(-1) == answers
+        found, rights, guesses = totals(F.cross_entropy(scores, answers, reduction="sum"), right, chosen)
+        guesses = guesses.clamp(min=1)  # where nothing was chosen the loss is 0, not nan
+        return {"loss": found / guesses, "accuracy": (rights / guesses).detach()}
 
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
         """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""

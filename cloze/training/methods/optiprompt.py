@@ -45,6 +45,7 @@ class OptiPrompt(Contrastive):
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         def contrast(first: Tensor, second: Tensor) -> Tensor:
-            return info_nce(self.joined(first), self.joined(second), self.recipe.temperature)
+            first, second = self.headed(first, second)
+            return info_nce(first, second, self.recipe.temperature)
 
-        return {"loss": self.nested(contrast, vectors["first"], vectors["second"])}
+        return {"loss": self.nested(contrast, *self.joined(*vectors.values()))}

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from cloze.training.data.corpus import Row
 from cloze.training.methods.contrastive import VIEWS, Contrastive
-from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import cosent, cosine_similarity
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, view
@@ -39,9 +38,9 @@ class Scored(Contrastive):
         return self.encoder.vectors(view, self.pooling)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        scores = gather(views["first"]["score"])
+        *joined, scores = self.joined(*vectors.values(), views["first"]["score"])
 
         def ranking(first: Tensor, second: Tensor) -> Tensor:
-            return cosent(cosine_similarity(self.joined(first), self.joined(second)), scores, self.recipe.scale)
+            return cosent(cosine_similarity(*self.headed(first, second)), scores, self.recipe.scale)
 
-        return {"loss": self.nested(ranking, vectors["first"], vectors["second"])}
+        return {"loss": self.nested(ranking, *joined)}

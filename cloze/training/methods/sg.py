@@ -80,13 +80,14 @@ class SG(Contrastive):
         sentences, guides = vectors["tuned"], vectors["frozen" if "frozen" in vectors else "translation"]
         if self.recipe.variant == "opt3" and guides.dim() == 2:
             guides = guides.unsqueeze(1)  # one view per sentence
-        contrast = self.nested(self._contrast, sentences, guides)
+        contrast = self.nested(self._contrast, *self.joined(sentences, guides))
         drift = parameter_drift(self.encoder.backbone.parameters(), _on(self._frozen[0], contrast.device).parameters())
         loss = contrast + self.recipe.drift_weight * drift
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
 
     def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
-        return SELF_GUIDED[self.recipe.variant](self.joined(sentences), self.joined(guides), self.recipe.temperature)
+        sentences, guides = self.headed(sentences, guides)
+        return SELF_GUIDED[self.recipe.variant](sentences, guides, self.recipe.temperature)
 
 
 def _on(model: nn.Module, device: torch.device) -> nn.Module:

@@ -16,7 +16,7 @@ from cloze.training.data.corpus import Row
 from cloze.training.data.masking import mask_tokens, maskable_tokens
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.contrastive import VIEWS, FromPairs, loss_head
-from cloze.training.methods.gather import gather
+from cloze.training.methods.gather import totals
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pooling import Pooling
@@ -57,7 +57,8 @@ class MaskedWordLoss(nn.Module):
     def mean(self, sums: Mapping[str, Tensor], views: Mapping[str, View]) -> Tensor:
         """What `forward` gave for each view -> the mean over the masked words of all views and processes."""
         counts = torch.stack([(views[name]["answers"] >= 0).sum(1) for name in sums])  # (views, n)
-        return gather(torch.stack(list(sums.values()))).sum() / gather(counts).sum().clamp(min=1)
+        found, words = totals(torch.stack(list(sums.values())), counts)
+        return found / words.clamp(min=1)
 
 
 class SimCSE(FromPairs):

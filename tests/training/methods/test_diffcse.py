@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.fit import main
-from cloze.training.methods import diffcse
+from cloze.training.methods import contrastive, diffcse
 from cloze.training.methods.diffcse import DiffCSE
 from cloze.training.methods.edits import Edited
 from cloze.training.methods.losses import edit_detection, info_nce
@@ -162,8 +162,8 @@ def test_batch_norm_has_the_rows_of_all_processes_and_each_detects_its_own(
     torch.manual_seed(0)
     raw = torch.randn(2, 8, 32)  # both views of both processes
     views = objective.draw(objective.views(ROWS))
-    others = iter(raw[:, :4])
-    monkeypatch.setattr(diffcse, "gather", lambda rows: torch.cat([next(others), rows]))
+    others = raw[:, :4]
+    monkeypatch.setattr(contrastive, "gather", lambda *rows: tuple(map(torch.cat, zip(others, rows, strict=True))))
     monkeypatch.setattr(diffcse, "own", lambda rows: rows[4:])
     projections, seen = spy(objective.projector), spy(objective.discriminator)
     contrast = objective.loss({"first": raw[0, 4:], "second": raw[1, 4:]}, views)["contrast"]

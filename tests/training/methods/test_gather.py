@@ -1,13 +1,16 @@
 """Two processes, each with half the rows, against one process with all."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from contrastive_methods import METHODS, add_masked_head, build, gradients
 from contrastive_methods import ROWS as EVERY
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
 
@@ -47,34 +50,70 @@ def halves(views: dict[str, View], rank: int) -> dict[str, View]:
 def share_of_two(rank: int, folder: Path) -> dict[str, Any]:
     """Gradients after averaging, of the plain pass and of GradCache, for each method; and the gather by itself.
 
-    DiffCSE, whose BatchNorm refuses GradCache, has only the plain pass.
+    DiffCSE, whose BatchNorm refuses GradCache, has only the plain pass. `collectives` are those that Python calls: the
+    ones of DistributedDataParallel are not among them.
     """
     found: dict[str, Any] = {"gather": gathered(rank)}
     for task in TASKS:
         objective = diffcse(task, folder)
         wrapped = DistributedDataParallel(objective)
-        wrapped(**halves(drawn(objective, ROWS, SEED), rank))["loss"].backward()
-        found[task] = gradients(objective)
+        with collectives() as calls:
+            wrapped(**halves(drawn(objective, ROWS, SEED), rank))["loss"].backward()
+        found[task] = {"gradients": gradients(objective), "collectives": calls}
     for case, (name, rows, words) in METHODS.items():
         objective = build(name, folder, dropout=False, **words)
         views = drawn(objective, rows[:COUNT])
         mine = halves(views, rank)
         wrapped = DistributedDataParallel(objective)  # as in training: it would wait for an idle weight
-        loss = wrapped(**mine)["loss"]
-        loss.backward()
+        with collectives() as plain_calls:
+            loss = wrapped(**mine)["loss"]
+            loss.backward()
         plain = gradients(objective)
-        cached_loss = backward_in_chunks(objective, mine, 1)["loss"]
-        average_gradients(objective)
+        with collectives() as cached_calls:
+            cached_loss = backward_in_chunks(objective, mine, 1)["loss"]
+            average_gradients(objective)
         found[case] = {"plain": (loss.detach(), plain), "cached": (cached_loss, gradients(objective))}
+        found[case]["collectives"] = {"plain": plain_calls, "cached": cached_calls}
     return found
 
 
-def gathered(rank: int) -> dict[str, Tensor]:
+@contextmanager
+def collectives() -> Iterator[list[str]]:
+    """The names of the collectives that are called within the context."""
+    calls: list[str] = []
+
+    def noted(name: str) -> Any:
+        original = getattr(distributed, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **keywords)
+
+        return mock.patch.object(distributed, name, call)
+
+    with noted("all_gather"), noted("all_reduce"):
+        yield calls
+
+
+def gathered(rank: int) -> dict[str, Any]:
+    """Tensors of two dtypes, one of which takes no gradient although its dtype could."""
     rows = (torch.arange(6.0).view(2, 3) + 10 * rank).requires_grad_()
-    whole = gather(rows)
-    weights = torch.arange(12.0).view(4, 3) * (rank + 1)  # what each process asks of every row
-    (whole * weights).sum().backward()
-    return {"whole": whole.detach(), "own": own(whole.detach()), "gradient": rows.grad, "many": torch.tensor(many())}
+    column = (torch.arange(2.0) + 10 * rank).requires_grad_()
+    fixed, counts = torch.full((2, 1, 2), float(rank)), torch.tensor([rank, 7, 8])
+    with collectives() as calls:
+        whole, long, ranks, scores = gather(rows, counts, fixed, column)
+        weights = torch.arange(12.0).view(4, 3) * (rank + 1)  # what each process asks of every row
+        ((whole * weights).sum() + 2 * scores.sum()).backward()
+    assert [each.requires_grad for each in (whole, long, ranks, scores)] == [True, False, False, True]
+    return {
+        "whole": whole.detach(),
+        "own": own(whole.detach()),
+        "gradient": rows.grad,
+        "scores": (scores.detach(), column.grad),
+        "fixed": (long, ranks),
+        "calls": calls,
+        "many": many(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +155,7 @@ def test_the_gradient_of_diffcse_is_that_of_one_process(task: str, shares: list[
     expected = gradients(objective)
     assert expected
     for share in shares:
-        torch.testing.assert_close(share[task], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(share[task]["gradients"], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_rows_come_in_the_order_of_ranks_and_gradients_are_summed(shares: list[dict[str, Any]]) -> None:
@@ -126,11 +165,29 @@ def test_rows_come_in_the_order_of_ranks_and_gradients_are_summed(shares: list[d
         torch.testing.assert_close(found["whole"], torch.cat([first, first + 10]))
         torch.testing.assert_close(found["own"], first + 10 * rank)
         torch.testing.assert_close(found["gradient"], 3 * torch.arange(12.0).view(4, 3)[2 * rank : 2 * rank + 2])
+        torch.testing.assert_close(found["scores"], (torch.tensor([0.0, 1, 10, 11]), torch.full((2,), 4.0)))
+        ranks = torch.tensor([0.0, 0, 1, 1]).view(4, 1, 1).expand(4, 1, 2)
+        torch.testing.assert_close(found["fixed"], (torch.tensor([0, 7, 8, 1, 7, 8]), ranks))
+        assert found["calls"] == ["all_gather", "all_gather", "all_reduce"]  # one for each dtype, one back
         assert found["many"]
+
+
+@pytest.mark.parametrize("case", [*METHODS, *TASKS])
+def test_a_step_has_one_collective_for_all_tensors(case: str, shares: list[dict[str, Any]]) -> None:
+    """Whatever the number of views, of Matryoshka dimensions and of weights. Counts of words are in a second one."""
+    once = ["all_gather", "all_reduce"]
+    twice = ["all_gather", "all_gather", "all_reduce", "all_reduce"]
+    expected = twice if case in ("masked words", "mlm", "correction") else once
+    for share in shares:
+        if case in TASKS:
+            assert share[case]["collectives"] == expected
+        else:
+            averaged = ["all_reduce"]  # the gradients, which GradCache keeps from DistributedDataParallel
+            assert share[case]["collectives"] == {"plain": expected, "cached": expected + averaged}
 
 
 def test_one_process_gathers_itself() -> None:
     rows = torch.rand(3, 2, requires_grad=True)
-    assert gather(rows) is rows
+    assert gather(rows)[0] is rows
     assert own(rows) is rows
     assert not many()

@@ -283,17 +283,17 @@ def test_halves_of_a_batch_joined_cost_what_the_whole_costs(tiny_bert: Path, mon
     counts = (views["first"]["answers"] >= 0).sum(1)
     assert counts[:2].sum() != counts[2:].sum()
 
-    def half(rows: slice, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        for module in ("cloze.training.methods.contrastive", "cloze.training.methods.simcse"):
+    def half(rows: slice, gather: Callable[..., tuple[Tensor, ...]]) -> Tensor:
+        for module in ("cloze.training.methods.contrastive", "cloze.training.methods.gather"):
             monkeypatch.setattr(f"{module}.gather", gather)
         own = {name: {key: value[rows] for key, value in view.items()} for name, view in views.items()}
         shares = {pass_: {name: value[rows] for name, value in of.items()} for pass_, of in results.items()}
         return objective.loss(views=own, **shares)["loss"]
 
-    sent: list[Tensor] = []
-    half(slice(2, 4), lambda rows: sent.append(rows) or rows)
-    joined = half(slice(0, 2), lambda rows: torch.cat([rows, sent.pop(0)]))
-    whole = half(slice(0, 4), lambda rows: rows)
+    sent: list[tuple[Tensor, ...]] = []
+    half(slice(2, 4), lambda *rows: sent.append(rows) or rows)
+    joined = half(slice(0, 2), lambda *rows: tuple(map(torch.cat, zip(rows, sent.pop(0), strict=True))))
+    whole = half(slice(0, 4), lambda *rows: rows)
     torch.testing.assert_close(joined, whole)
 
 
