@@ -24,8 +24,9 @@ __all__ = ["SG"]
 class SG(Contrastive):
     """L_base of section 3.1, or L_opt1 to L_opt3 of section 3.2, and the distance from the frozen copy.
 
-    The copy is the encoder that the recipe names, in evaluation mode, and is not in a checkpoint. The embeddings of the
-    tuned encoder do not change. opt3 takes all layers; the others draw one per sentence and step.
+    The copy is the encoder that the recipe names, in evaluation mode, and is not in a checkpoint. It shares the
+    embeddings with the tuned encoder, where they do not change. opt3 takes all layers; the others draw one per
+    sentence and step.
     """
 
     recipe: SGRecipe
@@ -40,11 +41,10 @@ class SG(Contrastive):
                 "lower it"
             )
         self.layers = range(recipe.first_layer, (depth if recipe.last_layer is None else recipe.last_layer) + 1)
-        frozen = copy.deepcopy(encoder.backbone)
-        frozen.train(False)
-        frozen.requires_grad_(False)
-        self._frozen = (frozen,)  # in a tuple, so that it is not a submodule
         encoder.backbone.embeddings.requires_grad_(False)
+        untrained = {id(weight): weight for weight in encoder.backbone.parameters() if not weight.requires_grad}
+        frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # these are shared, on whatever device they are
+        self._frozen = (frozen.requires_grad_(False),)  # in a tuple, so that it is not a submodule
         self.head = _head(encoder, recipe.head_width) if recipe.head_width else nn.Identity()
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
@@ -81,9 +81,14 @@ class SG(Contrastive):
         if self.recipe.variant == "opt3" and guides.dim() == 2:
             guides = guides.unsqueeze(1)  # one view per sentence
         contrast = self.nested(self._contrast, *self.joined(sentences, guides))
-        drift = parameter_drift(self.encoder.backbone.parameters(), _on(self._frozen[0], contrast.device).parameters())
+        drift = parameter_drift(*zip(*self._trained(_on(self._frozen[0], contrast.device)), strict=True))
         loss = contrast + self.recipe.drift_weight * drift
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
+
+    def _trained(self, frozen: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Each weight that is trained, and what it was."""
+        pairs = zip(self.encoder.backbone.parameters(), frozen.parameters(), strict=True)
+        return [(weight, before) for weight, before in pairs if weight.requires_grad]
 
     def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
         sentences, guides = self.headed(sentences, guides)

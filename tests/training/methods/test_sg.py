@@ -73,7 +73,8 @@ def test_a_step_moves_the_encoder_away_from_its_copy(tiny_bert: Path) -> None:
 
 def test_the_copy_is_in_no_checkpoint_and_stays_the_parent_when_one_is_loaded(tiny_bert: Path) -> None:
     objective = build("sg-opt", tiny_bert)
-    weights = {key: value + 1 for key, value in objective.state_dict().items()}
+    trained = {key for key, weight in objective.named_parameters() if weight.requires_grad}
+    weights = {key: value + (key in trained) for key, value in objective.state_dict().items()}
     assert set(weights) == {f"encoder.{key}" for key in objective.encoder.state_dict()} | {
         f"head.{key}" for key in objective.head.state_dict()
     }
@@ -81,6 +82,19 @@ def test_the_copy_is_in_no_checkpoint_and_stays_the_parent_when_one_is_loaded(ti
     guides = objective.encode("frozen", frozen)
     objective.load_state_dict(weights)
     assert torch.equal(objective.encode("frozen", frozen), guides)
+
+
+@pytest.mark.parametrize("name", ["sg-opt", "sg-bt"])
+def test_the_copy_holds_no_second_copy_of_the_embeddings(name: str, folder: Path) -> None:
+    objective = build(name, folder)
+    objective.encoder.backbone.encoder.layer[0].requires_grad_(False)  # as frozen_layers does, later
+    (frozen,) = objective._frozen
+    tuned = dict(objective.encoder.backbone.named_parameters())
+    shared = {key for key, weight in frozen.named_parameters() if weight is tuned[key]}
+    assert shared == {key for key in tuned if key.startswith("embeddings.")}
+    compared = objective._trained(frozen)
+    assert [id(weight) for weight, _ in compared] == [id(weight) for weight in tuned.values() if weight.requires_grad]
+    assert all(torch.equal(weight, before) and not before.requires_grad for weight, before in compared)
 
 
 @pytest.mark.parametrize("pooling", ["max", "mean"])
