@@ -218,8 +218,8 @@ def _build(recipe: Recipe) -> Objective:
     _keep_fitting_templates(encoder)
     objective = objective_of(recipe.method)(encoder, recipe)
     backbone = objective.encoder.backbone
-    if recipe.compile:
-        backbone.compile(dynamic=True)  # in place: the names of the weights do not change
+    for model in objective.models() if recipe.compile else ():
+        model.compile(dynamic=True)  # in place: the names of the weights do not change
     if recipe.lora_rank:
         add_lora(backbone, recipe.lora_rank, recipe.lora_alpha)
     if recipe.frozen_layers is not None:

@@ -20,14 +20,13 @@ from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus
 from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed
-from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import false_negatives, info_nce
 from cloze.training.methods.objective import Objective
+from cloze.training.methods.teacher import read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.masked_words import MaskedHead
-from cloze.training.model.pretrained import fastest_device
 from cloze.training.model.views import Pass, View, encode_trimmed
 from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
@@ -71,13 +70,12 @@ class Guide:
         self._vectors: dict[str, NDArray[np.float32]] = {}
 
     @classmethod
-    def load(cls, source: str) -> Self:
+    def load(cls, source: str, compiled: bool = False) -> Self:
         """A run, a bundle (its most exact graph), an encoder's folder or a hub name. Raises ClozeError.
 
         An encoder that has no embedding configuration of its own is read by mean pooling, without a template.
         """
-        found = served(source) or SentenceEncoder.load(source, template="[X]", pooling="mean").to(fastest_device())
-        return cls(found.embed)
+        return cls(read_by_itself(source, compiled))
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Vectors (n, d)."""
@@ -170,7 +168,7 @@ class FromPairs(Contrastive):
 
     def __init__(self, encoder: SentenceEncoder, recipe: PairsRecipe) -> None:
         super().__init__(encoder, recipe)
-        self.guide = Guide.load(recipe.guide) if recipe.guide else None
+        self.guide = Guide.load(recipe.guide, recipe.compile) if recipe.guide else None
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
         if self.guide is not None:

@@ -46,22 +46,21 @@ class ConditionalTask(nn.Module, ABC):
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = deepcopy(backbone)
+        self._condition: Tensor | None = None  # of the pass that runs
+        self.backbone.get_submodule("embeddings").register_forward_hook(self._insert)  # once: a compiled pass keeps it
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor, condition: Tensor) -> Tensor:
-        """Token ids (n, L) and the vector in place of [CLS] (n, d) -> the last layer (n, L, d).
-
-        The condition is inserted after the embeddings' sum, layer norm and dropout: it has no position and no type.
-        """
-
-        def replace(_module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
-            return torch.cat([condition.unsqueeze(1).to(embedded.dtype), embedded[:, 1:]], dim=1)
-
-        hook = self.backbone.get_submodule("embeddings").register_forward_hook(replace)
-        try:
-            states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        finally:
-            hook.remove()
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, condition: Tensor) -> Tensor:
+        """Token ids (n, L) and the vector in place of [CLS] (n, d) -> the last layer (n, L, d)."""
+        self._condition = condition
+        states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        self._condition = None
         return states
+
+    def _insert(self, _module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
+        """Put the condition behind the embeddings' sum, layer norm and dropout: it has no position and no type."""
+        if self._condition is None:
+            return embedded
+        return torch.cat([self._condition.unsqueeze(1).to(embedded.dtype), embedded[:, 1:]], dim=1)
 
     @abstractmethod
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -84,7 +83,7 @@ class Discriminator(ConditionalTask):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, condition: Tensor) -> Tensor:
         """Token ids (n, L) and the vector in place of [CLS] (n, d) -> scores (n, L, 2)."""
-        scores: Tensor = self.head(self.hidden(input_ids, attention_mask, condition))
+        scores: Tensor = self.head(super().forward(input_ids, attention_mask, condition))
         return scores
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -120,7 +119,7 @@ class WordGuesser(ConditionalTask):
         asked = [view["labels"] >= 0 for view in views]
         hidden = torch.cat(
             [
-                self.hidden(view["edited_ids"], view["edited_mask"], condition)[places]
+                self(view["edited_ids"], view["edited_mask"], condition)[places]
                 for view, condition, places in zip(views, conditions, asked, strict=True)
             ]
         )  # (m, d)
@@ -165,12 +164,20 @@ class DiffCSE(Contrastive):
         _check_room(encoder, recipe)
         projected = recipe.contrast or recipe.condition == "projected"
         self.projector = _projector(encoder, recipe.projector) if projected else nn.Identity()
-        self.discriminator = None
+        self.editor: Editor | None = None
+        self.discriminator: ConditionalTask | None = None
         if recipe.detection_weight:
             edits = recipe.task != "mlm" and set(recipe.edits) != {"delete"}
             generator = (recipe.generator or recipe.encoder) if edits else None
             self.editor = Editor.load(generator, encoder.tokenizer, recipe.masked_share, recipe.guessing)
             self.discriminator = None if recipe.compares_edited else _discriminator(encoder, recipe)
+
+    def models(self) -> Iterator[nn.Module]:
+        yield from super().models()
+        if self.discriminator is not None:
+            yield self.discriminator
+        if self.editor is not None and self.editor.generator is not None:
+            yield self.editor.generator
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         first, *following = (view(self.pooling, texts) for texts in zip(*rows, strict=True))
@@ -199,6 +206,7 @@ class DiffCSE(Contrastive):
                 yield f"drawn {name}, edited", view["edited_ids"], view["edited_mask"]
 
     def _edit(self, ids: Tensor, attention: Tensor) -> Edited:
+        assert self.editor is not None, "only `draw` with a detection_weight leads here. This is a bug."
         match self.recipe.task:
             case "mlm":
                 return self.editor.mask(ids, attention)

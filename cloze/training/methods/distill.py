@@ -28,7 +28,7 @@ from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import gather, rank_and_count
 from cloze.training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.teacher import embedded, parts, read_by_itself
+from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
@@ -108,8 +108,8 @@ def _teacher(recipe: DistillRecipe) -> Embed:
                 "teacher_pooling, such as mean, or another teacher"
             )
         _warn_of_own_reading(recipe)
-        return found.embed
-    return read_by_itself(source, given)
+        return embed_of(found, recipe.compile)
+    return read_by_itself(source, recipe.compile, given)
 
 
 def _warn_of_own_reading(recipe: DistillRecipe) -> None:

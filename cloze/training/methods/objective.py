@@ -36,6 +36,10 @@ class Objective(nn.Module, ABC):
             raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
         self.pooling = encoder.make_pooling(recipe.template, recipe.max_tokens)  # the encoder's own, with a lower limit
 
+    def models(self) -> Iterator[nn.Module]:
+        """The transformers that a step runs; the key `compile` compiles them."""
+        yield self.encoder.backbone
+
     @abstractmethod
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """Rows of the corpus -> the token ids that `forward` takes by name."""

@@ -28,7 +28,7 @@ from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.teacher import embedded, parts, read_by_itself
+from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
@@ -79,7 +79,7 @@ class Ranking(Objective):
         self._judge: Judge | None = None
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
-        embed = _judging(self.recipe.judges) or (served(self.recipe.encoder) or self.encoder).embed
+        embed = _judging(self.recipe) or embed_of(served(self.recipe.encoder) or self.encoder, self.recipe.compile)
 
         def read(lists: list[list[str]]) -> TeacherVectors:
             chunks = [chunk for texts in lists for chunk in parts(texts)]
@@ -116,9 +116,9 @@ class Ranking(Objective):
         return {"loss": ranking_divergence(cosine_matrix(*vectors), queries["judged"], self.recipe.temperature)}
 
 
-def _judging(judges: Sequence[str]) -> Embed | None:
+def _judging(recipe: RankingRecipe) -> Embed | None:
     """Vectors whose products are the mean of the judges' cosines; None without judges. Raises ClozeError."""
-    encoders = [read_by_itself(name) for name in judges]
+    encoders = [read_by_itself(name, recipe.compile) for name in recipe.judges]
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
         parts = [units(encoder(texts)) for encoder in encoders]

@@ -5,7 +5,7 @@ One column is the paper's method. A second column is a back-translation of the f
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class SG(Contrastive):
         frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # these are shared, on whatever device they are
         self._frozen = (frozen.requires_grad_(False),)  # in a tuple, so that it is not a submodule
         self.head = _head(encoder, recipe.head_width) if recipe.head_width else nn.Identity()
+
+    def models(self) -> Iterator[nn.Module]:
+        yield from (*super().models(), *self._frozen)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))

@@ -22,23 +22,33 @@ from cloze.training.evaluation.measures import Embed
 from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import rank_and_count, wait
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["embedded", "parts", "read_by_itself"]
+__all__ = ["embed_of", "embedded", "parts", "read_by_itself"]
 
 TEXTS: Final = 8192  # in one file, or looked up at once
 SHOWN: Final = 256  # texts between two moves of the progress bar
 
 
-def read_by_itself(source: str, reading: Mapping[str, str] = MappingProxyType({})) -> Embed:
+def read_by_itself(source: str, compiled: bool, reading: Mapping[str, str] = MappingProxyType({})) -> Embed:
     """What embeds with a run, a bundle, a folder or a hub name, as it is served. Raises ClozeError.
 
-    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
+    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them. Unless it is
+    a graph, `compiled` compiles it.
     """
-    if not reading and (found := served(source)) is not None:
-        return found.embed
-    keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
-    return SentenceEncoder.load(source, **keys).to(fastest_device()).embed
+    found = None if reading else served(source)
+    if found is None:
+        keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
+        found = SentenceEncoder.load(source, **keys).to(fastest_device())
+    return embed_of(found, compiled)
+
+
+def embed_of(encoder: SentenceEncoder | GraphEncoder, compiled: bool) -> Embed:
+    """What embeds with the encoder; unless it is a graph, `compiled` compiles it."""
+    if compiled and isinstance(encoder, SentenceEncoder):
+        encoder.backbone.compile(dynamic=True)
+    return encoder.embed
 
 
 def parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:

@@ -109,7 +109,9 @@ class Recipe(BaseModel):
         description="arithmetic of the forward pass; auto: bf16 on a GPU that has it, else fp32; weights stay fp32",
     )
     compile: bool = Field(
-        False, description="compile the encoder with torch.compile: the first steps take minutes, later ones are faster"
+        False,
+        description="compile the encoder, and what the method runs beside it, with torch.compile: the first steps take "
+        "minutes, later ones are faster",
     )
     dev: tuple[str, ...] = Field(
         (),

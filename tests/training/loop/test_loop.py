@@ -10,10 +10,11 @@ from unittest import mock
 
 import pytest
 import torch
+from contrastive_methods import add_masked_head
 from killed_runs import assert_same_weights, fit, fit_until_killed, whole_and_resumed
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from two_processes import in_two
 
@@ -26,6 +27,7 @@ from cloze.training.loop.callbacks import Seldom
 from cloze.training.loop.prepare import for_this_machine, prepare
 from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
 from cloze.training.methods.mlm import MLM
+from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run
 
 STEPS = 4
@@ -355,15 +357,70 @@ def test_compile_needs_a_compiler_on_a_cpu(words: Words, tmp_path: Path, monkeyp
         fit(recipe, Run(tmp_path / "run"))
 
 
+METHODS_BESIDE: dict[str, Words] = {  # methods that run more than the encoder, of one column
+    "diffcse": {"generator": ["ENCODER"], "warmup_steps": ["0"]},
+    "sg-opt": {"head_width": ["16"], "max_tokens": ["32"], "held_out": ["8"]},
+}
+
+
+def beside(name: str, words: Words, folder: Path) -> Words:
+    """The keys for such a method, and for its encoder, which has a masked-word head."""
+    encoder = add_masked_head(Path(words["encoder"][0]), folder / "masked")
+    keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
+    extra = {key: [str(encoder)] if value == ["ENCODER"] else value for key, value in METHODS_BESIDE[name].items()}
+    return keys | {"encoder": [str(encoder)], "columns": ["a"], "held_out": ["0"]} | extra
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The modules that are compiled from now on, without being compiled."""
+    found: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **_: found.append(module))
+    monkeypatch.setattr("cloze.training.loop.prepare.shutil.which", lambda program: program)
+    return found
+
+
+@pytest.mark.parametrize(("name", "count"), [("diffcse", 3), ("sg-opt", 2)])
+def test_compile_reaches_all_that_a_step_runs(
+    name: str, count: int, compiled: list[nn.Module], words: Words, tmp_path: Path
+) -> None:
+    """Of DiffCSE: encoder, discriminator and generator; of SG: the encoder and its frozen copy."""
+    _, _, objective = prepare(load_recipe(name, beside(name, words, tmp_path) | {"compile": ["true"]}))
+    ran = set[nn.Module]()
+    for module in compiled:
+        module.register_forward_hook(lambda module, *_: ran.add(module))
+    objective.train()(**objective.views([("Two dogs run.",), ("Rain.",)]))
+    assert len(ran) == len(compiled) == count
+
+
+@pytest.mark.parametrize("key", ["guide", "teacher"])
+def test_compile_reaches_what_embeds_the_texts(
+    key: str, compiled: list[nn.Module], words: Words, tmp_path: Path
+) -> None:
+    SentenceEncoder.load(words["encoder"][0], template="[X]", pooling="mean").save(tmp_path / "other")
+    keys = {name: value for name, value in words.items() if name not in ("dev", "eval_steps", "columns")}
+    columns = {"guide": ["a", "b"], "teacher": ["a"]}[key]
+    keys |= {"compile": ["true"], "max_tokens": ["32"], "columns": columns, key: [str(tmp_path / "other")]}
+    _, _, objective = prepare(load_recipe({"guide": "simcse", "teacher": "distill"}[key], keys))
+    teacher, encoder = compiled
+    assert encoder is objective.encoder.backbone
+    assert teacher not in set(objective.modules())
+    assert type(teacher) is type(encoder)
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own use
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # it hides that
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_a_compiled_encoder_trains_the_same(words: Words, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["simcse", *METHODS_BESIDE])
+def test_a_compiled_method_trains_the_same(name: str, words: Words, tmp_path: Path) -> None:
     keys = {key: value for key, value in words.items() if key not in ("dev", "eval_steps")}
+    if name in METHODS_BESIDE:
+        keys = beside(name, words, tmp_path)
     losses = []
     for compiled in ("false", "true"):
         changed = keys | {"compile": [compiled], "max_steps": ["2"], "log_steps": ["1"]}
-        fit(load_recipe("simcse", changed), Run(tmp_path / compiled))
+        fit(load_recipe(name, changed), Run(tmp_path / compiled))
         losses.append([line["loss"] for line in log(tmp_path / compiled) if "loss" in line])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert weights(tmp_path / "false").keys() == weights(tmp_path / "true").keys()
