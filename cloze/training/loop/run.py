@@ -27,6 +27,7 @@ from cloze.training.loop.processes import check_shared, console, keep_memory, pr
 from cloze.training.loop.seeds import SeedRuns, parse_seeds
 from cloze.training.loop.trainable import Thaw, first_layers, merge_lora
 from cloze.training.loop.trainer import DEV, HELD_OUT, ObjectiveTrainer, training_arguments
+from cloze.training.methods.gather import shared
 from cloze.training.methods.held_out import HeldOut
 from cloze.training.methods.objective import Objective
 from cloze.training.recipes.command import FitOptions, load_recipe
@@ -185,16 +186,16 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
     """The dev figures of the encoder as it is served by itself, with its own template and pooling.
 
-    None without dev data, or if nothing says how the encoder is read. Every process scores it, so that none waits for
-    long; the first logs it once.
+    None without dev data, or if nothing says how the encoder is read. All processes share the embedding; the first logs
+    the figures once.
     """
     found: list[dict[str, float] | None] = [None]
     if dev:
         logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
         found = [next(logged, {}).get(PARENT)]
         if found[0] is None and (encoder := served(recipe.encoder)) is not None:
-            queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
-            found = [dev.score(encoder.embed, queries, documents)]
+            queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
+            found = [dev.score(shared(encoder.embed), queries, documents)]
             if processes().is_main_process:
                 run.log({"step": 0, PARENT: found[0]})
             figures = ", ".join(f"{name} {value:.4g}" for name, value in (found[0] or {}).items())
@@ -236,15 +237,15 @@ def _figures(
 ) -> dict[str, float]:
     """Figures by their names in the log. Gains are over the parent's, or else over those before the first step.
 
-    Every process scores the dev data: one that waited for the first would be ended by the limit of its collectives,
-    ten minutes with NCCL. The first one's figures count.
+    The processes share the embedding of the dev data, and each computes the figures: one that waited for the first
+    would be ended by the limit of its collectives, ten minutes with NCCL. The first one's figures count.
     """
     figures: dict[str, float] = {}
     if dev:
         encoder = objective.encoder
-        queries, documents = (encoder.named(name).embed for name in SEARCH_NAMES)
+        queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
         before = parent or {name.removeprefix(DEV): value for name, value in start.items()}
-        found = dev.score(encoder.embed, queries, documents, before)
+        found = dev.score(shared(encoder.embed), queries, documents, before)
         figures |= {f"{DEV}{name}": value for name, value in found.items()}
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}

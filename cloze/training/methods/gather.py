@@ -5,13 +5,18 @@ for a shard, and DistributedDataParallel averages over processes. So the gradien
 batch, for encoder and heads alike, whatever the loss and the number of processes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "totals", "wait"]
+from cloze.training.evaluation.measures import Embed
+
+__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "shared", "totals", "wait"]
 
 
 def many() -> bool:
@@ -54,6 +59,24 @@ def totals(*numbers: Tensor) -> tuple[Tensor, ...]:
     """The sum of each tensor over all processes, a scalar in fp32, which is exact for counts up to 16 million."""
     (sums,) = gather(torch.stack([each.sum().float() for each in numbers]).unsqueeze(0))  # (processes, tensors)
     return sums.sum(0).unbind()
+
+
+def shared(embed: Embed) -> Embed:
+    """`embed` for all processes together: each embeds every n-th text, and all get all vectors.
+
+    All have to call it, with the same texts.
+    """
+    rank, processes = rank_and_count()
+
+    def embed_own(texts: Sequence[str]) -> NDArray[np.float32]:
+        parts = [np.empty((0, 0), np.float32)] * processes
+        distributed.all_gather_object(parts, embed(texts[rank::processes]))
+        vectors = np.empty((len(texts), parts[0].shape[1]), np.float32)
+        for first, part in enumerate(parts):
+            vectors[first::processes] = part
+        return vectors
+
+    return embed_own if many() else embed
 
 
 def average_gradients(module: torch.nn.Module) -> None:

@@ -20,7 +20,6 @@ from two_processes import in_two
 
 from cloze.encoding.errors import OptionError
 from cloze.training.errors import RecipeError, RunError
-from cloze.training.evaluation.dev import DevData
 from cloze.training.export import __main__ as export
 from cloze.training.fit import main
 from cloze.training.loop.callbacks import Seldom
@@ -64,9 +63,10 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
 
 def runs_of_two(rank: int, words: Words, dropout: Path, folder: Path) -> tuple[str, str]:
     """Runs in the folder; what is refused, and what the command prints."""
-    with mock.patch.object(DevData, "score", autospec=True, side_effect=DevData.score) as score:
+    with mock.patch.object(SentenceEncoder, "embed", autospec=True, side_effect=SentenceEncoder.embed) as embed:
         fit(load_recipe("simcse", words), Run(folder / "plain"))
-    (folder / f"scored-{rank}").write_text(str(score.call_count), encoding="utf-8")
+    texts = [list(call.args[1]) for call in embed.call_args_list]
+    (folder / f"embedded-{rank}.json").write_text(json.dumps(texts), encoding="utf-8")
     fit(load_recipe("simcse", words | {"mini_batch_size": ["3"]}), Run(folder / "cached"))
     random = load_recipe("simcse", words | {"encoder": [str(dropout)]})
     fit(random, Run(folder / "whole"))
@@ -181,10 +181,13 @@ def test_the_command_speaks_once_for_all_processes(two: Path) -> None:
     assert json.loads((two / "seeds" / "seeds.json").read_text(encoding="utf-8")).keys() >= {"mean", "sd"}
 
 
-def test_both_processes_score_the_dev_data(two: Path) -> None:
+def test_both_processes_share_the_embedding_of_the_dev_data(two: Path) -> None:
     """One that waited for the other's scores would be ended by the limit of its collectives."""
-    first, second = (int((two / f"scored-{rank}").read_text(encoding="utf-8")) for rank in range(2))
-    assert first == second > STEPS // 2
+    first, second = (json.loads((two / f"embedded-{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
+    assert len(first) == len(second) > STEPS // 2
+    for ours, theirs in zip(first, second, strict=True):
+        assert 0 <= len(ours) - len(theirs) <= 1
+        assert not set(ours) & set(theirs)
 
 
 def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,24 @@
 """Two processes, each with half the rows, against one process with all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from contrastive_methods import METHODS, add_masked_head, build, gradients
 from contrastive_methods import ROWS as EVERY
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from two_processes import in_two
 
 from cloze.training.loop.gradient_cache import backward_in_chunks
 from cloze.training.methods.contrastive import Contrastive
-from cloze.training.methods.gather import average_gradients, gather, many, own
+from cloze.training.methods.gather import average_gradients, gather, many, own, shared
 from cloze.training.model.views import View
 
 COUNT = 4  # rows; two a process
@@ -95,6 +97,12 @@ def collectives() -> Iterator[list[str]]:
         yield calls
 
 
+def lengths(texts: Sequence[str]) -> NDArray[np.float32]:
+    """A process that is given no text gives no row."""
+    assert len(texts) < 3, "of three texts, two at most are one process's"
+    return np.array([[len(text), 0] for text in texts], np.float32).reshape(-1, 2)
+
+
 def gathered(rank: int) -> dict[str, Any]:
     """Tensors of two dtypes, one of which takes no gradient although its dtype could."""
     rows = (torch.arange(6.0).view(2, 3) + 10 * rank).requires_grad_()
@@ -113,6 +121,7 @@ def gathered(rank: int) -> dict[str, Any]:
         "fixed": (long, ranks),
         "calls": calls,
         "many": many(),
+        "embedded": [shared(lengths)(texts).tolist() for texts in (["a", "bb", "ccc"], ["a"])],
     }
 
 
@@ -170,6 +179,7 @@ def test_rows_come_in_the_order_of_ranks_and_gradients_are_summed(shares: list[d
         torch.testing.assert_close(found["fixed"], (torch.tensor([0, 7, 8, 1, 7, 8]), ranks))
         assert found["calls"] == ["all_gather", "all_gather", "all_reduce"]  # one for each dtype, one back
         assert found["many"]
+        assert found["embedded"] == [[[1, 0], [2, 0], [3, 0]], [[1, 0]]]
 
 
 @pytest.mark.parametrize("case", [*METHODS, *TASKS])
@@ -189,5 +199,6 @@ def test_a_step_has_one_collective_for_all_tensors(case: str, shares: list[dict[
 def test_one_process_gathers_itself() -> None:
     rows = torch.rand(3, 2, requires_grad=True)
     assert gather(rows)[0] is rows
+    assert shared(lengths) is lengths
     assert own(rows) is rows
     assert not many()
