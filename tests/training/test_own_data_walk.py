@@ -1,8 +1,10 @@
-"""From own texts to a service: the commands of docs/training.md as they are printed, without a hub."""
+"""From own texts to a service: docs/training.md and docs/tutorial.md as they are printed, without a hub."""
 
 import json
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,9 @@ from cloze.training.adaptation import rounds
 from cloze.training.model.graph_encoder import GraphEncoder
 
 PAGE = ROOT / "docs" / "training.md"
+BOX = set("┏┡└│")
+OF_A_GAIN = ("a round with", "last round", "with half")  # two steps of training may give none
+SIZES = "DOCUMENTS, LEARN, CHECK = 1500, 100, 300"
 WORDS = ["dog", "man", "letter", "city", "rain", "guitar", "market", "friend", "stage", "field", "text", "green", "old"]
 TEXTS = [f"The {a} and the {b} run over the {c}." for a in WORDS for b in WORDS for c in WORDS][:1400]
 
@@ -136,6 +141,43 @@ def test_each_step_is_one_command(
     assert_served(tmp_path / "models" / "mine")
 
 
+@pytest.mark.long
+def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each block of docs/tutorial.md in order, with less text and shorter training: the lines that it shows appear."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(rounds, "STEPS", 2)
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (install, folder, *steps), [script] = (
+        re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("sh", "python")
+    )
+    assert (install.split()[:3], folder.split()[0]) == (["python3", "-m", "venv"], "mkdir")
+    assert script.count(SIZES) == 1
+    Path("make_text.py").write_text(script.replace(SIZES, "DOCUMENTS, LEARN, CHECK = 150, 20, 20"), encoding="utf-8")
+    make_text, *in_process, export_and_serve, request = steps
+    subprocess.run([sys.executable, *shlex.split(make_text)[1:]], check=True)
+    export, serve = export_and_serve.splitlines()
+    for command in (*in_process, export):
+        run(shlex.split(command))
+    printed = capsys.readouterr()
+    output = printed.out + printed.err
+    lines = {without_digits(line) for line in output.splitlines()}
+    for line in "".join(re.findall(r"```text\n(.*?)```", page, re.DOTALL)).splitlines():
+        if line.startswith("┃"):  # the head of a table
+            assert all(column.strip() in output for column in line.split("┃"))
+        elif not BOX.intersection(line) and "->" not in line and not line.startswith(OF_A_GAIN):
+            assert without_digits(line) in lines
+    assert serve == "cloze serve --bundle models/mine"
+    process = Process("--bundle", str(tmp_path / "models" / "mine"), "--threads", "1")
+    try:
+        request = request.replace("127.0.0.1:8080", process.url.removeprefix("http://"))
+        answer = subprocess.run(["bash", "-c", request], check=True, capture_output=True, text=True)
+    finally:
+        process.close()
+    [example] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert [sorted(entry) for entry in json.loads(answer.stdout)] == [sorted(entry) for entry in json.loads(example)]
+
+
 def assert_served(bundle: Path) -> None:
     """The vectors of the service are those of the bundle's graph."""
     process = Process("--bundle", str(bundle), "--threads", "1", "--precision", "fp32")
@@ -147,3 +189,8 @@ def assert_served(bundle: Path) -> None:
     loaded = Bundle.load(str(bundle))
     expected = GraphEncoder.of(loaded, "fp32").embed(TEXTS[:3])
     np.testing.assert_allclose(np.array(answer.json()), expected, atol=1e-4)
+
+
+def without_digits(line: str) -> str:
+    """A line of output without what differs from run to run: numbers, and the blanks that align them."""
+    return re.sub(r"[-+]?\d[\d.,]*", "0", " ".join(line.split()))
