@@ -44,8 +44,8 @@ def scores(encoder: SentenceEncoder, collection: Collection, queries: Sequence[i
     """nDCG@10 x100 of each query, among all documents."""
     embed = fast(encoder)
     own = {number: collection.own[query] for number, query in enumerate(queries) if query in collection.own}
-    found = rankings(embed([collection.queries[query] for query in queries]), embed(collection.documents), own)
-    return 100 * np.array(search_metrics(found, [collection.relevance[query] for query in queries])["nDCG@10"])
+    ranked = rankings(embed([collection.queries[query] for query in queries]), embed(collection.documents), own)
+    return 100 * np.array(search_metrics(ranked, [collection.relevance[query] for query in queries])["nDCG@10"])
 
 
 def write(folder: Path, collection: Collection, queries: Sequence[int]) -> tuple[Path | None, Path]:
@@ -71,11 +71,11 @@ def measured(collection: Collection, count: int, seed: int, dev: Any) -> dict[st
         adapt(ENCODER, pairs, (), [documents], (), out, seed)
         seconds = time.monotonic() - began
         held_out = Run(out).provenance()["recipe"]["held_out"]
-        found = SentenceEncoder.load(str(out), max_tokens=TOKENS)
+        adapted = SentenceEncoder.load(str(out), max_tokens=TOKENS)
         parent = SentenceEncoder.load(ENCODER, max_tokens=TOKENS)
         before = scores(parent, collection, judging)
-        gains = scores(found, collection, judging) - before
-        elsewhere = spearman(fast(found), dev) - spearman(fast(parent), dev)
+        gains = scores(adapted, collection, judging) - before
+        elsewhere = spearman(fast(adapted), dev) - spearman(fast(parent), dev)
     return {
         "collection": collection.name,
         "documents": len(collection.documents),

@@ -40,7 +40,7 @@ def main() -> None:
     lines = (options.data / "corpus/enwiki_sentences.txt").read_text(encoding="utf-8").splitlines()
     sentences = random.Random(0).sample(list(dict.fromkeys(filter(None, map(str.strip, lines)))), SENTENCES)
     maps = fitted(units(new.documents(sentences)), units(old.documents(sentences)))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for folder in find_collections(options.data):
         collection = load_collection(folder)
         before, after = units(old.embed_queries(collection.queries)), units(new.embed_queries(collection.queries))
@@ -50,21 +50,21 @@ def main() -> None:
         own_maps = fitted(units(new.documents(own)), np.concatenate([documents, units(old.documents(parts))]))
 
         def score(queries: NDArray[np.floating]) -> dict[str, Any]:
-            mean, least, most = interval(kept(queries, before, documents))  # noqa: B023 - called in this round
+            mean, low, high = interval(kept(queries, before, documents))  # noqa: B023 - called in this round
             ranked = rankings(queries, documents, collection.own)  # noqa: B023
             ndcg = float(np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))  # noqa: B023
-            return {"recall@10": [round(each, 3) for each in (mean, least, most)], "nDCG@10": round(100 * ndcg, 2)}
+            return {"recall@10": [round(bound, 3) for bound in (mean, low, high)], "nDCG@10": round(100 * ndcg, 2)}
 
-        rows = {name: score(made(after)) for name, made in maps.items()}
-        rows |= {f"{name}, texts of the index": score(made(after)) for name, made in own_maps.items()}
+        rows = {name: score(mapping(after)) for name, mapping in maps.items()}
+        rows |= {f"{name}, texts of the index": score(mapping(after)) for name, mapping in own_maps.items()}
         rows |= {"old queries": score(before)}
         if before.shape[1] == after.shape[1]:
             rows["unmapped"] = score(after)
-        found[folder.name] = rows
+        results[folder.name] = rows
         for name, row in rows.items():
             print(folder.name, name, row, flush=True)
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    known[f"{Path(options.new).name} to {Path(options.old).name}"] = found
+    known[f"{Path(options.new).name} to {Path(options.old).name}"] = results
     RESULTS.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
@@ -75,9 +75,9 @@ def fitted(new: NDArray[np.floating], old: NDArray[np.floating]) -> dict[str, Ma
 
 def sentences_of(documents: Sequence[str]) -> list[str]:
     """Sentences of the documents, drawn at random."""
-    found = [part for text in documents for part in re.split(r"(?<=[.!?])\s+", text)]
-    found = [part for part in found if len(part.split()) >= FEWEST_WORDS]
-    return random.Random(0).sample(found, min(OWN_SENTENCES, len(found)))
+    sentences = [part for text in documents for part in re.split(r"(?<=[.!?])\s+", text)]
+    sentences = [part for part in sentences if len(part.split()) >= FEWEST_WORDS]
+    return random.Random(0).sample(sentences, min(OWN_SENTENCES, len(sentences)))
 
 
 if __name__ == "__main__":

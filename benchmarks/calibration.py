@@ -33,7 +33,7 @@ def main() -> None:
     if bundle.calibration is None:
         raise BundleError(f"{bundle.path} has no calibration; add one with `cloze calibrate`")
     calibration, precision = bundle.calibration, bundle.precisions[0]
-    encoder, found = GraphEncoder.of(bundle, precision), {}
+    encoder, rows = GraphEncoder.of(bundle, precision), {}
     print("| | pairs | cosine itself | calibrated | mean absolute error of the score | Spearman |")
     for name, pairs in load_tasks(options.data, SETS).items():
         cosines, gold = cosines_of(encoder.embed, pairs), np.array(pairs.gold)
@@ -48,9 +48,9 @@ def main() -> None:
             "mean_absolute_error": round(float(np.abs(predicted - gold).mean()), 2),
             "spearman": round(float(rank_correlation(predicted, gold)), 2),
         }
-        found[name] = row
+        rows[name] = row
         print(f"| {name} | {' | '.join(map(str, row.values()))} |", flush=True)
-    record = {"precision": precision, "source": calibration.source, "sets": found}
+    record = {"precision": precision, "source": calibration.source, "sets": rows}
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 

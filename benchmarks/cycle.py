@@ -61,7 +61,7 @@ async def measure(bundle: Bundle, texts: int, tokens: int, batches: int, seconds
     request = [[*ids[:-1], 1000 + number] for number in range(texts // REQUESTS)]
 
     async def client(number: int) -> None:
-        part = Part([[2000 + number, *each[1:]] for each in request])
+        part = Part([[2000 + number, *text_ids[1:]] for text_ids in request])
         while len(graph.spans) < batches:
             await model.embed(part, truncate=True, direction="right", client=Client(f"client {number}"))
 

@@ -30,14 +30,14 @@ def sentence_transformers(folder: Path, backend: str, texts: str) -> Encode:
     """`folder` is a copy, to which quantised graphs are added."""
     import sentence_transformers
 
-    kind, _, int8 = backend.partition("-")
+    runtime, _, int8 = backend.partition("-")
 
     def encoder_of(name: str | None) -> Any:
         options: dict[str, Any] = {"model_kwargs": {"file_name": name}} if name else {}
-        return sentence_transformers.SentenceTransformer(str(folder), device="cpu", backend=kind, **options)  # type: ignore[arg-type]
+        return sentence_transformers.SentenceTransformer(str(folder), device="cpu", backend=runtime, **options)  # type: ignore[arg-type]
 
-    encoder = encoder_of("model.onnx" if kind == "onnx" else None)
-    if int8 and kind == "onnx":
+    encoder = encoder_of("model.onnx" if runtime == "onnx" else None)
+    if int8 and runtime == "onnx":
         vnni = "avx512_vnni" in Path("/proc/cpuinfo").read_text(encoding="ascii")
         target = "avx512_vnni" if vnni else "avx2"
         sentence_transformers.export_dynamic_quantized_onnx_model(encoder, target, str(folder), file_suffix="int8")

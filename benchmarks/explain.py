@@ -53,19 +53,19 @@ def main() -> None:
     server = ours(options.bundle, "int8")
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=None) as http:
-            found = measured(http, [[pairs.left[place], pairs.right[place]] for place in order], options.pairs)
+            results = measured(http, [[pairs.left[place], pairs.right[place]] for place in order], options.pairs)
     finally:
         server.end()
-    found |= {"machine": f"{processor()}, {available_cpus()} CPUs", "versions": versions(PACKAGES)}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{found['pairs']} pairs, mean cosine {found['cosine']}, {found['milliseconds']} ms a request (median)")
-    print(table(found))
+    results |= {"machine": f"{processor()}, {available_cpus()} CPUs", "versions": versions(PACKAGES)}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"{results['pairs']} pairs, mean cosine {results['cosine']}, {results['milliseconds']} ms a request (median)")
+    print(table(results))
 
 
 def measured(http: httpx.Client, candidates: Sequence[list[str]], wanted: int) -> dict[str, Any]:
     """The fall of the cosine by words that are named and by random ones, with intervals of 95 %."""
-    draw, cosines, seconds = np.random.default_rng(1), list[float](), list[float]()
-    falls: dict[str, list[float]] = {f"{count} {kind}": [] for count in REMOVED for kind in ("named", "random")}
+    rng, cosines, seconds = np.random.default_rng(1), list[float](), list[float]()
+    falls: dict[str, list[float]] = {f"{count} {choice}": [] for count in REMOVED for choice in ("named", "random")}
     for texts in candidates:
         began = perf_counter()
         explained = http.post("/explain", json={"inputs": texts}).raise_for_status().json()
@@ -82,8 +82,8 @@ def measured(http: httpx.Client, candidates: Sequence[list[str]], wanted: int) -
         cosines.append(cosine)
         seconds.append(took)
         for count in REMOVED:
-            drawn = [[words[place][1] for place in draw.permutation(len(words))[:count]] for _ in range(DRAWS)]
-            left = [without(texts, chosen) for chosen in (named[:count], *drawn)]
+            random_words = [[words[place][1] for place in rng.permutation(len(words))[:count]] for _ in range(DRAWS)]
+            left = [without(texts, chosen) for chosen in (named[:count], *random_words)]
             first, *others = (cosine - similarity(http, pair) for pair in left)
             falls[f"{count} named"].append(first)
             falls[f"{count} random"].append(float(np.mean(others)))
@@ -102,10 +102,10 @@ def similarity(http: httpx.Client, texts: Sequence[str]) -> float:
     return float(http.post("/similarity", json=body).raise_for_status().json()[0])
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     rows = [
         (str(count), *(
-            "{:.3f} ({:.3f} to {:.3f})".format(*found["falls"][f"{count} {kind}"]) for kind in ("named", "random")
+            "{:.3f} ({:.3f} to {:.3f})".format(*results["falls"][f"{count} {choice}"]) for choice in ("named", "random")
         ))
         for count in REMOVED
     ]  # fmt: skip

@@ -93,9 +93,9 @@ def fetch_collection(folder: Path, name: str, address: str) -> None:
     url = f"{address}/{name}/{name}.tar.gz"
     with opened(url) as archive:
         members = {PurePosixPath(member.name).name: member for member in archive if member.isfile()}
-        if absent := [each for each in COLLECTIONS[name] if each not in members]:
+        if absent := [file_name for file_name in COLLECTIONS[name] if file_name not in members]:
             raise ClozeError(f"{url} has no {', '.join(absent)}")
-        files = [archive.extractfile(members[each]) for each in COLLECTIONS[name]]
+        files = [archive.extractfile(members[file_name]) for file_name in COLLECTIONS[name]]
         documents, queries, judgements = (file.read().decode("latin-1") for file in files if file)
     relevant = sorted(relevant_documents(judgements))
     judged = {query for query, _ in relevant}
@@ -103,11 +103,13 @@ def fetch_collection(folder: Path, name: str, address: str) -> None:
         {"_id": number, "title": fields.get("T", ""), "text": fields.get("W", "")}
         for number, fields in records(documents)
     ]
-    asked = [{"_id": number, "text": fields["W"]} for number, fields in records(queries) if int(number) in judged]
+    judged_queries = [
+        {"_id": number, "text": fields["W"]} for number, fields in records(queries) if int(number) in judged
+    ]
     rows = [f"{query}\t{document}\t1" for query, document in relevant]
     out = folder / "retrieval" / name
     write(out / "corpus.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in corpus).encode())
-    write(out / "queries.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in asked).encode())
+    write(out / "queries.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in judged_queries).encode())
     write(out / "qrels.tsv", "\n".join(["query-id\tcorpus-id\tscore", *rows, ""]).encode())
 
 

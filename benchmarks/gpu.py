@@ -61,13 +61,13 @@ def peak(device: str, _: Path) -> dict[str, float]:
     """TFLOP/s of square matrix products of three sizes in fp16, and the highest of them."""
     import torch
 
-    kind = torch.float32 if device == "cpu" else torch.float16
-    found = {}
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    tflops = {}
     for size in (256,) if device == "cpu" else (4096, 8192, 16384):
-        left = torch.randn(size, size, device=device, dtype=kind)
+        left = torch.randn(size, size, device=device, dtype=dtype)
         seconds = _seconds(partial(torch.matmul, left, left), device)
-        found[str(size)] = 2 * size**3 / seconds / 1e12
-    return {"tflops": max(found.values()), **found}
+        tflops[str(size)] = 2 * size**3 / seconds / 1e12
+    return {"tflops": max(tflops.values()), **tflops}
 
 
 def session(device: str, models: Path) -> list[dict[str, Any]]:
@@ -115,27 +115,27 @@ def techniques(device: str, models: Path) -> dict[str, Any]:
     bundle = random_bundle(models, name, device)
     graph = bundle / GRAPHS[_precision(device)]
     packed = _packed(onnx.load(graph))
-    found: dict[str, Any] = {"packed layers": sum(node.op_type == "PackedAttention" for node in packed.graph.node)}
+    results: dict[str, Any] = {"packed layers": sum(node.op_type == "PackedAttention" for node in packed.graph.node)}
     if device == "cpu":
-        return found
+        return results
     session = Session.load(Bundle.load(bundle), provider="cuda")
     other = _cuda_session(packed.SerializeToString())
-    for spread, least in (("mixed", 8), ("sorted", 112)):  # the service sorts texts by length
-        lengths = rng.integers(least, 129, BATCH_TOKENS // 128)
+    for spread, shortest in (("mixed", 8), ("sorted", 112)):  # the service sorts texts by length
+        lengths = rng.integers(shortest, 129, BATCH_TOKENS // 128)
         mask = (np.arange(128) < lengths[:, None]).astype(np.int64)
         batch = Batch(rng.integers(5, 900, mask.shape) * mask, mask)
         expected, (vectors,) = session.run(batch), other.run(None, batch._asdict())
-        found[f"{spread}, padded"] = _seconds(partial(session.run, batch), device)
-        found[f"{spread}, packed"] = _seconds(partial(other.run, None, batch._asdict()), device)
-        found[f"{spread}, greatest difference"] = float(np.abs(vectors - expected).max())
+        results[f"{spread}, padded"] = _seconds(partial(session.run, batch), device)
+        results[f"{spread}, packed"] = _seconds(partial(other.run, None, batch._asdict()), device)
+        results[f"{spread}, greatest difference"] = float(np.abs(vectors - expected).max())
     ids = rng.integers(5, 900, (1, 16))
     batch = Batch(ids, np.ones_like(ids))
-    found["one text, plain"] = _seconds(partial(session.run, batch), device)
+    results["one text, plain"] = _seconds(partial(session.run, batch), device)
     try:
-        found["one text, CUDA graph"] = _seconds(_captured(graph.read_bytes(), batch), device)
+        results["one text, CUDA graph"] = _seconds(_captured(graph.read_bytes(), batch), device)
     except Exception as error:  # ONNX Runtime's errors share no base class
-        found["one text, CUDA graph"] = f"failed: {error}"
-    return found
+        results["one text, CUDA graph"] = f"failed: {error}"
+    return results
 
 
 def _packed(model: Any) -> Any:
@@ -188,7 +188,7 @@ def served(device: str, models: Path) -> dict[str, Any]:
     from benchmarks.peers import Server, ours
 
     name = next(iter(SHAPES))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     bundle = random_bundle(models, name, device)
     texts = [" ".join(f"w{(number * 7 + place) % 900}" for place in range(4 + number % 60)) for number in range(4096)]
     texts = texts[: 64 if device == "cpu" else None]
@@ -200,10 +200,10 @@ def served(device: str, models: Path) -> dict[str, Any]:
                 stack.callback(servers[-1].end)
             if count == 1:
                 _, seconds = asyncio.run(ask(servers[0], [servers[0].request(texts[:1])] * 200, 1))
-                found["one text, ms, p50"] = 1000 * median(seconds)
+                results["one text, ms, p50"] = 1000 * median(seconds)
             shares = [texts[place::count] for place in range(count)]
-            found[f"{count} processes, texts per second"] = len(texts) / asyncio.run(_together(servers, shares))
-    return found
+            results[f"{count} processes, texts per second"] = len(texts) / asyncio.run(_together(servers, shares))
+    return results
 
 
 async def _together(servers: Sequence[Any], shares: Sequence[Sequence[str]]) -> float:
@@ -301,8 +301,8 @@ def _sentence_transformer(model: Path, device: str) -> Any:
     from sentence_transformers.models import Pooling, Transformer  # type: ignore[import-not-found]
 
     words = Transformer(str(model), model_args={"attn_implementation": "sdpa"})
-    made = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension(), "mean")], device=device)
-    return made.eval() if device == "cpu" else made.half().eval()
+    encoder = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension(), "mean")], device=device)
+    return encoder.eval() if device == "cpu" else encoder.half().eval()
 
 
 def _encode(model: Any, tensors: dict[str, Any]) -> Any:

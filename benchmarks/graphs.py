@@ -44,11 +44,11 @@ def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
         "fp32, last layer for one row, rows": rows,
         "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.pooling.text_encoder), one_row(encoder)),
     }
-    found = {name: model.SerializeToString() for name, model in models.items()}
+    serialised = {name: model.SerializeToString() for name, model in models.items()}
     if former:
         bundle = Bundle.load(former)
-        found["int8 of the former bundle"] = bundle.graph("int8").read_bytes()
-    return found
+        serialised["int8 of the former bundle"] = bundle.graph("int8").read_bytes()
+    return serialised
 
 
 def batches(data: Path, encoder: TextEncoder) -> tuple[list[Batch], int]:
@@ -76,8 +76,8 @@ def measure(models: dict[str, bytes], work: Sequence[Batch], rounds: int, count:
                 started = time.perf_counter()
                 session.run(None, batch._asdict())
                 best[name] = min(best[name], time.perf_counter() - started)
-        for name, least in best.items():
-            seconds[name] += least
+        for name, fastest in best.items():
+            seconds[name] += fastest
     return seconds
 
 

@@ -53,14 +53,14 @@ def main() -> None:
             learn, sizes, draws = setfit_of(options.setfit, train, test), SETFIT_SIZES, SETFIT_DRAWS
             key = f"SetFit, {options.setfit.name}"
         else:
-            vectors = [units(encoder.embed(each.texts)) for each in (train, test)]
+            vectors = [units(encoder.embed(part.texts)) for part in (train, test)]
             learn, sizes, draws = head_of(vectors, train, test), SIZES, DRAWS
             key = f"cloze head, {bundle.name}"
         row: dict[str, Any] = {"labels": len(set(train.labels)), "scored": len(test)}
         known.setdefault(key, {})[name] = row
         for size in sizes:
-            found = [learn(places) for places in drawn(np.array(train.labels), size, draws)]
-            accuracies, seconds = np.array(found).T
+            trials = [learn(places) for places in drawn(np.array(train.labels), size, draws)]
+            accuracies, seconds = np.array(trials).T
             row[str(size)] = {
                 "accuracy": round(100 * accuracies.mean(), 2),
                 "deviation": round(100 * accuracies.std(ddof=1), 2),

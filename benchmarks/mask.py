@@ -40,25 +40,25 @@ def main() -> None:
         began = time.monotonic()
         subprocess.run([sys.executable, "-m", "cloze.training.fit", *words], check=True)
         seconds = time.monotonic() - began
-        found = Run(out).provenance()
+        provenance = Run(out).provenance()
         dev = load_pairs(options.data / "senteval" / "downstream" / "STS" / "STSBenchmark" / "sts-dev.csv")
         parent = SentenceEncoder.load(options.encoder, template="[X]", pooling="mean")
         trained = SentenceEncoder.load(str(out))
         template = {"template": trained.config.template, "pooling": "mask"}
         start = SentenceEncoder.load(options.encoder, **template)
-        scores = {name: spearman(each.embed, dev) for name, each in (("parent", parent), ("start", start))}
+        scores = {name: spearman(encoder.embed, dev) for name, encoder in (("parent", parent), ("start", start))}
         scores["trained"] = spearman(trained.embed, dev)
     results = {
         "machine": f"{processor()}, {available_cpus()} CPUs",
         "cloze": version("cloze"),
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": found["versions"],
+        "versions": provenance["versions"],
         "encoder": Path(options.encoder).name,
         "sentences": SENTENCES,
-        "held_out": found["held_out"],
-        "steps": found["steps"],
+        "held_out": provenance["held_out"],
+        "steps": provenance["steps"],
         "seconds": round(seconds, 1),
-        "cosine": round(1 - found["held_out_cosine_distance"], 4),
+        "cosine": round(1 - provenance["held_out_cosine_distance"], 4),
         "sts_b_dev": {name: round(score, 2) for name, score in scores.items()},
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

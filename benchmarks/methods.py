@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from benchmarks.methods_plan import FULL, Found, Plan
+from benchmarks.methods_plan import FULL, Plan, Results
 from benchmarks.methods_run import Paths, digest, pretraining, source_of, trained, tried, untrained
 
 __all__ = ["Benchmark", "OutOfTime"]
@@ -68,27 +68,27 @@ class Benchmark:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _pretrain(self, kind: str) -> None:
-        if not (self._paths.runs / kind / "run.json").is_file():
-            self._process("cloze.training.pretrain", pretraining(self._plan, self._paths, kind), kind)
+    def _pretrain(self, role: str) -> None:
+        if not (self._paths.runs / role / "run.json").is_file():
+            self._process("cloze.training.pretrain", pretraining(self._plan, self._paths, role), role)
 
     def _score_parent(self, name: str) -> None:
         """Score the untuned parent, unless this one is scored."""
         parent = digest(source_of(self._plan.rows[name], self._paths))
-        runs = self._plan.found(name)["runs"]
+        runs = self._plan.results(name)["runs"]
         if parent not in [run["parent"] for run in runs]:
             self._plan.keep(name, {"runs": [*runs, self._one(name)]})
             print(f"{name}: scored", flush=True)
 
     def _try_rate(self, name: str, rate: float) -> None:
         """Record the dev score of one learning rate after a short run."""
-        if str(rate) in self._plan.found(name).get("rates", {}):
+        if str(rate) in self._plan.results(name).get("rates", {}):
             return
         score = self._one(name, "--rate", str(rate))["dev"]
         print(f"{name}, learning rate {rate:g}: STS-B dev {score:.2f}", flush=True)
         with self._keeping:
-            found = self._plan.found(name)
-            self._plan.keep(name, found | {"rates": found.get("rates", {}) | {str(rate): score}})
+            results = self._plan.results(name)
+            self._plan.keep(name, results | {"rates": results.get("rates", {}) | {str(rate): score}})
 
     def _add_run(self, name: str, seed: int) -> None:
         """Train a row with a seed and add the scores to its results."""
@@ -102,14 +102,16 @@ class Benchmark:
         run = self._one(name, "--seed", str(seed))
         print(f"{name}, seed {seed}: STS-B dev {run['scores']['STS-B dev']:.2f}", flush=True)
         with self._keeping:
-            found = self._plan.found(name)
-            self._plan.keep(name, found | {"runs": sorted([*found["runs"], run], key=lambda each: int(each["seed"]))})
+            results = self._plan.results(name)
+            self._plan.keep(name, results | {"runs": sorted([*results["runs"], run], key=lambda run: int(run["seed"]))})
 
-    def _one(self, name: str, *words: str) -> Found:
+    def _one(self, name: str, *words: str) -> Results:
         """Measure in a process of its own."""
-        said = self._process("benchmarks.methods", [*sys.argv[1:], "--one", name, *words], "-".join((name, *words[1:])))
-        found: Found = json.loads(said.splitlines()[-1])
-        return found
+        output = self._process(
+            "benchmarks.methods", [*sys.argv[1:], "--one", name, *words], "-".join((name, *words[1:]))
+        )
+        run: Results = json.loads(output.splitlines()[-1])
+        return run
 
     def _process(self, module: str, words: Sequence[str], log_name: str) -> str:
         """What a module prints. It has its share of the cores, and is interrupted when the time is over."""
@@ -127,7 +129,7 @@ class Benchmark:
                 env=os.environ | {"OMP_NUM_THREADS": str(share)},
             )
             try:
-                said, _ = process.communicate(timeout=None if left == float("inf") else left)
+                output, _ = process.communicate(timeout=None if left == float("inf") else left)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)  # training ends after its step, with a checkpoint
                 process.communicate()
@@ -137,7 +139,7 @@ class Benchmark:
                 raise
         if process.returncode:
             raise SystemExit(f"{module} {' '.join(words)} ended with an error: see {log}")
-        return said
+        return output
 
 
 def main() -> None:
@@ -157,7 +159,7 @@ def main() -> None:
         raise SystemExit("interrupted; the same command goes on") from None
 
 
-def _measure(plan: Plan, paths: Paths, options: argparse.Namespace) -> Found:
+def _measure(plan: Plan, paths: Paths, options: argparse.Namespace) -> Results:
     if options.rate is not None:
         return tried(plan, paths, options.one, options.rate)
     return (
@@ -175,8 +177,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="folder of the results (default: benchmarks/results/PLAN)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     parser.add_argument("--minutes", type=float, help="stop after this long; runs are continued later")
-    for hidden, kind in (("--one", str), ("--seed", int), ("--rate", float)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    for hidden, value_type in (("--one", str), ("--seed", int), ("--rate", float)):
+        parser.add_argument(hidden, type=value_type, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error(f"--jobs is {options.jobs}; it is at least 1")

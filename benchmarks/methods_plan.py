@@ -9,12 +9,12 @@ from typing import Any, Final, Self
 
 from cloze.machine import versions
 
-__all__ = ["FULL", "Found", "Plan", "Row", "Run"]
+__all__ = ["FULL", "Plan", "Results", "Row", "Run"]
 
 FULL: Final = Path(__file__).parent / "methods.toml"
 Row = dict[str, Any]
 Run = dict[str, Any]
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Plan:
         """The names of the rows that are trained; the others are the untuned parent's."""
         return [name for name, row in self.rows.items() if "recipe" in row]
 
-    def found(self, name: str) -> Found:
+    def results(self, name: str) -> Results:
         """What is measured of a row so far; without a run, {"runs": []}."""
         file = self.folder / f"{name}.json"
         return {"runs": []} | (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {})
 
-    def keep(self, name: str, found: Found) -> None:
+    def keep(self, name: str, results: Results) -> None:
         """Write what is measured of a row."""
-        text = json.dumps(found | {"versions": versions(("torch", "transformers"))}, indent=2)
+        text = json.dumps(results | {"versions": versions(("torch", "transformers"))}, indent=2)
         part = self.folder / f"{name}.partial"
         part.write_text(text + "\n", encoding="utf-8")
         part.replace(self.folder / f"{name}.json")  # a kill leaves the former file or the new one
@@ -64,31 +64,31 @@ class Plan:
 
     def tried(self, name: str) -> dict[float, float]:
         """The row's rates in their order -> dev score, if all of them are tried."""
-        rates, scores = self.rows[name].get("rates", []), self.found(name).get("rates", {})
+        rates, scores = self.rows[name].get("rates", []), self.results(name).get("rates", {})
         return {rate: scores[str(rate)] for rate in rates} if {*map(str, rates)} <= scores.keys() else {}
 
     def counted(self, name: str) -> list[Run]:
         """The runs of a trained row at its chosen learning rate."""
         rate = self.best_rate(name)
-        return [run for run in self.found(name)["runs"] if run["recipe"]["learning_rate"] == rate]
+        return [run for run in self.results(name)["runs"] if run["recipe"]["learning_rate"] == rate]
 
     def shown(self, name: str) -> list[Run]:
         """The runs of a row that the page shows: those at the chosen rate, or the untuned parent's."""
-        return self.counted(name) if name in self.trained else self.found(name)["runs"]
+        return self.counted(name) if name in self.trained else self.results(name)["runs"]
 
     def parents_of(self, seed: int, encoder: str | None) -> set[str]:
         """The digests of the parents that rows with this `encoder` had for a seed."""
         same = [name for name in self.trained if self.rows[name].get("encoder") == encoder]
-        return {run["parent"] for name in same for run in self.found(name)["runs"] if run["seed"] == seed}
+        return {run["parent"] for name in same for run in self.results(name)["runs"] if run["seed"] == seed}
 
     def best_templates(self, parent: str) -> list[str]:
         """The templates of the greedy search with a parent, best first."""
-        runs = self.found("templates")["runs"]
+        runs = self.results("templates")["runs"]
         return [template for run in runs if run["parent"] == parent for template in run["templates"]]
 
     def paired(self, better: str, worse: str, task: str = "Avg.") -> list[tuple[float, float]]:
         """The scores of two rows: of runs with one seed and one parent, or of a run and its untuned parent."""
         other = {(run.get("seed"), run["parent"]): run["scores"][task] for run in self.shown(worse)}
         keys = [(run["seed"] if worse in self.trained else None, run["parent"]) for run in self.shown(better)]
-        found = zip(keys, self.shown(better), strict=True)
-        return [(run["scores"][task], other[key]) for key, run in found if key in other]
+        keyed_runs = zip(keys, self.shown(better), strict=True)
+        return [(run["scores"][task], other[key]) for key, run in keyed_runs if key in other]

@@ -57,7 +57,7 @@ def difference(gaps: Sequence[float]) -> Difference:
 def page(plan: Plan) -> str:
     """The complete text of the page."""
     texts = plan.content["page"]
-    measured = {name: found for name in plan.rows if (found := plan.shown(name))}
+    measured = {name: runs for name in plan.rows if (runs := plan.shown(name))}
     parts = [texts["intro"].strip()]
     for group, names in groupby(measured, key=lambda name: plan.rows[name]["group"]):
         table = _templates if group == "Templates" else _scores
@@ -67,21 +67,21 @@ def page(plan: Plan) -> str:
         parts.append(f"## The papers' claims\n\n{texts['claims'].strip()}\n\n{_claims(plan, compared)}")
         parts.append(f"### What the runs show\n\n{_shown(plan, compared)}")
     parts.append(texts["limits"].strip())
-    machines = sorted({run["machine"] for found in measured.values() for run in found})
+    machines = sorted({run["machine"] for runs in measured.values() for run in runs})
     parts.append(f"Machines: {'; '.join(machines)}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _scores(plan: Plan, found: dict[str, list[Run]]) -> str:
+def _scores(plan: Plan, measured: dict[str, list[Run]]) -> str:
     columns = ["", "dev before", *COLUMNS, "seeds", "learning rate", "paper's Avg."]
-    return markdown_table(columns, (_cells(plan, name, of) for name, of in found.items()))
+    return markdown_table(columns, (_cells(plan, name, runs) for name, runs in measured.items()))
 
 
-def _cells(plan: Plan, name: str, of: Sequence[Run]) -> list[str]:
+def _cells(plan: Plan, name: str, runs: Sequence[Run]) -> list[str]:
     row, trained = plan.rows[name], name in plan.trained
-    cells = [row["title"], _spread([run["before"] for run in of]) if trained else ""]
-    cells += [_spread([run["scores"][column] for run in of]) for column in COLUMNS]
-    cells += [str(len(of)), f"{of[0]['recipe']['learning_rate']:g}"] if trained else ["", ""]
+    cells = [row["title"], _spread([run["before"] for run in runs]) if trained else ""]
+    cells += [_spread([run["scores"][column] for run in runs]) for column in COLUMNS]
+    cells += [str(len(runs)), f"{runs[0]['recipe']['learning_rate']:g}"] if trained else ["", ""]
     paper = row.get("paper")
     return [*cells, f"{paper['average']:.2f} ({paper['of']})" if paper else ""]
 
@@ -91,9 +91,9 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f}" if len(set(values)) == 1 else f"{mean(values):.2f} ± {stdev(values):.2f}"
 
 
-def _templates(plan: Plan, found: dict[str, list[Run]]) -> str:
+def _templates(plan: Plan, measured: dict[str, list[Run]]) -> str:
     """The greedy search of PromptBERT's table 4, best template first."""
-    ((*_, run),) = found.values()  # the newest parent's
+    ((*_, run),) = measured.values()  # the newest parent's
     papers = plan.content["page"]["table_4"]
     rows = [
         (f"`{template}`", f"{score:.2f}", f"{papers[template]:.2f}" if papers.get(template) else "")
@@ -160,8 +160,8 @@ def _shown(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
 
 def _verdict(gap: Difference, paper: float | None) -> str:
     beside = "" if paper is None else f", and {gap.beside(paper)}"
-    found = f"{_signed(gap.mean)} over {gap.seeds} seeds ({_interval(gap)})"
-    return f"{gap.verdict(paper)}. The difference is {found}{beside}."
+    mean = f"{_signed(gap.mean)} over {gap.seeds} seeds ({_interval(gap)})"
+    return f"{gap.verdict(paper)}. The difference is {mean}{beside}."
 
 
 def _interval(gap: Difference) -> str:

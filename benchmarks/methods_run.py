@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.methods_plan import Found, Plan, Row
+from benchmarks.methods_plan import Plan, Results, Row
 from cloze.encoding.text import token_batches
 from cloze.machine import available_cpus, processor
 from cloze.options import flag
@@ -63,38 +63,38 @@ def digest(model: Path) -> str:
     return sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
-def pretraining(plan: Plan, paths: Paths, kind: str) -> list[str]:
+def pretraining(plan: Plan, paths: Paths, role: str) -> list[str]:
     """The arguments of cloze pretrain for the `parent` or the `generator`; an interrupted run is continued."""
-    out = paths.runs / kind
+    out = paths.runs / role
     if (out / "recipe.toml").is_file():
         return ["--resume", str(out)]
-    keys = plan.content["pretraining"] | (plan.content["generator"] if kind == "generator" else {})
+    keys = plan.content["pretraining"] | (plan.content["generator"] if role == "generator" else {})
     keys |= {"encoder": str(paths.encoder), "corpus": paths.corpus(keys["corpus"])}
     return ["--out", str(out), *_words(_filled(keys, plan, paths))]
 
 
-def untrained(plan: Plan, paths: Paths, name: str) -> Found:
+def untrained(plan: Plan, paths: Paths, name: str) -> Results:
     """Search for templates, or score the parent's own vectors."""
     row = plan.rows[name]
     source = source_of(row, paths)
-    run: Found = {"parent": digest(source), "machine": f"{processor()}, CPUs: {available_cpus()}"}
+    run: Results = {"parent": digest(source), "machine": f"{processor()}, CPUs: {available_cpus()}"}
     if "search" in row:
         file = paths.runs / f"{name}.json"
         search_templates([str(source), "--dev", str(paths.dev), "--json", str(file), *row["search"]])
-        found = json.loads(file.read_text(encoding="utf-8"))["templates"]
-        run["templates"] = {each["template"]: round(each["score"], 2) for each in found}
+        templates = json.loads(file.read_text(encoding="utf-8"))["templates"]
+        run["templates"] = {candidate["template"]: round(candidate["score"], 2) for candidate in templates}
     else:
         run["scores"] = _scores(_untuned(str(source), **row["read"]), paths.data)
     return run
 
 
-def tried(plan: Plan, paths: Paths, name: str, rate: float) -> Found:
+def tried(plan: Plan, paths: Paths, name: str, rate: float) -> Results:
     """The best dev score of a row with the first seed and a learning rate."""
     record = _train(plan, paths, name, plan.content["seeds"][0], rate)
     return {"dev": round(record["dev_score"], 2)}
 
 
-def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Found:
+def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Results:
     """Train a row with a seed and its best rate, and score it. A finished run is scored without training."""
     rate = plan.best_rate(name)
     out, record = paths.run(name, seed, rate), _train(plan, paths, name, seed, rate)
@@ -116,7 +116,7 @@ def trained(plan: Plan, paths: Paths, name: str, seed: int) -> Found:
     }
 
 
-def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Found:
+def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Results:
     """Train a row, or continue its run, and return the run's record.
 
     Ends the process with status 130 if it is interrupted.
@@ -129,7 +129,7 @@ def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Found
         if code := fit.main(["--resume", str(out)] if (out / "recipe.toml").is_file() else fresh):
             raise SystemExit(code)
     _drop_checkpoints(out)
-    record: Found = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    record: Results = json.loads((out / "run.json").read_text(encoding="utf-8"))
     return record
 
 
@@ -196,5 +196,7 @@ def _scores(embed: Embed, data: Path) -> dict[str, float]:
     tasks = load_tasks(data, TASKS)
     texts = sorted({text for pairs in tasks.values() for text in (*pairs.left, *pairs.right)})
     vectors = dict(zip(texts, embed(texts), strict=True))
-    scores = {task: sts_dev(lambda asked: np.stack([vectors[text] for text in asked]), tasks[task]) for task in tasks}
+    scores = {
+        task: sts_dev(lambda sentences: np.stack([vectors[text] for text in sentences]), tasks[task]) for task in tasks
+    }
     return scores | {"Avg.": average(scores)}

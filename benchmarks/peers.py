@@ -57,12 +57,12 @@ class Peer:
     @property
     def cpu_seconds(self) -> float:
         """CPU seconds of the process and of all processes that it started."""
-        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+        return sum(sum(process.cpu_times()[:2]) for process in self._family())
 
     @property
     def peak_mb(self) -> float:
         """Highest resident memory, in MiB."""
-        status = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in self._family()]
+        status = [Path(f"/proc/{process.pid}/status").read_text(encoding="ascii") for process in self._family()]
         peaks = [line.split()[1] for text in status for line in text.splitlines() if line.startswith("VmHWM")]
         return sum(map(int, peaks)) / 1024
 
@@ -83,8 +83,8 @@ class Peer:
         return [self._known, *self._known.children(recursive=True)]
 
     def _send(self, number: int) -> None:
-        for each in self._family():
-            each.send_signal(number)
+        for process in self._family():
+            process.send_signal(number)
 
 
 class Server(Peer):
@@ -132,8 +132,8 @@ class InProcess(Peer):
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(list(texts)) + "\n")
         self.process.stdin.flush()
-        found = json.loads(self._line())
-        return found["seconds"], np.array(found["vectors"], dtype=np.float32)
+        reply = json.loads(self._line())
+        return reply["seconds"], np.array(reply["vectors"], dtype=np.float32)
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -219,12 +219,12 @@ def with_graphs(model: Path, pythons: Sequence[str], gguf: Path | None, out: Pat
     if gguf:
         shutil.copyfile(gguf, out / "model.gguf")
     for python in pythons:
-        with tempfile.TemporaryDirectory() as made:
+        with tempfile.TemporaryDirectory() as exported:
             command = [python, "-m", "optimum.exporters.onnx", "--model", str(model), "--task", "feature-extraction"]
-            command += ["--library-name", "transformers", made]
+            command += ["--library-name", "transformers", exported]
             done = subprocess.run(command, capture_output=True, env=os.environ | OFFLINE, check=False)
             if done.returncode == 0:
-                shutil.copyfile(Path(made, "model.onnx"), out / "model.onnx")
+                shutil.copyfile(Path(exported, "model.onnx"), out / "model.onnx")
                 break
     return out
 

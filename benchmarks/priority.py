@@ -112,18 +112,18 @@ def main() -> None:
     server = Server([sys.executable, "-m", "cloze.service", "--bundle", str(options.bundle)], "/v1/embeddings", "")
     url = f"http://127.0.0.1:{server.port}"
     try:
-        found = {}
+        figures = {}
         for name, headers in LOADS.items():
             with load(url, sentences, headers):
-                found[name] = measure(url, sentences, options.requests)
-            print(name, found[name], flush=True)
+                figures[name] = measure(url, sentences, options.requests)
+            print(name, figures[name], flush=True)
     finally:
         server.end()
-    idle, bulk = found["idle server"], found["64 clients in bulk"]
+    idle, bulk = figures["idle server"], figures["64 clients in bulk"]
     limit = 2 * idle["p99_ms"] + bulk["batch_ms"]
     print(f"p99 in bulk {bulk['p99_ms']} ms; twice that of an idle server plus one batch: {limit:.1f} ms")
     machine = {"cpus": available_cpus(), "processor": processor(), "versions": versions(PACKAGES)}
-    RESULTS.write_text(json.dumps({"machine": machine, "loads": found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"machine": machine, "loads": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

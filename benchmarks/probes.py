@@ -42,10 +42,10 @@ def main() -> None:
     for path in options.models:
         own: dict[str, Any] = {} if (path / SPEC_FILE).exists() else {"template": "[X]", "pooling": "mean"}
         subject = next(subjects(str(path), ModelOptions(**own)))
-        known[path.name] = found = {}
+        known[path.name] = figures = {}
         for task in probes:
             accuracy, far = task.run(subject)
-            found[task.name] = {
+            figures[task.name] = {
                 "accuracy": round(accuracy.value, 1),
                 **accuracy.details,
                 FAR: round(far.value, 3),
@@ -56,7 +56,7 @@ def main() -> None:
     for probe in PROBES:
         cells = [
             f"{row['accuracy']:.1f} ({row['interval'][0]:.0f} to {row['interval'][1]:.0f}), {row[FAR]:.2f}"
-            for row in (each[probe] for each in known.values())
+            for row in (figures[probe] for figures in known.values())
         ]
         print(f"| {probe} | {' | '.join(cells)} |")
 
@@ -68,14 +68,14 @@ def write_triplets(data: Path, out: Path) -> None:
         text for triplets in make_probes(chain(*corpus.values())).values() for triplet in triplets for text in triplet
     }
     wiki = dict.fromkeys(chain(*(sentences for file, sentences in corpus.items() if "wiki" in file.name)))
-    made = make_probes((sentence for sentence in wiki if sentence not in scored), items=OF_EACH, seed=1)
-    triplets = [triplet for name in REWRITTEN for triplet in made[name]]
+    by_rule = make_probes((sentence for sentence in wiki if sentence not in scored), items=OF_EACH, seed=1)
+    triplets = [triplet for name in REWRITTEN for triplet in by_rule[name]]
     for seed in SHUFFLES:
         random.Random(seed).shuffle(triplets)
     with out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("sent0", "sent1", "hard_neg"), *triplets[:TRIPLETS]])
-    found = ", ".join(f"{name} {len(made[name])}" for name in REWRITTEN)
-    print(f"{out}: {min(len(triplets), TRIPLETS)} triplets, of {found}")
+    counts = ", ".join(f"{name} {len(by_rule[name])}" for name in REWRITTEN)
+    print(f"{out}: {min(len(triplets), TRIPLETS)} triplets, of {counts}")
 
 
 if __name__ == "__main__":

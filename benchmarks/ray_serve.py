@@ -50,19 +50,19 @@ def curve(server: Any, processes: Sequence[psutil.Process], short: Workload) -> 
 
     Medians of ROUNDS. The CPU time is that of one request.
     """
-    found = {}
+    figures = {}
     for connections in CONNECTIONS:
         requests = [server.request(texts) for texts in short.requests(connections)]
         rounds = []
         for _ in range(ROUNDS):
-            cpu, began = [cpu_seconds(each) for each in processes], time.perf_counter()
+            cpu, began = [cpu_seconds(process) for process in processes], time.perf_counter()
             _, seconds = asyncio.run(ask(server, requests, connections))
             rate = len(requests) / (time.perf_counter() - began)
-            spent = [cpu_seconds(each) - before for each, before in zip(processes, cpu, strict=True)]
+            spent = [cpu_seconds(process) - before for process, before in zip(processes, cpu, strict=True)]
             percentiles = 1000 * np.percentile(seconds, [50, 99])
-            rounds.append([rate, *percentiles, *(1000 * each / len(requests) for each in spent)])
-        found[connections] = [median(column) for column in zip(*rounds, strict=True)]
-    return found
+            rounds.append([rate, *percentiles, *(1000 * used / len(requests) for used in spent)])
+        figures[connections] = [median(column) for column in zip(*rounds, strict=True)]
+    return figures
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -82,9 +82,9 @@ def throughput(bundle: Path, data: Path) -> None:
     os.sched_setaffinity(0, cores[:1])  # also of the processes that are started from here
     with closing(Nodes(1)) as nodes:
         nodes.deploy(bundle, 1, precision="int8")
-        named = {" ".join(each.cmdline()): each for each in psutil.Process().children(recursive=True)}
+        named = {" ".join(process.cmdline()): process for process in psutil.Process().children(recursive=True)}
         replica, proxy = (
-            next(named[name] for name in named if kind in name) for kind in ("ServeReplica", "ProxyActor")
+            next(named[name] for name in named if actor in name) for actor in ("ServeReplica", "ProxyActor")
         )
         pin(replica, cores[-1])
         columns = [curve(Proxy(nodes.port, bundle.name), [replica, proxy], short)]

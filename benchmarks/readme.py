@@ -47,7 +47,7 @@ def measured() -> str:
     served, taught = _results(serving), _results(mask)
     ratios, servers = serving_report.ratio_rows(served), served["servers"]
     own = servers[serving_report.INT8]
-    started, peak = (min(each[key] for name, each in servers.items() if "infinity" in name) for key in own)
+    started, peak = (min(server[key] for name, server in servers.items() if "infinity" in name) for key in own)
     where = f"{served['machine'].partition(', shared')[0]}; {served['date']}, Cloze {served['cloze']}"
     learnt = taught["sts_b_dev"]
     rows = [
@@ -150,30 +150,30 @@ def scores(columns: Sequence[str]) -> str:
 
 def _classification(scored: Mapping[str, float]) -> dict[str, float]:
     """The mean of the seven accuracies, of a model that has them."""
-    found = [scored[column] for name in TRANSFER if (column := f"transfer {name} accuracy") in scored]
-    return {CLASSIFICATION: mean(found)} if len(found) == len(TRANSFER) else {}
+    accuracies = [scored[column] for name in TRANSFER if (column := f"transfer {name} accuracy") in scored]
+    return {CLASSIFICATION: mean(accuracies)} if len(accuracies) == len(TRANSFER) else {}
 
 
 def parent() -> dict[str, float]:
     """The parent's scores, as `cloze evaluate --json` wrote them."""
-    found: dict[str, float] = json.loads(PARENT.read_text(encoding="utf-8"))["scores"]["torch fp32"]
-    return found
+    parent_scores: dict[str, float] = json.loads(PARENT.read_text(encoding="utf-8"))["scores"]["torch fp32"]
+    return parent_scores
 
 
 def _results(benchmark: ModuleType) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))
+    return results
 
 
 def _agreement(served: dict[str, Any]) -> str:
     """How close the contenders' vectors are to those of sentence-transformers in torch."""
-    least = {name: found["least"] for name, found in served["accuracy"].items()}
-    longer = least.get(LONGER)
-    fp32 = [cosine for name, cosine in least.items() if not serving_report.is_quantised(name) and name != LONGER]
-    rivals = [cosine for name, cosine in least.items() if serving_report.is_quantised(name) and "Cloze" not in name]
+    lowest = {name: cosines["least"] for name, cosines in served["accuracy"].items()}
+    longer = lowest.get(LONGER)
+    fp32 = [cosine for name, cosine in lowest.items() if not serving_report.is_quantised(name) and name != LONGER]
+    rivals = [cosine for name, cosine in lowest.items() if serving_report.is_quantised(name) and "Cloze" not in name]
     return (
         f"The lowest cosine of a vector with that of torch is {min(fp32):.4f} for contenders in fp32, "
-        f"{least[serving_report.INT8]:.4f} for Cloze in int8"
+        f"{lowest[serving_report.INT8]:.4f} for Cloze in int8"
         + (f" and {min(rivals):.4f} for other graphs of 8 bits." if rivals else ".")
         + (f" infinity's ONNX engine truncates at 512 tokens, not 256, and has {longer:.4f}." if longer else "")
     )
@@ -181,28 +181,30 @@ def _agreement(served: dict[str, Any]) -> str:
 
 def _connections(served: dict[str, Any]) -> str:
     """How many texts a server had at once, at most: infinity takes batches from its queue in another way above 256."""
-    most = {name: max(int(level) for level in found if level.isdecimal()) for name, found in served["figures"].items()}
-    short, mixed, _ = most.values()
+    highest = {
+        name: max(int(level) for level in levels if level.isdecimal()) for name, levels in served["figures"].items()
+    }
+    short, mixed, _ = highest.values()
     return f"Short texts come over up to {short} connections, mixed ones, 32 a request, over up to {mixed}" + (
         "." if mixed > LARGE else ", with which infinity does not yet form its largest batches."
     )
 
 
 def _spread(served: dict[str, Any]) -> str:
-    middle, most = serving_report.spread(served)
+    middle, highest = serving_report.spread(served)
     return (
         "Other programs shared the machine: between rounds the speed of a contender differed by a factor of "
-        f"{middle:.2f} (median) to {most:.1f}, and each ratio compares figures of the same round."
+        f"{middle:.2f} (median) to {highest:.1f}, and each ratio compares figures of the same round."
     )
 
 
 def _rivals(served: dict[str, Any]) -> str:
     """The versions of each library that ran in process, if there were any."""
-    found = (
+    libraries = (
         f"{name}: {', '.join(f'{package} {version}' for package, version in packages.items())}"
         for name, packages in served["rivals"].items()
     )
-    return f" Libraries in process: {'; '.join(found)}." if served["rivals"] else ""
+    return f" Libraries in process: {'; '.join(libraries)}." if served["rivals"] else ""
 
 
 def _setting(results: dict[str, Any]) -> str:

@@ -56,16 +56,16 @@ class Road:
     keys: dict[str, Any] = field(default_factory=dict)
 
 
-def sentences(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def sentences(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     return ((sentence,) for document in collection.documents for sentence in sentences_of(document))
 
 
-def passages(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def passages(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     yield from ((document,) for document in collection.documents)
-    yield from sentences(collection, learnt, chance)
+    yield from sentences(collection, learnt, rng)
 
 
-def first_and_rest(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def first_and_rest(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     """A title, or the first sentence, and what follows it."""
     for document in collection.documents:
         first, *rest = sentences_of(document)
@@ -73,37 +73,36 @@ def first_and_rest(collection: Collection, learnt: Sequence[int], chance: random
             yield first, " ".join(rest)
 
 
-def one_and_rest(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def one_and_rest(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     """Inverse cloze: any sentence, and its document without it."""
     for document in collection.documents:
-        found = sentences_of(document)
-        for number, sentence in enumerate(found):
-            if len(found) > 1:
-                yield sentence, " ".join(found[:number] + found[number + 1 :])
+        parts = sentences_of(document)
+        for number, sentence in enumerate(parts):
+            if len(parts) > 1:
+                yield sentence, " ".join(parts[:number] + parts[number + 1 :])
 
 
-def neighbours(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def neighbours(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     for document in collection.documents:
-        found = sentences_of(document)
-        yield from pairwise(found)
+        yield from pairwise(sentences_of(document))
 
 
-def crops(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def crops(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     """Two spans of a document, drawn independently (Contriever, arXiv:2112.09118)."""
     for document in collection.documents * 4:
         words = document.split()
-        starts = [chance.randrange(max(1, len(words) - CROP + 1)) for _ in range(2)]
+        starts = [rng.randrange(max(1, len(words) - CROP + 1)) for _ in range(2)]
         yield tuple(" ".join(words[start : start + CROP]) for start in starts)
 
 
-def made(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def made_queries(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     """Queries that `adapt` makes: sentences, fragments, words."""
-    maker = QueryMaker(collection.documents, chance.randrange(2**31))
+    maker = QueryMaker(collection.documents, rng.randrange(2**31))
     for place in [*range(len(collection.documents))] * 4:
         yield maker(place), collection.documents[place]
 
 
-def labelled(collection: Collection, learnt: Sequence[int], chance: random.Random) -> Iterator[Row]:
+def labelled(collection: Collection, learnt: Sequence[int], rng: random.Random) -> Iterator[Row]:
     """Queries with the documents that answer them, again until there are enough rows."""
     pairs = [
         (collection.queries[query], collection.documents[place])
@@ -112,7 +111,7 @@ def labelled(collection: Collection, learnt: Sequence[int], chance: random.Rando
         if grade > 0
     ]
     for _ in range(-(-ROWS // len(pairs))):
-        yield from chance.sample(pairs, len(pairs))
+        yield from rng.sample(pairs, len(pairs))
 
 
 PAIR: Final = {"columns": ["a", "b"], "max_tokens": 96, "batch_size": 32, "learning_rate": 3e-5, "no_duplicates": True}
@@ -129,8 +128,8 @@ TEXT: Final = {
     "one and rest": Road("simcse", one_and_rest, PAIR),
     "neighbours": Road("simcse", neighbours, PAIR),
     "crops": Road("simcse", crops, PAIR),
-    "made queries": Road("simcse", made, PAIR),
-    "ranking": Road("ranking", made, {"judged_weight": 0.0}),
+    "made queries": Road("simcse", made_queries, PAIR),
+    "ranking": Road("ranking", made_queries, {"judged_weight": 0.0}),
 }
 TEACHER: Final = Road("distill", passages, {"max_tokens": 96, "batch_size": 64, "learning_rate": 1e-4})
 LABELS: Final = {
@@ -143,18 +142,18 @@ LABELS: Final = {
 
 def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int, folder: Path) -> Path:
     """The run of a road."""
-    chance = random.Random(seed)
-    found = list(road.rows(collection, learnt, chance))
-    chance.shuffle(found)
+    rng = random.Random(seed)
+    rows = list(road.rows(collection, learnt, rng))
+    rng.shuffle(rows)
     columns = ["query", "document"] if road.recipe == "ranking" else ["a", "b"]
     corpus, documents = folder / "corpus.jsonl", folder / "documents.jsonl"
-    texts = (dict(zip(columns, row, strict=False)) for row in found[:ROWS])
+    texts = (dict(zip(columns, row, strict=False)) for row in rows[:ROWS])
     corpus.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
     documents.write_text("".join(json.dumps({"document": text}) + "\n" for text in collection.documents), "utf-8")
     keys: dict[str, Any] = {
         "encoder": ENCODER,
         "corpus": [str(corpus)],
-        "columns": columns[: len(found[0])],
+        "columns": columns[: len(rows[0])],
         "max_steps": STEPS,
         "epochs": 100.0,
         "log_steps": STEPS,

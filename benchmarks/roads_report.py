@@ -25,15 +25,15 @@ Rows = dict[str, dict[str, dict[str, Any]]]
 
 def read(file: Path) -> Rows:
     """The lines of the first seed."""
-    found: Rows = defaultdict(dict)
+    rows: Rows = defaultdict(dict)
     for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         if row["seed"] == 0:
-            found[row["road"]][row["collection"]] = row
-    return found
+            rows[row["road"]][row["collection"]] = row
+    return rows
 
 
 def collections_of(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(name for each in rows.values() for name in each))
+    return list(dict.fromkeys(name for collections in rows.values() for name in collections))
 
 
 def table(rows: Rows) -> str:
@@ -43,12 +43,15 @@ def table(rows: Rows) -> str:
     def gains(row: dict[str, Any] | None) -> str:
         return "" if row is None else f"{row['gains']['0.0']:+.1f}; {row['gains'][SHARE]:+.1f}"
 
-    def elsewhere(each: dict[str, dict[str, Any]]) -> str:
+    def elsewhere(collections: dict[str, dict[str, Any]]) -> str:
         return "; ".join(
-            f"{np.mean([row['sts-b dev'][share] for row in each.values()]):+.1f}" for share in ("0.0", SHARE)
+            f"{np.mean([row['sts-b dev'][share] for row in collections.values()]):+.1f}" for share in ("0.0", SHARE)
         )
 
-    lines = [(road, *(gains(each.get(name)) for name in names), elsewhere(each)) for road, each in rows.items()]
+    lines = [
+        (road, *(gains(collections.get(name)) for name in names), elsewhere(collections))
+        for road, collections in rows.items()
+    ]
     return markdown_table(["road", *names, "STS-B dev, mean"], lines)
 
 
@@ -59,8 +62,8 @@ def draw(rows: Rows, path: Path) -> None:
     means = [np.mean([row["gains"][SHARE] for row in rows[road].values()]) for road in roads]
     axis.barh(roads, means, color="0.85")
     for name in collections_of(rows):
-        there = [road for road in roads if name in rows[road]]
-        axis.plot([rows[road][name]["gains"][SHARE] for road in there], there, "o", label=name)
+        measured_roads = [road for road in roads if name in rows[road]]
+        axis.plot([rows[road][name]["gains"][SHARE] for road in measured_roads], measured_roads, "o", label=name)
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_xlabel("gain in nDCG@10 with half of the parent's weights")
     axis.legend(fontsize=8)

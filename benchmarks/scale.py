@@ -54,7 +54,9 @@ def raw(bundle: Path, precision: str, texts: list[str]) -> float:
     started = perf_counter()
     with ThreadPoolExecutor(shared.batches) as pool:
         slices = [texts[first : first + 256] for first in range(0, len(texts), 256)]
-        ids = sorted((each.ids for part in pool.map(encoder.encode, slices) for each in part), key=len, reverse=True)
+        ids = sorted(
+            (tokens.ids for part in pool.map(encoder.encode, slices) for tokens in part), key=len, reverse=True
+        )
         batches: list[list[list[int]]] = [[]]
         for sequence in ids:
             if batches[-1] and len(batches[-1][0]) * (len(batches[-1]) + 1) > size:
@@ -83,31 +85,33 @@ def bulk(bundle: Path, precision: str, source: Path, out: Path, *options: str) -
             except subprocess.TimeoutExpired:
                 continue
         assert process.stdout is not None
-        found = DONE.search(process.stdout.read())
-    if found is None:
+        match = DONE.search(process.stdout.read())
+    if match is None:
         raise SystemExit(f"the command failed with status {process.returncode}")
-    figures = dict(zip(("rows", "tokens", "seconds", "engine"), map(float, found.groups()), strict=True))
+    figures = dict(zip(("rows", "tokens", "seconds", "engine"), map(float, match.groups()), strict=True))
     return figures | {"wall": perf_counter() - started, "peak_mb": peak}
 
 
 def demo(bundle: Path, source: Path, texts: list[str], rounds: int) -> dict[str, Any]:
     """Alternate the session alone with the whole command."""
     precision = Session.load(Bundle.load(bundle), provider="cpu", threads=1).precision
-    found: dict[str, Any] = {"precision": precision, "raw": [], "bulk": []}
+    results: dict[str, Any] = {"precision": precision, "raw": [], "bulk": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
-            found["raw"].append(raw(bundle, precision, texts))
-            found["bulk"].append(bulk(bundle, precision, source, Path(folder, str(number))))
-            took, alone = found["bulk"][-1], found["raw"][-1]
+            results["raw"].append(raw(bundle, precision, texts))
+            results["bulk"].append(bulk(bundle, precision, source, Path(folder, str(number))))
+            took, alone = results["bulk"][-1], results["raw"][-1]
             print(f"round {number + 1}: session alone {alone:.1f} s, cloze bulk {took['seconds']:.1f} s", flush=True)
-        found["difference"] = asyncio.run(_difference(bundle, precision, Path(folder, "0")))
-    found["ratio"] = median(took["seconds"] / alone for took, alone in zip(found["bulk"], found["raw"], strict=True))
-    print(
-        f"{len(texts)} texts, {precision}: cloze bulk took {found['ratio']:.2f} times as long as the session alone; "
-        f"Ray and its workers took {median(took['engine'] for took in found['bulk']):.1f} s more to start. "
-        f"The largest difference from POST /embed is {found['difference']:.1e}"
+        results["difference"] = asyncio.run(_difference(bundle, precision, Path(folder, "0")))
+    results["ratio"] = median(
+        took["seconds"] / alone for took, alone in zip(results["bulk"], results["raw"], strict=True)
     )
-    return found
+    print(
+        f"{len(texts)} texts, {precision}: cloze bulk took {results['ratio']:.2f} times as long as the session alone; "
+        f"Ray and its workers took {median(took['engine'] for took in results['bulk']):.1f} s more to start. "
+        f"The largest difference from POST /embed is {results['difference']:.1e}"
+    )
+    return results
 
 
 async def _difference(bundle: Path, precision: str, out: Path) -> float:
@@ -133,19 +137,19 @@ async def _difference(bundle: Path, precision: str, out: Path) -> float:
 
 def nodes(bundle: Path, precision: str, source: Path, counts: list[int], rounds: int) -> dict[str, Any]:
     """Run the command on clusters of so many nodes of one CPU each, in turn."""
-    found: dict[str, Any] = {str(count): [] for count in counts}
+    results: dict[str, Any] = {str(count): [] for count in counts}
     for number in range(rounds):
         for count in counts:
             with tempfile.TemporaryDirectory() as folder, cluster(count) as address:
                 options = ("--address", address, "--worker-cpus", "1", "--rows-per-file", "1024")
                 took = bulk(bundle, precision, source, Path(folder, "out"), *options)
-            found[str(count)].append(took)
+            results[str(count)].append(took)
             print(f"round {number + 1}: {count} nodes, {took['rows'] / took['seconds']:.0f} rows/s", flush=True)
-    rates = {count: median(took["rows"] / took["seconds"] for took in runs) for count, runs in found.items()}
+    rates = {count: median(took["rows"] / took["seconds"] for took in runs) for count, runs in results.items()}
     for nodes, rate in rates.items():
         share = rate / rates["1"] / min(int(nodes), available_cpus())
         print(f"{nodes} nodes: {rate:.0f} rows/s, {share:.2f} of one node's for each CPU")
-    return found
+    return results
 
 
 @contextmanager
@@ -155,15 +159,15 @@ def cluster(count: int) -> Iterator[str]:
 
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cpus[:1])
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray_cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         for number in range(1, count):
             os.sched_setaffinity(0, [cpus[number % len(cpus)]])
-            made.add_node(num_cpus=1)
+            ray_cluster.add_node(num_cpus=1)
         os.sched_setaffinity(0, cpus[:1])
-        yield made.address
+        yield ray_cluster.address
     finally:
-        made.shutdown()
+        ray_cluster.shutdown()
         os.sched_setaffinity(0, cpus)
 
 
@@ -199,16 +203,16 @@ def main() -> None:
         source = Path(folder, "texts.txt")
         texts = first_lines(options.texts, options.rows, source)
         if options.part == "demo":
-            found = demo(options.bundle, source, texts, options.rounds)
+            figures = demo(options.bundle, source, texts, options.rounds)
         elif options.part == "nodes":
-            found = nodes(options.bundle, options.precision, source, [1, 2, 4], options.rounds)
+            figures = nodes(options.bundle, options.precision, source, [1, 2, 4], options.rounds)
         else:
-            found = {"runs": [bulk(options.bundle, options.precision, source, Path(folder, "one"))]}
+            figures = {"runs": [bulk(options.bundle, options.precision, source, Path(folder, "one"))]}
             first_lines(options.texts, 10 * options.rows, source)
-            found["runs"].append(bulk(options.bundle, options.precision, source, Path(folder, "ten")))
+            figures["runs"].append(bulk(options.bundle, options.precision, source, Path(folder, "ten")))
     machine = {"processor": processor(), "cpus": available_cpus(), "versions": versions(PACKAGES), "rows": len(texts)}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(results | {options.part: machine | found}, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(results | {options.part: machine | figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

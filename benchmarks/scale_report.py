@@ -17,22 +17,24 @@ CORES: Final = (2, 16, 256)
 
 def figures() -> str:
     """Return what was measured, one machine against the session alone and nodes against one node."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    demo, nodes = found["demo"], found["nodes"]
-    memory = [f"{took['rows']:,.0f} rows: {took['peak_mb']:,.0f} MB" for took in found["memory"]["runs"]]
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    demo, nodes = results["demo"], results["nodes"]
+    memory = [f"{took['rows']:,.0f} rows: {took['peak_mb']:,.0f} MB" for took in results["memory"]["runs"]]
     engine = median(took["engine"] for took in demo["bulk"])
     rows = {
         f"time of `cloze bulk` / time of the session alone, {demo['rows']:,} texts": f"{demo['ratio']:.2f}",
-        "rows per second; tokens per second": f"{_rate(demo):,.0f}; {tokens_per_second(found):,.0f}",
+        "rows per second; tokens per second": f"{_rate(demo):,.0f}; {tokens_per_second(results):,.0f}",
         "starting Ray and its workers": f"{engine:.0f} s",
         "largest difference from the vectors of `POST /embed`": f"{demo['difference']:g}",
         "memory of all processes, at most": "; ".join(memory),
     }
-    one = _node_rate(nodes["1"])
+    one_node = _node_rate(nodes["1"])
     for count in filter(str.isdecimal, nodes):
         cpus, rate = min(int(count), nodes["cpus"]), _node_rate(nodes[count])
         name = f"{count} node{'s' * (count != '1')} on {cpus} CPU{'s' * (cpus > 1)}"
-        rows[f"rows per second of {name}; for each CPU, relative to one node"] = f"{rate:,.0f}; {rate / one / cpus:.2f}"
+        rows[f"rows per second of {name}; for each CPU, relative to one node"] = (
+            f"{rate:,.0f}; {rate / one_node / cpus:.2f}"
+        )
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
@@ -45,24 +47,24 @@ def setting() -> str:
 
 def plans() -> str:
     """Return hours and disk for SIZES texts of TEXT_TOKENS tokens, from the measured tokens per second of one core."""
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
     bundle = Bundle.load(MODEL)
     length, width = TEXT_TOKENS + bundle.text_encoder.template_tokens, bundle.spec.dimension
-    a_core = tokens_per_second(found) / found["demo"]["cpus"]
+    a_core = tokens_per_second(results) / results["demo"]["cpus"]
     rows = [
         f"| texts | core-hours | {' | '.join(f'hours on {cores} cores' for cores in CORES)} | {' | '.join(BYTES)} |",
         "|---" * (2 + len(CORES) + len(BYTES)) + "|",
     ]
     for texts in SIZES:
         hours = texts * length / a_core / 3600
-        disk = [_size(texts * width * each) for each in BYTES.values()]
+        disk = [_size(texts * width * component_bytes) for component_bytes in BYTES.values()]
         cells = [f"{texts:,}", _number(hours), *(_number(hours / cores) for cores in CORES), *disk]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def tokens_per_second(found: dict[str, Any]) -> float:
-    return float(median(took["tokens"] / took["seconds"] for took in found["demo"]["bulk"]))
+def tokens_per_second(results: dict[str, Any]) -> float:
+    return float(median(took["tokens"] / took["seconds"] for took in results["demo"]["bulk"]))
 
 
 def _rate(demo: dict[str, Any]) -> float:

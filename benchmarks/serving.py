@@ -98,15 +98,15 @@ def vectors(peer: Peer, texts: Sequence[str]) -> NDArray[Any]:
         parts = [texts[first : first + 32] for first in range(0, len(texts), 32)]
         bodies, _ = asyncio.run(ask(peer, [peer.request(part) for part in parts], 4))
         rows = np.array([row["embedding"] for body in bodies for row in json.loads(body)["data"]], dtype=np.float32)
-    found: NDArray[Any] = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    return found
+    normalised: NDArray[Any] = rows / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    return normalised
 
 
 def accuracy(peers: Mapping[str, Peer], data: Path, long: Sequence[str]) -> dict[str, dict[str, float]]:
     """Cosines with torch's vectors, the change of a component by the batch, and Spearman's x 100 on STS-B dev."""
     pairs = load_pairs(data / "senteval/downstream/STS/STSBenchmark/sts-dev.csv")
     expected: NDArray[np.float64] | None = None
-    found = {}
+    figures = {}
     for name, peer in peers.items():
         with peer.resumed():
             checked = vectors(peer, [*pairs.left[:CHECKED], *long])
@@ -114,24 +114,24 @@ def accuracy(peers: Mapping[str, Peer], data: Path, long: Sequence[str]) -> dict
             score = spearman(partial(vectors, peer), pairs)
         expected = checked if expected is None else expected
         cosines = (checked * expected).sum(axis=1)
-        found[name] = {
+        figures[name] = {
             "least": float(cosines.min()),
             "mean": float(cosines.mean()),
             "batch": float(np.abs(alone - checked[:ALONE]).max()),
             "STS-B dev": float(score),
         }
-        print(f"{name}: {found[name]}", flush=True)
-    return found
+        print(f"{name}: {figures[name]}", flush=True)
+    return figures
 
 
 def measure(
     peers: Mapping[str, Peer], raws: Mapping[str, Raw], work: Mapping[str, Workload], rounds: int
 ) -> dict[str, dict[str, dict[str, list[Any]]]]:
     """Figures by workload, number of connections (or "in process"), contender and round."""
-    found: dict[str, dict[str, dict[str, list[Any]]]] = {name: {} for name in work}
+    results: dict[str, dict[str, dict[str, list[Any]]]] = {name: {} for name in work}
 
     def note(name: str, level: str, contender: str, figures: Figures) -> None:
-        found[name].setdefault(level, {}).setdefault(contender, []).append(asdict(figures))
+        results[name].setdefault(level, {}).setdefault(contender, []).append(asdict(figures))
 
     for number in range(rounds):
         for name, workload in work.items():
@@ -151,7 +151,7 @@ def measure(
                 seconds, cpu = raw.encode(workload.texts)
                 p50, p99 = np.percentile(raw.one_by_one(workload.texts[:ONE_BY_ONE]), [50, 99])
                 note(name, "in process", contender, Figures(len(workload.texts) / seconds, p50, p99, cpu))
-    return found
+    return results
 
 
 def makers(

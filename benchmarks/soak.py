@@ -60,7 +60,7 @@ class Server:
         environ |= {"CLOZE_API_KEYS": ",".join(keys), "CLOZE_ADMIN_KEYS": ADMIN}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
         assert self.process.stderr is not None
-        self.url = next((found[1] for line in self.process.stderr if (found := SERVING.search(line))), "")
+        self.url = next((match[1] for line in self.process.stderr if (match := SERVING.search(line))), "")
         if not self.url:
             raise SystemExit("the server did not start")
         self.warnings: list[str] = []
@@ -142,30 +142,31 @@ Metrics = dict[str, list[tuple[dict[str, str], float]]]
 
 async def scrape(http: httpx.AsyncClient) -> Metrics:
     text = (await http.get("/metrics")).raise_for_status().text
-    found: Metrics = defaultdict(list)
+    metrics: Metrics = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name].append((sample.labels, sample.value))
-    return found
+            metrics[sample.name].append((sample.labels, sample.value))
+    return metrics
 
 
 def total(metrics: Metrics, name: str, **labels: str) -> float:
-    return sum(value for found, value in metrics[name] if labels.items() <= found.items())
+    return sum(value for sample_labels, value in metrics[name] if labels.items() <= sample_labels.items())
 
 
 async def watch(http: httpx.AsyncClient, server: Server, books: Books, started: float, samples: list[Sample]) -> None:
     """Sample the server each second, and print a summary each minute."""
-    minute, seen = 1, 0
+    minute, summarised = 1, 0
     while True:
         await asyncio.sleep(1)
-        found = await scrape(http)
+        metrics = await scrape(http)
         seconds = time.monotonic() - started
-        waiting = total(found, "cloze_queue_texts")
-        texts, tokens = total(found, "cloze_texts_total"), total(found, "cloze_tokens_total")
+        waiting = total(metrics, "cloze_queue_texts")
+        texts, tokens = total(metrics, "cloze_texts_total"), total(metrics, "cloze_tokens_total")
         samples.append(Sample(seconds, server.rss_mb, waiting, texts, tokens))
         if seconds >= 60 * minute:
-            recent = [latency for _, latency, _, _ in books.latencies[seen:]]
-            seen, first = len(books.latencies), next(each for each in samples if each.seconds > seconds - 61)
+            recent = [latency for _, latency, _, _ in books.latencies[summarised:]]
+            summarised = len(books.latencies)
+            first = next(sample for sample in samples if sample.seconds > seconds - 61)
             print(
                 f"{minute:3} min: {len(recent)} answers, p50 {np.percentile(recent or [0], 50):.2f} s, "
                 f"p99 {np.percentile(recent or [0], 99):.2f} s, {(tokens - first.tokens) / 60:.0f} tokens/s, "
@@ -217,9 +218,9 @@ async def load(
 async def settled(http: httpx.AsyncClient) -> Metrics:
     """The metrics once no other request is in flight, not even one whose client has disconnected."""
     for _ in range(600):
-        found = await scrape(http)
-        if total(found, "cloze_requests_in_flight") == 1:
-            return found
+        metrics = await scrape(http)
+        if total(metrics, "cloze_requests_in_flight") == 1:
+            return metrics
         await asyncio.sleep(0.1)
     raise SystemExit("requests are still in flight although every client has finished")
 
@@ -230,9 +231,9 @@ def difference(before: Metrics, after: Metrics, name: str, **labels: str) -> int
 
 def statuses(before: Metrics, after: Metrics) -> dict[str, int]:
     """Responses by status, without those to the scrapes of the metrics and to the reloads."""
-    found = {labels["status"] for labels, _ in after["cloze_requests_total"]}
+    codes = {labels["status"] for labels, _ in after["cloze_requests_total"]}
     own = difference(before, after, "cloze_requests_total", route="/metrics", status="200")
-    counts = {status: difference(before, after, "cloze_requests_total", status=status) for status in sorted(found)}
+    counts = {status: difference(before, after, "cloze_requests_total", status=status) for status in sorted(codes)}
     reloads = difference(before, after, "cloze_requests_total", route="/admin/reload", status="200")
     counts["200"] -= own + reloads
     return {status: count for status, count in counts.items() if count}
@@ -254,7 +255,7 @@ def main() -> int:
         twins = Twins(options.bundles, options.model, Path(folder))
         with served(twins.served, options, keys) as server:
             info, run = asyncio.run(load(server, twins, options, keys))
-            held = criteria(run, server.end(), server.warnings, deaf=bool(options.deaf))
+            verdicts = criteria(run, server.end(), server.warnings, deaf=bool(options.deaf))
     results = {
         "clients": options.clients,
         "deaf": options.deaf,
@@ -265,16 +266,16 @@ def main() -> int:
         "code": f"Cloze {version('cloze')}",
         "machine": f"{processor()}, {available_cpus()} CPUs, shared by the server and its clients",
         "versions": versions(PACKAGES),
-        "criteria": held,
+        "criteria": verdicts,
         **figures(run),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "soak.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     draw(results, options.out / "soak.svg")
     print(table(results))
-    print(*(f"{'held' if true else 'FAILED'}: {criterion}" for criterion, true in held.items()), sep="\n")
+    print(*(f"{'held' if holds else 'FAILED'}: {criterion}" for criterion, holds in verdicts.items()), sep="\n")
     print(*run.books.wrong[:20], *server.warnings[:20], sep="\n")
-    return 0 if all(held.values()) else 1
+    return 0 if all(verdicts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class Run:
 def rss_growth(samples: Sequence[Sample], seconds: float, settled: float = 60.0) -> tuple[float, float]:
     """Memory in MiB when it has `settled`, in seconds, and at the end, each as the median of a window."""
     settle, window = min(settled, seconds / 4), min(60.0, seconds / 8)
-    first = [each.rss_mb for each in samples if settle <= each.seconds < settle + window]
-    last = [each.rss_mb for each in samples if each.seconds >= seconds - window]
+    first = [sample.rss_mb for sample in samples if settle <= sample.seconds < settle + window]
+    last = [sample.rss_mb for sample in samples if sample.seconds >= seconds - window]
     return median(first), median(last)
 
 
@@ -80,14 +80,14 @@ def criteria(run: Run, status: int, warnings: Sequence[str], *, deaf: bool = Fal
 
 
 def waiting_share(samples: Sequence[Sample]) -> float:
-    return sum(each.waiting > 0 for each in samples) / len(samples)
+    return sum(sample.waiting > 0 for sample in samples) / len(samples)
 
 
 def by_class(books: Books, key: Callable[[tuple[float, float, str, str]], str]) -> dict[str, dict[str, float]]:
     """Number of requests and percentiles of their latency in milliseconds, by class."""
     classes: dict[str, list[float]] = defaultdict(list)
-    for each in books.latencies:
-        classes[key(each)].append(1000 * each[1])
+    for request in books.latencies:
+        classes[key(request)].append(1000 * request[1])
     return {
         name: {"requests": len(values), **percentiles(values)} for name, values in sorted(classes.items(), key=_order)
     }
@@ -103,8 +103,8 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(float(np.percentile(values, rank)), 1) for name, rank in PERCENTILES.items()}
 
 
-def size_of(each: tuple[float, float, str, str]) -> str:
-    return "/tokenize" if each[2] == "/tokenize" else f"vectors, {each[3]}"
+def size_of(request: tuple[float, float, str, str]) -> str:
+    return "/tokenize" if request[2] == "/tokenize" else f"vectors, {request[3]}"
 
 
 def over_time(run: Run) -> dict[str, list[float]]:
@@ -114,9 +114,9 @@ def over_time(run: Run) -> dict[str, list[float]]:
     for ended, latency, _, size in run.books.latencies:
         if size == "1 text" and ended < bins * BIN:
             latencies[int(ended // BIN)].append(1000 * latency)
-    grouped = [[each for each in run.samples if place <= each.seconds / BIN < place + 1] for place in range(bins)]
+    grouped = [[sample for sample in run.samples if place <= sample.seconds / BIN < place + 1] for place in range(bins)]
     series: dict[str, list[float]] = {
-        "rss_mb": [round(median(each.rss_mb for each in group), 1) for group in grouped if group],
+        "rss_mb": [round(median(sample.rss_mb for sample in group), 1) for group in grouped if group],
         "tokens_per_second": [
             round((later[-1].tokens - group[-1].tokens) / (later[-1].seconds - group[-1].seconds))
             for group, later in pairwise(grouped)
@@ -147,7 +147,7 @@ def figures(run: Run) -> dict[str, Any]:
         "rss_mb": {"after the first minute": round(first, 1), "at the end": round(last, 1)},
         "rss_growth": round(last / first - 1, 4),
         "by_size": by_class(books, size_of),
-        "by_route": by_class(books, lambda each: each[2]),
+        "by_route": by_class(books, lambda request: request[2]),
         "seconds_a_step": BIN,
         "over_time": over_time(run),
     }
@@ -180,7 +180,7 @@ def digest(results: dict[str, Any]) -> str:
 
 def table(results: dict[str, Any]) -> str:
     rows = [
-        (name, str(each["requests"]), *(f"{each[rank]:.0f}" for rank in PERCENTILES))
-        for name, each in {**results["by_size"], **results["by_route"]}.items()
+        (name, str(row["requests"]), *(f"{row[rank]:.0f}" for rank in PERCENTILES))
+        for name, row in {**results["by_size"], **results["by_route"]}.items()
     ]
     return markdown_table(["milliseconds", "requests", *PERCENTILES], rows)

@@ -87,10 +87,10 @@ class Known:
     async def make(cls, http: httpx.AsyncClient, model: str, texts: list[str]) -> "Known":
         vectors, ids = [], []
         for text in texts:
-            found = await http.post(f"/models/{model}/embed", json={"inputs": text})
-            vectors += found.raise_for_status().json()
-            found = await http.post(f"/models/{model}/tokenize", json={"inputs": text})
-            ids.append([token["id"] for token in found.raise_for_status().json()[0]])
+            response = await http.post(f"/models/{model}/embed", json={"inputs": text})
+            vectors += response.raise_for_status().json()
+            response = await http.post(f"/models/{model}/tokenize", json={"inputs": text})
+            ids.append([token["id"] for token in response.raise_for_status().json()[0]])
         return cls(model, texts, np.array(vectors, dtype=np.float32), ids)
 
 
@@ -113,7 +113,9 @@ class Mix:
 
     def draw(self) -> Request:
         (make,) = self.rng.choices(list(self.kinds), list(self.kinds.values()))
-        (known,) = self.rng.choices(self.known, [3 if each.model == self.default else 1 for each in self.known])
+        (known,) = self.rng.choices(
+            self.known, [3 if candidate.model == self.default else 1 for candidate in self.known]
+        )
         return make(known)
 
     def embed(self, known: Known) -> Request:
@@ -129,10 +131,10 @@ class Mix:
     def openai(self, known: Known) -> Request:
         size, texts, places = self._texts(known)
 
-        def check(found: Any) -> None:
-            hold([row["index"] for row in found["data"]] == list(range(len(texts))), "the rows are out of order")
-            hold(found["model"] == known.model, f"{found['model']} answered for {known.model}")
-            rows = [row["embedding"] for row in found["data"]]
+        def check(answer: Any) -> None:
+            hold([row["index"] for row in answer["data"]] == list(range(len(texts))), "the rows are out of order")
+            hold(answer["model"] == known.model, f"{answer['model']} answered for {known.model}")
+            rows = [row["embedding"] for row in answer["data"]]
             self._check_rows(READ["base64"], rows, len(texts), known, places)
 
         body = {"input": texts, "encoding_format": "base64", "model": known.model}
@@ -141,35 +143,35 @@ class Mix:
     def similarity(self, known: Known) -> Request:
         """Known texts only, so that every cosine is checked."""
         size, places = self._places(known)
-        one, *many = [*places, *self._places(known)[1]]
+        source, *others = [*places, *self._places(known)[1]]
 
-        def check(found: Any) -> None:
-            self._check_cosines(found, known.vectors[many] @ known.vectors[one])
+        def check(cosines: Any) -> None:
+            self._check_cosines(cosines, known.vectors[others] @ known.vectors[source])
 
-        inputs = {"source_sentence": known.texts[one], "sentences": [known.texts[place] for place in many]}
+        inputs = {"source_sentence": known.texts[source], "sentences": [known.texts[place] for place in others]}
         path, body = self._to(known, "/similarity", {"inputs": inputs})
-        return Request("/similarity", size, path, body, len(many) + 1, check)
+        return Request("/similarity", size, path, body, len(others) + 1, check)
 
     def search(self, known: Known) -> Request:
         """Known texts only, as in `similarity`."""
         size, places = self._places(known)
         query = self.rng.randrange(len(known.texts))
 
-        def check(found: Any) -> None:
-            hold(sorted(hit["index"] for hit in found) == list(range(len(places))), "not every text has its place")
-            scores = [hit["score"] for hit in found]
+        def check(hits: Any) -> None:
+            hold(sorted(hit["index"] for hit in hits) == list(range(len(places))), "not every text has its place")
+            scores = [hit["score"] for hit in hits]
             hold(scores == sorted(scores, reverse=True), "the hits are out of order")
-            expected = known.vectors[[places[hit["index"]] for hit in found]] @ known.vectors[query]
+            expected = known.vectors[[places[hit["index"]] for hit in hits]] @ known.vectors[query]
             self._check_cosines(scores, expected)
 
-        asked = {"query": known.texts[query], "texts": [known.texts[place] for place in places]}
-        return Request("/search", size, *self._to(known, "/search", asked), len(places) + 1, check)
+        inputs = {"query": known.texts[query], "texts": [known.texts[place] for place in places]}
+        return Request("/search", size, *self._to(known, "/search", inputs), len(places) + 1, check)
 
     def tokenize(self, known: Known) -> Request:
         size, places = self._places(known)
 
-        def check(found: Any) -> None:
-            ids = [[token["id"] for token in tokens] for tokens in found]
+        def check(answer: Any) -> None:
+            ids = [[token["id"] for token in tokens] for tokens in answer]
             hold(ids == [known.ids[place] for place in places], "the tokens are not those of these texts")
             self.books.checked += len(places)
 
@@ -204,17 +206,17 @@ class Mix:
 
     def _check_rows(self, read: "Reader", rows: Any, count: int, known: Known, places: dict[int, int]) -> None:
         hold(len(rows) == count, f"{len(rows)} rows for {count} texts")
-        found = np.stack([read.decode(row) for row in rows])
+        decoded = np.stack([read.decode(row) for row in rows])
         dimension = known.vectors.shape[1]
-        hold(found.shape[1] == (-(-dimension // 8) if read.packed else dimension), f"rows of {found.shape[1]}")
-        hold(bool(np.isfinite(found).all()), "a value is not finite")
+        hold(decoded.shape[1] == (-(-dimension // 8) if read.packed else dimension), f"rows of {decoded.shape[1]}")
+        hold(bool(np.isfinite(decoded).all()), "a value is not finite")
         if places:
-            hold(read.agree(found[list(places)], known.vectors[list(places.values())]), "a vector is another text's")
+            hold(read.agree(decoded[list(places)], known.vectors[list(places.values())]), "a vector is another text's")
         self.books.checked += len(places)
 
-    def _check_cosines(self, found: Any, expected: Vectors) -> None:
-        hold(len(found) == len(expected), f"{len(found)} cosines for {len(expected)} texts")
-        hold(bool(np.allclose(found, expected, rtol=0, atol=TOLERANCE)), "a cosine is another pair's")
+    def _check_cosines(self, cosines: Any, expected: Vectors) -> None:
+        hold(len(cosines) == len(expected), f"{len(cosines)} cosines for {len(expected)} texts")
+        hold(bool(np.allclose(cosines, expected, rtol=0, atol=TOLERANCE)), "a cosine is another pair's")
         self.books.checked += len(expected)
 
 
@@ -227,17 +229,17 @@ class Reader(NamedTuple):
 
 
 def near(tolerance: float) -> Callable[[NDArray[Any], Vectors], bool]:
-    return lambda found, expected: bool(np.abs(found - expected).max() <= tolerance)
+    return lambda vectors, expected: bool(np.abs(vectors - expected).max() <= tolerance)
 
 
-def near_int8(found: NDArray[Any], expected: Vectors) -> bool:
+def near_int8(vectors: NDArray[Any], expected: Vectors) -> bool:
     """Each row is scaled by its largest magnitude. The tolerance is 1: half for rounding, half for differences."""
-    return bool(np.abs(found - expected * 127 / np.abs(expected).max(axis=1, keepdims=True)).max() <= 1)
+    return bool(np.abs(vectors - expected * 127 / np.abs(expected).max(axis=1, keepdims=True)).max() <= 1)
 
 
-def same_signs(found: NDArray[Any], expected: Vectors) -> bool:
+def same_signs(packed: NDArray[Any], expected: Vectors) -> bool:
     """Compare the signs of all values that are not close to 0."""
-    positive = np.unpackbits(found.astype(np.uint8), axis=1, count=expected.shape[1]).astype(bool)
+    positive = np.unpackbits(packed.astype(np.uint8), axis=1, count=expected.shape[1]).astype(bool)
     return bool(((positive == (expected > 0)) | (np.abs(expected) <= TOLERANCE)).all())
 
 

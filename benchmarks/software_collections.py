@@ -82,11 +82,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     for name, pairs in (("packages", packages()), ("docstrings", docstrings())):
-        found = distinct(pairs)
-        if len(found) < DOCUMENTS[name]:
-            parser.error(f"{len(found):,} {name} found, and {DOCUMENTS[name]:,} are needed (see --help)")
-        write(out / "retrieval" / name, found, DOCUMENTS[name])
-        print(f"{out}/retrieval/{name}: {DOCUMENTS[name]:,} of {len(found):,}")
+        rows = distinct(pairs)
+        if len(rows) < DOCUMENTS[name]:
+            parser.error(f"{len(rows):,} {name} found, and {DOCUMENTS[name]:,} are needed (see --help)")
+        write(out / "retrieval" / name, rows, DOCUMENTS[name])
+        print(f"{out}/retrieval/{name}: {DOCUMENTS[name]:,} of {len(rows):,}")
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ RATE: Final = 1e-5
 def texts(data: Path, steps: int) -> list[str]:
     """Different sentences for this number of steps, drawn evenly from the corpora."""
     count = BATCH * steps // len(CORPORA)
-    found = []
+    sentences = []
     for name in CORPORA:
         lines = (data / "corpus" / name).read_text(encoding="utf-8").split("\n")
         lines = sorted({line for line in lines if len(line.split()) > 2})
-        found += lines[:: len(lines) // count][:count]
-    return found
+        sentences += lines[:: len(lines) // count][:count]
+    return sentences
 
 
 def ours(parent: str, corpus: Path, steps: int) -> float:

@@ -29,7 +29,7 @@ def test_results_are_of_rows() -> None:
 
 
 def test_all_rows_of_a_seed_have_one_parent() -> None:
-    seeds = {run["seed"] for name in PLAN.trained for run in PLAN.found(name)["runs"]}
+    seeds = {run["seed"] for name in PLAN.trained for run in PLAN.results(name)["runs"]}
     assert seeds
     for seed in seeds:
         for encoder in (None, "sentences"):
@@ -38,7 +38,7 @@ def test_all_rows_of_a_seed_have_one_parent() -> None:
 
 def test_rows_that_are_longer_than_an_epoch_have_one_seed() -> None:
     """As the page says of the order of their text."""
-    runs = {name: [run["recipe"] for run in PLAN.found(name)["runs"]] for name in PLAN.trained}
+    runs = {name: [run["recipe"] for run in PLAN.results(name)["runs"]] for name in PLAN.trained}
     longer = {name: found for name, found in runs.items() if any(recipe["epochs"] > 1 for recipe in found)}
     assert {name: len(found) for name, found in longer.items()} == {"simcse-supervised": 1, "promptbert-supervised": 1}
     assert all(recipe.get("max_steps") is None for found in runs.values() for recipe in found)
@@ -172,7 +172,7 @@ def test_an_interrupted_benchmark_goes_on(
         assert first.started == ORDER[: at + 1]
         second.measure(["simcse"])
         assert second.started == ORDER[at:]
-        found = plan.found("simcse")
+        found = plan.results("simcse")
         assert found["rates"] == {"0.0001": 70.0001, "0.001": 70.001}
         assert [run["seed"] for run in found["runs"]] == [1, 2]
         third.measure(["simcse"])
