@@ -53,28 +53,26 @@ def main() -> None:
     parser.add_argument("--parent", type=Path, required=True, help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--infinity", metavar="PYTHON", help="interpreter of an environment with infinity")
     options = parser.parse_args()
-    reference, found = verify.reference_of(options.parent), list[dict[str, str]]()
+    reference, rows = verify.reference_of(options.parent), list[dict[str, str]]()
     with tempfile.TemporaryDirectory() as folder:
         for name, mistake, start in servers(options, Path(folder)):
             server = start()
             try:
-                found.append({"server": name, "mistake": mistake} | said(server, reference))
+                rows.append({"server": name, "mistake": mistake} | said(server, reference))
             finally:
                 server.end()
-    RESULTS.write_text(
-        json.dumps({"servers": found, "versions": versions(PACKAGES)}, indent=1) + "\n", encoding="utf-8"
-    )
-    print(markdown_table(list(found[0]), [list(row.values()) for row in found]))
+    RESULTS.write_text(json.dumps({"servers": rows, "versions": versions(PACKAGES)}, indent=1) + "\n", encoding="utf-8")
+    print(markdown_table(list(rows[0]), [list(row.values()) for row in rows]))
 
 
 def said(server: Server, reference: verify.Reference) -> dict[str, str]:
     """The checks that differ, and what the server is taken for."""
     with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=WAIT) as client:
         checks = verify.checks(verify.Server(client, "openai", server.path, server.model), reference, LEAST)
-    differ = [f"{check.name}: {check.found}" for check in checks if check.agrees is False]
+    differ = [f"{check.name}: {check.result}" for check in checks if check.agrees is False]
     return {
         "differs": "; ".join(differ) or "nothing",
-        "taken for": "".join(check.found for check in checks if check.name == INSTEAD),
+        "taken for": "".join(check.result for check in checks if check.name == INSTEAD),
     }
 
 

@@ -95,7 +95,7 @@ def test_another_template_is_named(
         rows = found(url, model)
         assert run(lambda: main([url, str(model), "--api", "openai"])) == 1
     assert rows["vectors"].agrees is False
-    assert rows["what it gives instead"].found.startswith(instead)
+    assert rows["what it gives instead"].result.startswith(instead)
     assert instead in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -181,7 +181,7 @@ def test_another_pooling_and_missing_layers_are_named(changes: dict[str, Any], i
     assert rows["vectors"].agrees is not bool(instead)
     assert rows["length 1"].agrees
     if instead:
-        assert rows["what it gives instead"].found.startswith(instead)
+        assert rows["what it gives instead"].result.startswith(instead)
     else:
         assert all(row.agrees is not False for row in rows.values()), rows
 
@@ -199,7 +199,7 @@ def test_a_server_that_quantises_is_not_another_model(tmp_path: Path) -> None:
     with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
         rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.999)}
     assert rows["vectors"].agrees is False
-    assert rows["what it gives instead"].found == (
+    assert rows["what it gives instead"].result == (
         "the model itself, less precisely, as with quantised weights: pass --least-cosine 0.98"
     )
 
@@ -217,7 +217,7 @@ def test_a_limit_that_the_server_has_instead_is_found(model: Path) -> None:
         rows = found(url, model)
     assert rows["vectors"].agrees
     assert rows["a long text"].agrees is False
-    assert rows["a long text"].found.startswith("is truncated to 64 tokens")
+    assert rows["a long text"].result.startswith("is truncated to 64 tokens")
 
 
 def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_vectors_that_depend_on_their_batch_and_are_not_normalised_are_seen(tmp_
         rows = {check.name: check for check in checks(Server(client, "tei", "/embed", ""), reference, 0.99)}
     assert rows["vectors"].agrees
     assert rows["length 1"].agrees is None
-    assert "normalise them, or compare by cosine" in rows["length 1"].found
-    assert "largest difference of a component" in rows["the same in any batch"].found
+    assert "normalise them, or compare by cosine" in rows["length 1"].result
+    assert "largest difference of a component" in rows["the same in any batch"].result
 
 
 class Asked:
@@ -287,12 +287,12 @@ def test_texts_that_a_server_refuses_or_alters_are_named() -> None:
     assert rows["unusual texts"].agrees is False
     assert re.fullmatch(
         r"capitals: cosine -?0\.\d+; an emoji: http://server/embed answered 422: not taken: A guitar 🎸 f",
-        rows["unusual texts"].found,
+        rows["unusual texts"].result,
     )
     assert rows["[MASK] in a text"].agrees is False
-    assert rows["[MASK] in a text"].found.startswith("is refused: ")
+    assert rows["[MASK] in a text"].result.startswith("is refused: ")
     assert rows["a long text"].agrees is False
-    assert rows["a long text"].found.endswith("it is truncated at another place")
+    assert rows["a long text"].result.endswith("it is truncated at another place")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_the_limit_of_tokens_that_a_server_has_for_a_bundle_is_found(tokens: int
     ).checked(reference_of(BUNDLE))
     assert rows["vectors"].agrees
     assert rows["a long text"].agrees is agrees
-    assert rows["a long text"].found.startswith(found)
+    assert rows["a long text"].result.startswith(found)
 
 
 def test_a_special_token_may_be_read_in_another_way() -> None:
@@ -319,7 +319,7 @@ def test_a_special_token_may_be_read_in_another_way() -> None:
         reference
     )
     assert rows["[MASK] in a text"].agrees is None
-    assert "is read in another way, as words or as the token" in rows["[MASK] in a text"].found
+    assert "is read in another way, as words or as the token" in rows["[MASK] in a text"].result
 
 
 def test_vectors_that_the_model_would_normalise_are_seen(model: Path) -> None:
@@ -341,9 +341,9 @@ def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path,
     rows = Asked(lambda texts: prompted.encode(texts, prompt="", show_progress_bar=False).tolist()).checked(
         reference_of(tmp_path / "own")
     )
-    assert rows["what it gives instead"].found.startswith("the model without its prompt (least cosine 1.0")
+    assert rows["what it gives instead"].result.startswith("the model without its prompt (least cosine 1.0")
     rows = Asked(lambda texts: np.ones((len(texts), 16)).tolist()).checked(reference_of(tmp_path / "own"))
-    assert rows["what it gives instead"].found.startswith("none of the variants that are known")
+    assert rows["what it gives instead"].result.startswith("none of the variants that are known")
 
 
 def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

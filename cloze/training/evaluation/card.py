@@ -179,7 +179,7 @@ def _set_of(column: str) -> str:
 
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
     """The figures of the most exact of the `shipped` graphs that has any, for the card's metadata."""
-    precision = next((each for each in shipped if each in provenance.scores), None)
+    precision = next((candidate for candidate in shipped if candidate in provenance.scores), None)
     return _of_precision(precision, provenance.scores[precision]) if precision else None
 
 
@@ -188,19 +188,15 @@ def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[Eva
     for column, value in scores.items():
         if column in (*STS_TASKS, *DEV_TASKS, "Avg."):
             dataset = "STS12 to STS16, STS-B and SICK-R" if column == "Avg." else column
-            found = ("semantic-similarity", dataset, "spearman_cosine", "Spearman ×100 by cosine")
+            task, metric, title = "semantic-similarity", "spearman_cosine", "Spearman ×100 by cosine"
         elif column in search_columns([scores]):
             dataset, _, measure = column.rpartition(" ")
-            found = (
-                "information-retrieval",
-                dataset,
-                f"cosine_{measure.replace('@', '_at_').lower()}",
-                f"{measure} ×100",
-            )
+            metric = f"cosine_{measure.replace('@', '_at_').lower()}"
+            task, title = "information-retrieval", f"{measure} ×100"
         elif _suite_of(column) in ("transfer", "transfer-fast"):
-            found = ("text-classification", _set_of(column), "accuracy", "accuracy ×100")
+            dataset = _set_of(column)
+            task, metric, title = "text-classification", "accuracy", "accuracy ×100"
         else:
             continue
-        task, dataset, metric, title = found
         results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision} graph"))
     return results

@@ -58,8 +58,8 @@ def learnt(bundle: Bundle, train: Path, separator: str, *, balanced: bool, wante
     """
     if separator:
         texts, sets = load_label_sets(train, separator, LEAST)
-        labels = sorted({label for each in sets for label in each})
-        gold = np.array([[label in each for label in labels] for each in sets])
+        labels = sorted({label for text_labels in sets for label in text_labels})
+        gold = np.array([[label in text_labels for label in labels] for text_labels in sets])
     else:
         texts, named = load_labels(train, LEAST)
         labels, gold = sorted(set(named)), np.unique(named, return_inverse=True)[1]
@@ -107,15 +107,15 @@ def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
     """Logistic regression with the best penalty; two classes have one score."""
     scale = vectors.shape[1] ** 0.5  # unit vectors have components of 1 / scale, and the solver wants about 1
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    tried = []
+    fits = []
     for penalty in bar(PENALTIES, desc="fitting", unit=" penalties"):
         model = LogisticRegression(
             C=penalty, class_weight="balanced" if balanced else None, max_iter=MOST_STEPS, tol=TOLERANCE
         )
         scores = cross_val_predict(model, scale * vectors, gold, cv=folds, method="decision_function")
         scores = scores.reshape(len(gold), -1)
-        tried.append((*_temperature(scores, gold), model, scores))
-    _, temperature, model, scores = min(tried, key=lambda each: each[0])
+        fits.append((*_temperature(scores, gold), model, scores))
+    _, temperature, model, scores = min(fits, key=lambda fit: fit[0])
     model.fit(scale * vectors, gold)
     return Fit(scale * model.coef_ / temperature, model.intercept_ / temperature, scores / temperature)
 
@@ -129,8 +129,8 @@ def _temperature(scores: Numbers, gold: NDArray[np.generic]) -> tuple[float, flo
             return float(np.logaddexp(0, np.where(gold == 1, -scaled[:, 0], scaled[:, 0])).mean())
         return float((np.logaddexp.reduce(scaled, axis=1) - scaled[np.arange(len(gold)), gold]).mean())
 
-    found = minimize_scalar(loss, bounds=TEMPERATURES, method="bounded")
-    return float(found.fun), float(np.exp(found.x))
+    minimum = minimize_scalar(loss, bounds=TEMPERATURES, method="bounded")
+    return float(minimum.fun), float(np.exp(minimum.x))
 
 
 def _figures(

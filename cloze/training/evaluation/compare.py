@@ -63,60 +63,60 @@ def compared(scores: Mapping[str, Sequence[Score]], resamples: int) -> list[Diff
     models = {name: _comparable(row) for name, row in scores.items()}
     keys = [key for key in next(iter(models.values())) if all(key in row for row in models.values())]
     _refuse_other_items(models, keys)
-    asked = [(name, seed, key) for name in models for seed, key in enumerate(keys)]
-    drawn = {
+    resamplings = [(name, seed, key) for name in models for seed, key in enumerate(keys)]
+    samples = {
         (name, key): draws(_items(models[name][key]), resamples, seed)
-        for name, seed, key in bar(asked, desc="resampling", unit=" tasks")
+        for name, seed, key in bar(resamplings, desc="resampling", unit=" tasks")
     }
     metrics = {key: next(iter(models.values()))[key].metric for key in keys}
-    found = []
+    differences = []
     for suite in dict.fromkeys(suite for suite, _ in keys):
         tasks = [key for key in keys if key[0] == suite]
         groups = {task: [(suite, task)] for _, task in tasks} | _means(suite, tasks, metrics)
         for task, group in groups.items():
-            found += _group(models, drawn, task, group)
-    return found
+            differences += _group(models, samples, task, group)
+    return differences
 
 
 def draws(items: Items, resamples: int, seed: int) -> Draws:
     """The figure of `resamples` drawings of the items. Models with as many items and one seed draw the same ones."""
-    random, measure = np.random.default_rng(seed), MEASURES[items.measure]
+    rng, measure = np.random.default_rng(seed), MEASURES[items.measure]
     values, gold = np.array(items.values), np.array(items.gold)
-    found = np.empty(resamples)
+    figures = np.empty(resamples)
     for number in range(resamples):
-        rows = random.integers(len(values), size=len(values))
-        found[number] = measure(values[rows], gold[rows] if len(gold) else gold)
-    return found
+        rows = rng.integers(len(values), size=len(values))
+        figures[number] = measure(values[rows], gold[rows] if len(gold) else gold)
+    return figures
 
 
 def _group(
     models: Mapping[str, Mapping[tuple[str, str], Score]],
-    drawn: Mapping[tuple[str, tuple[str, str]], Draws],
+    samples: Mapping[tuple[str, tuple[str, str]], Draws],
     task: str,
     group: Sequence[tuple[str, str]],
 ) -> list[Difference]:
     """The models' mean figures over a group of tasks; the group of a task is itself."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
     first: tuple[float, Draws] | None = None
     for name, row in models.items():
         value = float(np.mean([row[key].value for key in group]))
-        sample = np.mean([drawn[name, key] for key in group], axis=0)
+        sample = np.mean([samples[name, key] for key in group], axis=0)
         record = (group[0][0], task, row[group[0]].metric, name, value)
         if first is None:
             first = value, sample
-            found.append(Difference(*record))
+            differences.append(Difference(*record))
         else:
             low, high = np.percentile(sample - first[1], INTERVAL)
-            found.append(Difference(*record, value - first[0], float(low), float(high)))
-    return found
+            differences.append(Difference(*record, value - first[0], float(low), float(high)))
+    return differences
 
 
 def _comparable(scores: Sequence[Score]) -> dict[tuple[str, str], Score]:
-    found: dict[tuple[str, str], Score] = {}
+    comparable: dict[tuple[str, str], Score] = {}
     for score in scores:
         if score.items is not None:
-            found.setdefault((score.suite, score.task), score)
-    return found
+            comparable.setdefault((score.suite, score.task), score)
+    return comparable
 
 
 def _means(
@@ -150,11 +150,11 @@ def _refuse_other_items(models: Mapping[str, Mapping[tuple[str, str], Score]], k
                 )
 
 
-def _alike(one: Score, other: Score) -> bool:
+def _alike(score: Score, other: Score) -> bool:
     """Whether two scores are of the same data. Those of a file that an older Cloze wrote do not name their data."""
-    items, others = _items(one), _items(other)
+    items, others = _items(score), _items(other)
     same = len(items.values) == len(others.values) and items.gold == others.gold and items.measure == others.measure
-    return same and (one.data == other.data or not (one.data and other.data))
+    return same and (score.data == other.data or not (score.data and other.data))
 
 
 def compare(options: CompareOptions) -> None:
@@ -168,17 +168,17 @@ def compare(options: CompareOptions) -> None:
         tasks = load_suites(options.data, options.suite, options.own)
     scores: dict[str, list[Score]] = {}
     for model in options.models:
-        found = _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
-        if twice := found.keys() & scores.keys():
+        model_scores = _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
+        if twice := model_scores.keys() & scores.keys():
             raise RunError(f"{min(twice)} is named twice; name each model once")
-        scores |= found
+        scores |= model_scores
     if len(scores) < 2:
         raise RunError(f"{', '.join(scores)} is one model; give two or more to compare")
     differences = compared(scores, options.resamples)
     _show(differences)
     if options.out:
         content = {"first": next(iter(scores)), "resamples": options.resamples}
-        rows = {"differences": [each.as_json() for each in differences]}
+        rows = {"differences": [difference.as_json() for difference in differences]}
         options.out.write_text(json.dumps(content | rows, indent=2) + "\n", encoding="utf-8")
 
 
@@ -188,43 +188,43 @@ def _is_file(model: str) -> bool:
 
 def _score(model: str, tasks: Sequence[Task], options: ScoringOptions) -> dict[str, list[Score]]:
     """The scores of a model, or of each precision of a bundle."""
-    found = {}
+    scores = {}
     for subject in subjects(model, fitting(model, options)):
         name = f"{model} {subject.name}"
-        found[name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
-    return found
+        scores[name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
+    return scores
 
 
 def _read(file: Path) -> dict[str, list[Score]]:
     """The models of a file that `evaluate --json` wrote. Raises RunError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        found: dict[str, list[Score]] = {}
+        scores: dict[str, list[Score]] = {}
         for record in content["results"]:
             name = f"{file.with_suffix('')} {record.pop('model')}"
-            found.setdefault(name, []).append(Score.from_json(record))
+            scores.setdefault(name, []).append(Score.from_json(record))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} cannot be read as the figures of evaluate --json ({error!r}); write it again"
         ) from error
-    return found
+    return scores
 
 
-def _show(found: Sequence[Difference]) -> None:
+def _show(differences: Sequence[Difference]) -> None:
     """A table per suite, one row per set and model."""
-    for suite in dict.fromkeys(each.suite for each in found):
-        rows = []
+    for suite in dict.fromkeys(row.suite for row in differences):
+        lines = []
         task = ""
-        for each in (each for each in found if each.suite == suite):
-            rows.append((each.task if each.task != task else "", each.model, each.metric, *_cells(each)))
-            task = each.task
+        for row in (row for row in differences if row.suite == suite):
+            lines.append((row.task if row.task != task else "", row.model, row.metric, *_cells(row)))
+            task = row.task
         columns = ("model", "metric", "figure", "difference", "95 % interval", "verdict")
-        print_table(suite, columns, rows)
+        print_table(suite, columns, lines)
 
 
-def _cells(each: Difference) -> tuple[str, ...]:
-    value = digits(each.value, each.suite)
-    if each.difference is None or each.low is None or each.high is None:
+def _cells(row: Difference) -> tuple[str, ...]:
+    value = digits(row.value, row.suite)
+    if row.difference is None or row.low is None or row.high is None:
         return value, "", "", ""
-    difference, low, high = (digits(gap, each.suite, signed=True) for gap in (each.difference, each.low, each.high))
-    return value, difference, f"{low} to {high}", each.verdict
+    difference, low, high = (digits(gap, row.suite, signed=True) for gap in (row.difference, row.low, row.high))
+    return value, difference, f"{low} to {high}", row.verdict

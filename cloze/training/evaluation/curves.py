@@ -55,10 +55,10 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     for precision in bundle.precisions:
         cosines = cosines_of(GraphEncoder.of(bundle, precision).embed, pairs)
         curves[precision] = fitted(cosines, gold, wanted_precision if meaning == "probability" else None)
-    found = Calibration(
+    calibration = Calibration(
         meaning=meaning, lowest=lowest, highest=highest, pairs=len(pairs), source=judged.name, curves=curves
     )
-    _write(bundle, found)
+    _write(bundle, calibration)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for precision, curve in curves.items():
         console.print(
@@ -137,10 +137,10 @@ def _thresholds(predicted: Numbers, gold: Numbers, wanted: float) -> dict[str, f
     precision, recall, values = precision_recall_curve(gold, predicted)
     precision, recall = precision[:-1], recall[:-1]  # the last is of no threshold
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    found = {"F1": float(values[f1.argmax()])}
+    thresholds = {"F1": float(values[f1.argmax()])}
     if (reached := np.flatnonzero(precision >= wanted)).size:
-        found[f"precision {wanted:g}"] = float(values[reached[0]])
-    return found
+        thresholds[f"precision {wanted:g}"] = float(values[reached[0]])
+    return thresholds
 
 
 def _judged(path: Path) -> tuple[Pairs, Meaning]:
@@ -148,11 +148,11 @@ def _judged(path: Path) -> tuple[Pairs, Meaning]:
     columns = {"score"} if is_benchmark(path) else columns_of(path)
     labelled = "label" in columns and "score" not in columns  # as evaluate reads such a file
     pairs = load_duplicates(path) if labelled else load_pairs(path)
-    counts = [pairs.gold.count(each) for each in (0.0, 1.0)] if labelled else [len(pairs)]
+    counts = [pairs.gold.count(label) for label in (0.0, 1.0)] if labelled else [len(pairs)]
     if min(counts) < LEAST:
-        what = f"{counts[0]} pairs labelled 0 and {counts[1]} labelled 1" if labelled else f"{len(pairs)} pairs"
-        each = f"{LEAST} of each label" if labelled else LEAST
-        raise CorpusError(f"{path} has {what}; a curve needs at least {each}")
+        contents = f"{counts[0]} pairs labelled 0 and {counts[1]} labelled 1" if labelled else f"{len(pairs)} pairs"
+        needed = f"{LEAST} of each label" if labelled else LEAST
+        raise CorpusError(f"{path} has {contents}; a curve needs at least {needed}")
     return pairs, "probability" if labelled else "score"
 
 

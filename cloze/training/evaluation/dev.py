@@ -57,8 +57,10 @@ class DevData:
     def load(cls, paths: Sequence[str]) -> Self:
         """A figure is called by its metric, and by its set too where several share one. Raises CorpusError."""
         loaded = [_load(Path(path)) for path in paths]
-        metrics = Counter(each.metric for each in loaded)
-        names = [each.metric if metrics[each.metric] == 1 else f"{each.name}_{each.metric}" for each in loaded]
+        metrics = Counter(dev_set.metric for dev_set in loaded)
+        names = [
+            dev_set.metric if metrics[dev_set.metric] == 1 else f"{dev_set.name}_{dev_set.metric}" for dev_set in loaded
+        ]
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise CorpusError(f"dev has two sets whose figure is called {twice[0]}; give one of them another name")
         return cls(dict(zip(names, loaded, strict=True)))
@@ -78,7 +80,9 @@ class DevData:
 
         Search embeds its queries and its documents as given, and otherwise as any text. Without `start` the gain is 0.
         """
-        figures = {name: each.score(embed, queries or embed, documents or embed) for name, each in self.sets.items()}
+        figures = {
+            name: dev_set.score(embed, queries or embed, documents or embed) for name, dev_set in self.sets.items()
+        }
         if len(figures) == 1:
             return figures
         gains = [value - (start or figures)[name] for name, value in figures.items()]

@@ -45,14 +45,14 @@ def evaluate(options: EvaluateOptions) -> None:
     for subject in subjects(options.path, options):
         scores[subject.name] = score_tasks(subject, tasks, ScoreCache.open(options.cache), options.fresh)
     show(options.path, scores)
-    found = {name: figures(row) for name, row in scores.items()}
+    model_figures = {name: figures(row) for name, row in scores.items()}
     measured_on |= machines(scores)
     if bundle:
-        write_figures(bundle, found, others, measured_on)
+        write_figures(bundle, model_figures, others, measured_on)
     if options.out:
         _write(options.out, options.path, scores)
     if options.report:
-        write_report(options.report, options.path, scores, found, others, measured_on)
+        write_report(options.report, options.path, scores, model_figures, others, measured_on)
         print(f"{options.report / 'report.html'} has the report")
 
 
@@ -74,11 +74,11 @@ def _written_figures(file: Path) -> tuple[dict[str, dict[str, float]], dict[str,
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         name = Path(content["path"]).name
-        found = {
+        model_figures = {
             f"{name}, {part}": {key: float(value) for key, value in row.items()}
             for part, row in content["scores"].items()
         }
-        details = [(f"{name}, {each['model']}", each["details"]) for each in content.get("results", ())]
-        return found, {model: str(each["machine"]) for model, each in details if "machine" in each}
+        details = [(f"{name}, {result['model']}", result["details"]) for result in content.get("results", ())]
+        return model_figures, {model: str(detail["machine"]) for model, detail in details if "machine" in detail}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{file} cannot be read as figures of evaluate --json ({error!r}); write it again") from error

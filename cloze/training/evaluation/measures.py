@@ -118,9 +118,9 @@ def _largest(row: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """The places of the `count` largest numbers, in order; the first ones of those that equal the last."""
     if count >= len(row):
         return np.arange(len(row))
-    least = np.partition(row, len(row) - count)[len(row) - count]
-    above = row > least
-    equal = np.flatnonzero(row == least)[: count - above.sum()]
+    threshold = np.partition(row, len(row) - count)[len(row) - count]
+    above = row > threshold
+    equal = np.flatnonzero(row == threshold)[: count - above.sum()]
     above[equal] = True
     return np.flatnonzero(above)
 

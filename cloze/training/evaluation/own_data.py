@@ -65,8 +65,8 @@ def load_duplicates(path: Path) -> Pairs:
 
 def load_triplets(path: Path) -> Triplets:
     """Raises CorpusError, which names the file and the line."""
-    found = columns_of(path)
-    names = next((names for names in TRIPLETS if set(names) <= found), TRIPLETS[0])
+    columns = columns_of(path)
+    names = next((names for names in TRIPLETS if set(names) <= columns), TRIPLETS[0])
     triplets = [(anchor, positive, negative) for _, (anchor, positive, negative) in _cells(path, names)]
     if len(triplets) < 2:
         raise CorpusError(f"{path} has one triplet, whose accuracy is 0 or 100; give more")
@@ -89,31 +89,31 @@ def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def load_labels(path: Path, least: int) -> tuple[list[str], list[str]]:
+def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
     """Texts and their labels; at least two labels, with `least` texts each. Raises CorpusError."""
     rows = [cells for _, cells in _cells(path, ("text", "label"))]
     counts = Counter(label for _, label in rows)
     rarest = min(counts, key=counts.__getitem__)
-    if len(counts) < 2 or counts[rarest] < least:
+    if len(counts) < 2 or counts[rarest] < minimum:
         raise CorpusError(
             f"{path} has {len(counts)} labels, of which {rarest!r} has {counts[rarest]} texts; give two labels or more "
-            f"with {least} texts each"
+            f"with {minimum} texts each"
         )
     return [text for text, _ in rows], [label for _, label in rows]
 
 
-def load_label_sets(path: Path, separator: str, least: int) -> tuple[list[str], list[set[str]]]:
+def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[set[str]]]:
     """Texts and the labels of each, none or several of them between separators.
 
     Each label has `least` texts or more, and as many texts are without it. Raises CorpusError.
     """
     rows = [cells for _, cells in _cells(path, ("text", "label"), may_be_empty=("label",))]
     labels = [{label.strip() for label in cell.split(separator)} - {""} for _, cell in rows]
-    counts = Counter(label for each in labels for label in each)
+    counts = Counter(label for text_labels in labels for label in text_labels)
     for label, count in counts.items():
-        if min(count, len(rows) - count) < least:
+        if min(count, len(rows) - count) < minimum:
             raise CorpusError(
-                f"{path} has {count} texts with the label {label!r} and {len(rows) - count} without it; give {least} "
+                f"{path} has {count} texts with the label {label!r} and {len(rows) - count} without it; give {minimum} "
                 "or more of each"
             )
     if not counts:
@@ -123,11 +123,11 @@ def load_label_sets(path: Path, separator: str, least: int) -> tuple[list[str], 
 
 def _cells(path: Path, names: Sequence[str], may_be_empty: Sequence[str] = ()) -> list[tuple[str, list[str]]]:
     """Where each row is, and its cells as texts without white space around them."""
-    found = columns_of(path)
-    missing = [name for name in names if name not in found]
+    columns = columns_of(path)
+    missing = [name for name in names if name not in columns]
     if missing:
         raise CorpusError(
-            f"{path} has no column {', '.join(missing)} (it has {', '.join(sorted(found))}); name the columns "
+            f"{path} has no column {', '.join(missing)} (it has {', '.join(sorted(columns))}); name the columns "
             f"{', '.join(names)}"
         )
     rows = []

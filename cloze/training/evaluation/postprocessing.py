@@ -118,8 +118,8 @@ class Flow(nn.Module):
     def log_likelihood(self, vectors: Tensor) -> Tensor:
         """(n, d) -> (n), under the standard Gaussian."""
         latent, volume = self(vectors)
-        found: Tensor = -0.5 * (latent.square() + float(np.log(2 * np.pi))).sum(1) + volume
-        return found
+        log_likelihoods: Tensor = -0.5 * (latent.square() + float(np.log(2 * np.pi))).sum(1) + volume
+        return log_likelihoods
 
 
 class _Step(nn.Module):
@@ -170,7 +170,7 @@ def _layer_weights(gram: Tensor) -> Tensor:
     """Products of a token's layers (..., k, k) -> their weights (..., k), which add up to 1."""
     layers = range(gram.shape[-1])
     alignment, novelty = zip(*(_alignment_and_novelty(gram, layer) for layer in layers), strict=True)
-    shares = [torch.stack(each, -1) for each in (alignment, novelty)]
+    shares = [torch.stack(scores, -1) for scores in (alignment, novelty)]
     weights = sum((share / share.sum(-1, keepdim=True) for share in shares), torch.zeros(()))
     return weights / weights.sum(-1, keepdim=True)
 
@@ -229,14 +229,14 @@ def static_averages(
     removal = Removal(pieces, len(words), continuing_prefix(encoder.tokenizer))
     sequences = _inner_tokens(text_encoder, texts)
     removal.frequent(sequences, frequent)
-    found = {"static -freq": removal.averages(words, sequences)}
+    averages = {"static -freq": removal.averages(words, sequences)}
     removal.subwords()
-    found["static -freq -sub"] = removal.averages(words, sequences)
+    averages["static -freq -sub"] = removal.averages(words, sequences)
     if _inner_tokens(text_encoder, ["A"]) != _inner_tokens(text_encoder, ["a"]):
         sequences = _inner_tokens(text_encoder, [text.lower() for text in texts])
-        found["static -freq -sub -case"] = removal.averages(words, sequences)
+        averages["static -freq -sub -case"] = removal.averages(words, sequences)
     removal.punctuation()
-    return found | {f"{[*found][-1]} -pun": removal.averages(words, sequences)}
+    return averages | {f"{[*averages][-1]} -pun": removal.averages(words, sequences)}
 
 
 class Removal:
@@ -265,14 +265,14 @@ class Removal:
 
     def averages(self, words: NDArray[np.float32], sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Word embeddings (v, d) -> the mean of those that are left in each sequence, (n, d)."""
-        found = np.zeros((len(sequences), words.shape[1]), np.float32)
+        means = np.zeros((len(sequences), words.shape[1]), np.float32)
         for row, ids in enumerate(sequences):
             kept = [
                 token for place, token in enumerate(ids) if not (self.removed[token] or (place and self.inside[token]))
             ]
             if kept:
-                found[row] = words[kept].mean(0)
-        return found
+                means[row] = words[kept].mean(0)
+        return means
 
 
 def _inner_tokens(text_encoder: TextEncoder, texts: Sequence[str]) -> list[list[int]]:

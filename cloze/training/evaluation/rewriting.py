@@ -224,152 +224,152 @@ def is_plain(sentence: str) -> bool:
 # What is said stays the same
 
 
-def moved(sentence: str, random: Generator) -> str | None:
+def moved(sentence: str, rng: Generator) -> str | None:
     """Move a phrase between the beginning and the end of a sentence of one clause."""
     if SUBORDINATE.search(sentence):
         return None
-    if found := LEADING.fullmatch(sentence):
-        phrase, clause = found.groups()
+    if match := LEADING.fullmatch(sentence):
+        phrase, clause = match.groups()
         return f"{clause[0].upper()}{clause[1:]} {phrase[0].lower()}{phrase[1:]}."
-    if found := TRAILING.fullmatch(sentence):
-        clause, phrase = found.groups()
+    if match := TRAILING.fullmatch(sentence):
+        clause, phrase = match.groups()
         if clause.split()[0] in LOWERED or LONG_NAME.match(clause):
             return f"{phrase[0].upper()}{phrase[1:]}, {_lowered(clause)}."
     return None
 
 
-def synonym(sentence: str, random: Generator) -> str | None:
+def synonym(sentence: str, rng: Generator) -> str | None:
     """Replace one word or phrase of `SYNONYMS`."""
-    found = _any(PHRASES_WITH_SYNONYM, sentence, random)
-    return _replace(found, SYNONYMS[found[2]], sentence) if found else None
+    match = _any(PHRASES_WITH_SYNONYM, sentence, rng)
+    return _replace(match, SYNONYMS[match[2]], sentence) if match else None
 
 
-def contraction(sentence: str, random: Generator) -> str | None:
+def contraction(sentence: str, rng: Generator) -> str | None:
     """Contract `did not` to `didn't`."""
-    found = _any(LONG_FORMS, sentence, random)
-    return _replace(found, CONTRACTED[found[2]], sentence) if found else None
+    match = _any(LONG_FORMS, sentence, rng)
+    return _replace(match, CONTRACTED[match[2]], sentence) if match else None
 
 
-def other_form(sentence: str, random: Generator) -> str | None:
+def other_form(sentence: str, rng: Generator) -> str | None:
     """Write a number of things from 2 to 20 as digits instead of a word, or as a word instead of digits."""
-    found = _counted(sentence)
-    if found is None:
+    match = _counted(sentence)
+    if match is None:
         return None
-    number = found[1]
-    return _put(sentence, found, _words(number) if number.isdigit() else str(_value(number)))
+    number = match[1]
+    return _put(sentence, match, _words(number) if number.isdigit() else str(_value(number)))
 
 
 SAME: Final[Sequence[Rule]] = (moved, synonym, contraction, other_form)
 
 
-def paraphrase(sentence: str, random: Generator) -> str | None:
+def paraphrase(sentence: str, rng: Generator) -> str | None:
     """Apply one rule that keeps what is said."""
-    places: list[int] = random.permutation(len(SAME)).tolist()
-    tried = (SAME[place](sentence, random) for place in places)
-    return next((found for found in tried if found is not None), None)
+    places: list[int] = rng.permutation(len(SAME)).tolist()
+    tried = (SAME[place](sentence, rng) for place in places)
+    return next((rewritten for rewritten in tried if rewritten is not None), None)
 
 
-def paraphrases(sentence: str, random: Generator) -> str | None:
+def paraphrases(sentence: str, rng: Generator) -> str | None:
     """Apply every rule that keeps what is said; None where fewer than two apply."""
     applied = 0
     for rule in SAME:
-        found = rule(sentence, random)
-        if found is not None:
-            sentence, applied = found, applied + 1
+        rewritten = rule(sentence, rng)
+        if rewritten is not None:
+            sentence, applied = rewritten, applied + 1
     return sentence if applied > 1 else None
 
 
-def misspelt(sentence: str, random: Generator) -> str | None:
+def misspelt(sentence: str, rng: Generator) -> str | None:
     """Make a typing error in every third word of four letters or more: exchange, drop or double a letter."""
     words = sentence.split(" ")
     places = [place for place, word in enumerate(words) if re.fullmatch(r"[a-z]{4,}", word)]
     chosen = places[::3] if len(places) > 3 else []
     for place in chosen:
-        words[place] = _typed(words[place], random)
+        words[place] = _typed(words[place], rng)
     return " ".join(words) if chosen else None
 
 
 # What is said changes
 
 
-def negation(sentence: str, random: Generator) -> Rewritten | None:
+def negation(sentence: str, rng: Generator) -> Rewritten | None:
     """Put `not` behind the only auxiliary verb of a sentence of one clause."""
     if SUBORDINATE.search(sentence) or NEGATIVE.search(sentence) or len(ANY_AUXILIARY.findall(sentence)) != 1:
         return None
-    found, near = AUXILIARY.search(sentence), paraphrase(sentence, random)
-    if found is None or near is None:
+    match, near = AUXILIARY.search(sentence), paraphrase(sentence, rng)
+    if match is None or near is None:
         return None
-    return near, f"{sentence[: found.end()]} not{sentence[found.end() :]}"
+    return near, f"{sentence[: match.end()]} not{sentence[match.end() :]}"
 
 
-def swapped_roles(sentence: str, random: Generator) -> Rewritten | None:
+def swapped_roles(sentence: str, rng: Generator) -> Rewritten | None:
     """Exchange who does something and whom it is done to. The other text has a phrase moved, and the same words."""
     if SUBORDINATE.search(sentence):
         return None
-    if found := OF_PEOPLE.fullmatch(sentence):
-        who, does, whom, where = found.groups()
+    if match := OF_PEOPLE.fullmatch(sentence):
+        who, does, whom, where = match.groups()
         whom, who = _with_article(whom), _with_article(who)
         same = f"{where[0].upper()}{where[1:]}, {who} {does} {whom}."
         return None if who == whom else (same, f"{whom[0].upper()}{whom[1:]} {does} {who} {where}.")
-    found, near = OF_NAMES.fullmatch(sentence), moved(sentence, random)
-    if found is None or near is None or found[2] == found[4]:
+    match, near = OF_NAMES.fullmatch(sentence), moved(sentence, rng)
+    if match is None or near is None or match[2] == match[4]:
         return None
-    when, who, does, whom, rest = found.groups(default="")
+    when, who, does, whom, rest = match.groups(default="")
     whom = whom if when else whom[0].upper() + whom[1:]
     return near, f"{when}{whom} {does} {_lowered(who)}{rest}."
 
 
-def other_order(sentence: str, random: Generator) -> Rewritten | None:
+def other_order(sentence: str, rng: Generator) -> Rewritten | None:
     """Exchange two places of a journey, or two clauses. The other text has the same words in an order that fits."""
-    if (found := JOURNEY.search(sentence)) and not re.search(MONTH, found[0]) and found[1] != found[2]:
-        start, end = found.groups()
-        before, after = sentence[: found.start()], sentence[found.end() :]
+    if (match := JOURNEY.search(sentence)) and not re.search(MONTH, match[0]) and match[1] != match[2]:
+        start, end = match.groups()
+        before, after = sentence[: match.start()], sentence[match.end() :]
         return f"{before} to {end} from {start}{after}", f"{before} from {end} to {start}{after}"
-    found = TWO_CLAUSES.fullmatch(sentence)
-    if found is None or len(SUBORDINATE.findall(sentence)) != 1:
+    match = TWO_CLAUSES.fullmatch(sentence)
+    if match is None or len(SUBORDINATE.findall(sentence)) != 1:
         return None
-    first, word, second = found.groups()
+    first, word, second = match.groups()
     near = f"{word.capitalize()} {second}, {_lowered(first)}."
     return near, f"{second[0].upper()}{second[1:]} {word} {_lowered(first)}."
 
 
-def other_number(sentence: str, random: Generator) -> Rewritten | None:
+def other_number(sentence: str, rng: Generator) -> Rewritten | None:
     """Change a number of things from 2 to 20. The other text has it in its other form, as a word or as digits."""
-    found, near = _counted(sentence), other_form(sentence, random)
-    if found is None or near is None:
+    match, near = _counted(sentence), other_form(sentence, rng)
+    if match is None or near is None:
         return None
-    old = _value(found[1])
-    new = FIRST_NUMBER + (old - FIRST_NUMBER + int(random.integers(1, len(NUMBERS)))) % len(NUMBERS)
-    written = str(new) if found[1].isdigit() else _words(str(new))
-    return near, _put(sentence, found, written)
+    old = _value(match[1])
+    new = FIRST_NUMBER + (old - FIRST_NUMBER + int(rng.integers(1, len(NUMBERS)))) % len(NUMBERS)
+    written = str(new) if match[1].isdigit() else _words(str(new))
+    return near, _put(sentence, match, written)
 
 
-def other_name(sentence: str, random: Generator) -> Rewritten | None:
+def other_name(sentence: str, rng: Generator) -> Rewritten | None:
     """Replace a name by another of its list, everywhere in the sentence."""
-    near = paraphrase(sentence, random) if ANY_NAME.search(sentence) else None
+    near = paraphrase(sentence, rng) if ANY_NAME.search(sentence) else None
     if near is None:
         return None
     for names in NAMES:
-        found = {name for name in names if re.search(rf"\b{name}\b", sentence)}
-        if len(found) == 1:
-            others = sorted(set(names) - found)
-            return near, re.sub(rf"\b{found.pop()}\b", others[random.integers(len(others))], sentence)
+        present = {name for name in names if re.search(rf"\b{name}\b", sentence)}
+        if len(present) == 1:
+            others = sorted(set(names) - present)
+            return near, re.sub(rf"\b{present.pop()}\b", others[rng.integers(len(others))], sentence)
     return None
 
 
-def antonym(sentence: str, random: Generator) -> Rewritten | None:
+def antonym(sentence: str, rng: Generator) -> Rewritten | None:
     """Replace one word or phrase by its opposite; the other text has it replaced by one that means the same."""
-    found = _any(PHRASES_WITH_ANTONYM, sentence, random)
-    if found is None:
+    match = _any(PHRASES_WITH_ANTONYM, sentence, rng)
+    if match is None:
         return None
-    same, opposite = (_replace(found, new, sentence) for new in ANTONYMS[found[2]])
+    same, opposite = (_replace(match, new, sentence) for new in ANTONYMS[match[2]])
     return same, opposite
 
 
-def _any(phrases: re.Pattern[str], sentence: str, random: Generator) -> re.Match[str] | None:
+def _any(phrases: re.Pattern[str], sentence: str, rng: Generator) -> re.Match[str] | None:
     """One of the phrases in the sentence: group 1 is the article before it, group 2 the phrase."""
-    found = list(phrases.finditer(sentence))
-    return found[random.integers(len(found))] if found else None
+    matches = list(phrases.finditer(sentence))
+    return matches[rng.integers(len(matches))] if matches else None
 
 
 def _replace(old: re.Match[str], new: str, sentence: str) -> str:
@@ -389,10 +389,10 @@ def _with_article(people: str) -> str:
 
 def _counted(sentence: str) -> re.Match[str] | None:
     """The first number of things from 2 to 20; of a date, or of a part of a number, none."""
-    for found in COUNTED.finditer(sentence):
-        value = _value(found[1])
-        if FIRST_NUMBER <= value < FIRST_NUMBER + len(NUMBERS) and not NOT_COUNTED.search(sentence[: found.start()]):
-            return found
+    for match in COUNTED.finditer(sentence):
+        value = _value(match[1])
+        if FIRST_NUMBER <= value < FIRST_NUMBER + len(NUMBERS) and not NOT_COUNTED.search(sentence[: match.start()]):
+            return match
     return None
 
 
@@ -404,15 +404,15 @@ def _words(number: str) -> str:
     return NUMBERS[int(number) - FIRST_NUMBER]
 
 
-def _put(sentence: str, found: re.Match[str], number: str) -> str:
+def _put(sentence: str, match: re.Match[str], number: str) -> str:
     """Put a number in the place of another; it is capitalised where the sentence begins with it."""
-    number = number.capitalize() if not found.start() else number
-    return sentence[: found.start()] + number + sentence[found.end(1) :]
+    number = number.capitalize() if not match.start() else number
+    return sentence[: match.start()] + number + sentence[match.end(1) :]
 
 
-def _typed(word: str, random: Generator) -> str:
-    at = int(random.integers(1, len(word) - 1))
-    kind = random.integers(3)
-    if kind == 0 and word[at] != word[at + 1]:
+def _typed(word: str, rng: Generator) -> str:
+    at = int(rng.integers(1, len(word) - 1))
+    typo = rng.integers(3)
+    if typo == 0 and word[at] != word[at + 1]:
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-    return word[:at] + word[at + 1 :] if kind == 1 else word[: at + 1] + word[at:]
+    return word[:at] + word[at + 1 :] if typo == 1 else word[: at + 1] + word[at:]

@@ -71,18 +71,18 @@ def load_collection(folder: str | Path) -> Collection:
     documents = _records(folder / "corpus.jsonl")
     queries = {query: record["text"].strip() for query, record in _records(folder / "queries.jsonl").items()}
     grades = _grades(folder, documents, queries)
-    asked = [query for query in queries if any(grade > 0 for grade in grades.get(query, {}).values())]
-    if not asked:
+    query_ids = [query for query in queries if any(grade > 0 for grade in grades.get(query, {}).values())]
+    if not query_ids:
         raise CorpusError(f"{folder} has no query with a relevant document; give a collection with judgements")
     places = {document: place for place, document in enumerate(documents)}
     return Collection(
         folder.name,
         [f"{record.get('title') or ''} {record['text']}".strip() for record in documents.values()],
-        [queries[query] for query in asked],
-        [{places[document]: grade for document, grade in grades[query].items()} for query in asked],
+        [queries[query] for query in query_ids],
+        [{places[document]: grade for document, grade in grades[query].items()} for query in query_ids],
         {
             number: places[query]
-            for number, query in enumerate(asked)
+            for number, query in enumerate(query_ids)
             if query in documents and documents[query]["text"].split() == queries[query].split()
         },
     )
@@ -90,8 +90,8 @@ def load_collection(folder: str | Path) -> Collection:
 
 def search_score(queries: Embed, documents: Embed, collection: Collection) -> float:
     """nDCG@10 x100 of exact search by cosine, averaged over queries; queries and documents are embedded as given."""
-    found = rankings(queries(collection.queries), documents(collection.documents), collection.own)
-    return float(100 * np.mean(search_metrics(found, collection.relevance)["nDCG@10"]))
+    ranked = rankings(queries(collection.queries), documents(collection.documents), collection.own)
+    return float(100 * np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))
 
 
 def rankings(
@@ -102,23 +102,23 @@ def rankings(
     Documents with equal cosines stay in the order of the corpus.
     """
     own = own or {}
-    found = nearest(units(queries), units(documents), DEPTH + 1)
-    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, (_, ranking) in enumerate(found)]
+    neighbours = nearest(units(queries), units(documents), DEPTH + 1)
+    return [ranking[ranking != own.get(query, -1)][:DEPTH] for query, (_, ranking) in enumerate(neighbours)]
 
 
-def search_metrics(found: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:
+def search_metrics(ranked: Sequence[NDArray[np.intp]], relevance: Sequence[dict[int, int]]) -> dict[str, list[float]]:
     """Metric -> its value in [0, 1] for each query."""
     judged = {
         str(query): {str(document): grade for document, grade in grades.items()}
         for query, grades in enumerate(relevance)
     }
     # The score is the number of documents behind: trec_eval orders equal scores by name.
-    ranked = {
+    run = {
         str(query): {str(document): float(len(ranking) - place) for place, document in enumerate(ranking)}
-        for query, ranking in enumerate(found)
+        for query, ranking in enumerate(ranked)
     }
     results = pytrec_eval.RelevanceEvaluator(judged, {"ndcg_cut.10", "recip_rank", "map", "recall.1,10,100"})
-    by_query = results.evaluate(ranked)
+    by_query = results.evaluate(run)
     return {name: [by_query[query][theirs] for query in judged] for name, theirs in METRICS.items()}
 
 
@@ -129,11 +129,13 @@ def _records(path: Path) -> dict[str, dict[str, Any]]:
     records: dict[str, dict[str, Any]] = {}
     for number, record in read_records(path):
         where = f"{path}, line {number}"
-        found = _text(record, "_id", where)
-        if found in records:
-            raise CorpusError(f"{where}: the id {found!r} is that of another line too; give each text an id of its own")
+        record_id = _text(record, "_id", where)
+        if record_id in records:
+            raise CorpusError(
+                f"{where}: the id {record_id!r} is that of another line too; give each text an id of its own"
+            )
         _text(record, "text", where)
-        records[found] = record
+        records[record_id] = record
     return records
 
 
@@ -170,6 +172,6 @@ def _grades(folder: Path, documents: Container[str], queries: Container[str]) ->
 
 def _text(record: dict[str, Any], key: str, where: str) -> str:
     if not isinstance(record.get(key), str):
-        found = f"it has {', '.join(map(str, record))}" if key not in record else f"it is {record[key]!r}"
-        raise CorpusError(f"{where}: no text under {key!r} ({found}); give a BEIR folder")
+        contents = f"it has {', '.join(map(str, record))}" if key not in record else f"it is {record[key]!r}"
+        raise CorpusError(f"{where}: no text under {key!r} ({contents}); give a BEIR folder")
     return str(record[key])

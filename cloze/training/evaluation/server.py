@@ -63,8 +63,8 @@ class ServerEncoder:
     @property
     def templates(self) -> Mapping[str, str]:
         """The model's named templates; a server that does not know them has none."""
-        found = self.info.get("templates")
-        return found if isinstance(found, dict) else {}
+        templates = self.info.get("templates")
+        return templates if isinstance(templates, dict) else {}
 
     @property
     def digest(self) -> str:
@@ -83,7 +83,7 @@ class ServerEncoder:
         options: dict[str, Any] = {"truncate": True} | ({"prompt_name": prompt} if prompt else {})
         size = min(int(self.info.get("max_client_batch_size") or LARGEST_BATCH), LARGEST_BATCH)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        found: list[list[float]] = [[]] * len(texts)
+        embeddings: list[list[float]] = [[]] * len(texts)
         starts = range(0, len(order), size)
         with client_of(self.url, self._headers, self._transport) as client:
             for start in bar(starts, desc="embedding", unit=" requests"):
@@ -93,9 +93,9 @@ class ServerEncoder:
                 if not isinstance(vectors, list) or len(vectors) != len(rows):
                     raise ServerError(f"{self.url}/embed did not answer {len(rows)} texts with as many vectors")
                 for row, vector in zip(rows, vectors, strict=True):
-                    found[row] = vector
+                    embeddings[row] = vector
         try:
-            array = np.array(found, dtype=np.float32)
+            array = np.array(embeddings, dtype=np.float32)
         except (TypeError, ValueError):
             array = np.empty(0, dtype=np.float32)
         if len(texts) and (array.ndim != 2 or not np.isfinite(array).all()):
@@ -174,8 +174,8 @@ def _on_this_machine(url: str) -> bool:
 
 def _environment() -> dict[str, str]:
     """Variables that say how other machines are reached, without passwords."""
-    found = {name: os.environ[name] for name in sorted(os.environ) if name.lower() in REACHING and os.environ[name]}
-    return {name: re.sub(r"//[^/@]*@", "//", value) for name, value in found.items()}
+    variables = {name: os.environ[name] for name in sorted(os.environ) if name.lower() in REACHING and os.environ[name]}
+    return {name: re.sub(r"//[^/@]*@", "//", value) for name, value in variables.items()}
 
 
 def _pause(response: httpx.Response, attempt: int) -> float:
@@ -189,8 +189,8 @@ def _pause(response: httpx.Response, attempt: int) -> float:
 def _reason(response: httpx.Response) -> str:
     """The server's own message, in one short line."""
     try:
-        found = response.json()
-        message = found.get("error", found) if isinstance(found, dict) else found
+        content = response.json()
+        message = content.get("error", content) if isinstance(content, dict) else content
     except ValueError:
         message = response.text
     return " ".join(str(message).split())[:200] or "no message"

@@ -43,8 +43,8 @@ def read_definitions(path: Path) -> list[Example]:
     for number, record in read_records(path):
         cells = [record.get(name) for name in Example._fields]
         if not all(isinstance(cell, str) and cell.strip() for cell in cells):
-            found = ", ".join(map(str, record))
-            raise CorpusError(f"{path}, line {number}: needs a word and a definition, its columns are {found}")
+            columns = ", ".join(map(str, record))
+            raise CorpusError(f"{path}, line {number}: needs a word and a definition, its columns are {columns}")
         examples.append(Example(*(" ".join(str(cell).split()) for cell in cells)))
     if not examples:
         raise CorpusError(f"{path} has no definitions; write the columns word and definition")
@@ -69,10 +69,10 @@ class TemplateWriter:
         """Raises EncoderError for a folder or hub name that is not a T5."""
         with loading(source, "a T5"):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            model, found = AutoModelForSeq2SeqLM.from_pretrained(
+            model, loading_info = AutoModelForSeq2SeqLM.from_pretrained(
                 source, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
-        if missing := sorted(found["missing_keys"]):
+        if missing := sorted(loading_info["missing_keys"]):
             raise EncoderError(f"{source!r} lacks the weights {missing[0]} and {len(missing) - 1} more; get it again")
         absent = [name for name in SENTINELS if name not in tokenizer.get_vocab()]
         if absent:

@@ -28,15 +28,15 @@ def figures(scores: Sequence[Score]) -> dict[str, float]:
 
     `Avg.` is the papers' last column, the mean of the seven rounded STS figures.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for score in scores:
         if score.suite == "sts" and score.metric == "spearman":
-            found[score.task] = round(score.value, 2)
+            values[score.task] = round(score.value, 2)
         elif score.suite == "retrieval" and score.metric == SEARCH.strip():
-            found[score.task + SEARCH] = round(score.value, 2)
+            values[score.task + SEARCH] = round(score.value, 2)
         elif score.suite not in ("sts", "retrieval"):
-            found[f"{score.suite} {score.task} {score.metric}"] = round(score.value, 4)
-    return found | ({"Avg.": average(found)} if set(STS_TASKS) <= set(found) else {})
+            values[f"{score.suite} {score.task} {score.metric}"] = round(score.value, 4)
+    return values | ({"Avg.": average(values)} if set(STS_TASKS) <= set(values) else {})
 
 
 def digits(value: float, suite: str = "sts", signed: bool = False) -> str:
@@ -46,18 +46,20 @@ def digits(value: float, suite: str = "sts", signed: bool = False) -> str:
 
 def machines(scores: Mapping[str, Sequence[Score]]) -> dict[str, str]:
     """Model -> the machine that measured its speed, of the models that have a speed."""
-    return {name: each.details["machine"] for name, row in scores.items() for each in row if "machine" in each.details}
+    return {
+        name: score.details["machine"] for name, row in scores.items() for score in row if "machine" in score.details
+    }
 
 
 def machine_note(models: Iterable[str], machines: Mapping[str, str]) -> str:
     """A sentence that names the machine of these models' speeds, or that of each if they were measured on several."""
-    found: dict[str, list[str]] = {}
+    models_by_machine: dict[str, list[str]] = {}
     for model in models:
-        found.setdefault(machines.get(model, "a machine that was not recorded"), []).append(model)
-    if len(found) == 1:
-        return f"Machine: {next(iter(found))}."
-    each = (f"{' and '.join(names)} on {machine}" for machine, names in found.items())
-    return f"Machines: {'; '.join(each)}."
+        models_by_machine.setdefault(machines.get(model, "a machine that was not recorded"), []).append(model)
+    if len(models_by_machine) == 1:
+        return f"Machine: {next(iter(models_by_machine))}."
+    clauses = (f"{' and '.join(names)} on {machine}" for machine, names in models_by_machine.items())
+    return f"Machines: {'; '.join(clauses)}."
 
 
 def show(path: str, scores: Mapping[str, Sequence[Score]]) -> None:

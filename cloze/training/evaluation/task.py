@@ -78,10 +78,10 @@ class Score:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
+    def from_json(cls, record: dict[str, Any]) -> Self:
         """The inverse of `as_json`. Raises KeyError or TypeError if it is another record."""
-        items = found["items"]
-        return cls(**found | {"items": None if items is None else Items(**items)})
+        items = record["items"]
+        return cls(**record | {"items": None if items is None else Items(**items)})
 
 
 def measured(
@@ -242,8 +242,8 @@ class ScoreCache:
     def find(self, subject: Subject, task: Task) -> list[Score] | None:
         """The scores of a finished task; None if there are none, or if the file cannot be read."""
         try:
-            found = json.loads(self._file(subject, task).read_text(encoding="utf-8"))
-            return [Score.from_json(each) for each in found]
+            records = json.loads(self._file(subject, task).read_text(encoding="utf-8"))
+            return [Score.from_json(record) for record in records]
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -276,10 +276,10 @@ def score_tasks(
     remembering = subject.remembering()
     for task in bar(tasks, desc=subject.name, unit=" tasks"):
         kept = cache and not task.timed
-        found = cache.find(subject, task) if cache and kept and not fresh else None
-        if found is None:
-            found = task.run(subject if task.timed else remembering)
+        task_scores = cache.find(subject, task) if cache and kept and not fresh else None
+        if task_scores is None:
+            task_scores = task.run(subject if task.timed else remembering)
             if cache and kept:
-                cache.keep(subject, task, found)
-        scores += [replace(score, data=task.digest[:16]) for score in found]
+                cache.keep(subject, task, task_scores)
+        scores += [replace(score, data=task.digest[:16]) for score in task_scores]
     return scores

@@ -78,11 +78,11 @@ class VerifyOptions(Command):
 
 
 class Check(NamedTuple):
-    """What was compared, whether it agrees (None: it says nothing for or against), and what was found."""
+    """What was compared, whether it agrees (None: it says nothing for or against), and the result in words."""
 
     name: str
     agrees: bool | None
-    found: str
+    result: str
 
 
 @dataclass(frozen=True)
@@ -160,35 +160,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ServerError(f"{options.url} is not an address ({error}); write http://HOST:PORT") from error
     with client:
         servers = _servers(client, places, options.served_name)
-        found = {server.api: checks(server, reference, options.least_cosine) for server in servers}
-    table = Table("", "", *([""] if len(found) > 1 else []), show_header=False)
-    for name, rows in found.items():
+        checks_by_api = {server.api: checks(server, reference, options.least_cosine) for server in servers}
+    table = Table("", "", *([""] if len(checks_by_api) > 1 else []), show_header=False)
+    for name, rows in checks_by_api.items():
         for check in rows:
             mark = {True: "[green]agrees[/]", False: "[red]differs[/]", None: ""}[check.agrees]
             table.add_row(
-                *([name] if len(found) > 1 else []), escape(check.name), f"{mark} {escape(check.found)}".strip()
+                *([name] if len(checks_by_api) > 1 else []),
+                escape(check.name),
+                f"{mark} {escape(check.result)}".strip(),
             )
     Console(soft_wrap=False, highlight=False).print(table)
-    return int(any(check.agrees is False for rows in found.values() for check in rows))
+    return int(any(check.agrees is False for rows in checks_by_api.values() for check in rows))
 
 
-def checks(server: Server, reference: Reference, least: float) -> list[Check]:
+def checks(server: Server, reference: Reference, threshold: float) -> list[Check]:
     """Everything that is compared. Raises ServerError where the server refuses a plain text."""
     sent, expected = server.embed(PLAIN), reference.embed(PLAIN)
     width, right = sent.shape[1], expected.shape[1]
     if width != right:
         return [Check("dimensions", False, f"{width}, the model has {right}")]
-    found = _least(sent, expected)
+    cosine = _least_cosine(sent, expected)
     rows = [
         Check("dimensions", True, str(width)),
-        Check("vectors", found >= least, f"least cosine of {len(PLAIN)} texts {found:.5f}"),
+        Check("vectors", cosine >= threshold, f"least cosine of {len(PLAIN)} texts {cosine:.5f}"),
     ]
-    if found < least:
-        rows.append(Check("what it gives instead", None, _instead(sent, reference, found, least)))
-        return [*rows, _lengths_one(sent, reference), _batches(server, least)]
+    if cosine < threshold:
+        rows.append(Check("what it gives instead", None, _instead(sent, reference, cosine, threshold)))
+        return [*rows, _lengths_one(sent, reference), _batches(server, threshold)]
     others = bar((_unusual, _special, _truncation), desc="comparing", unit=" checks")
-    compared = [check(server, reference, least) for check in others]
-    return [*rows, _lengths_one(sent, reference), *compared, _batches(server, least)]
+    compared = [check(server, reference, threshold) for check in others]
+    return [*rows, _lengths_one(sent, reference), *compared, _batches(server, threshold)]
 
 
 def reference_of(path: Path) -> Reference:
@@ -199,11 +201,11 @@ def reference_of(path: Path) -> Reference:
     return _of_library(path)
 
 
-def _least(sent: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
+def _least_cosine(sent: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
     return float(cosines(sent, expected).min())
 
 
-def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, least: float) -> str:
+def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, threshold: float) -> str:
     """The first variant that agrees, the model itself if it is near, or the nearest variant if it is nearer.
 
     `unchanged` is the least cosine with the model itself.
@@ -213,11 +215,11 @@ def _instead(sent: NDArray[np.float32], reference: Reference, unchanged: float, 
         vectors = embed(PLAIN)
         if vectors.shape != sent.shape:
             continue
-        found = _least(sent, vectors)
-        if found >= least:
-            return f"the model {name} (least cosine {found:.5f})"
-        if found > best:
-            best, nearest = found, name
+        cosine = _least_cosine(sent, vectors)
+        if cosine >= threshold:
+            return f"the model {name} (least cosine {cosine:.5f})"
+        if cosine > best:
+            best, nearest = cosine, name
     if unchanged >= QUANTISED and not nearest:
         return f"the model itself, less precisely, as with quantised weights: pass --least-cosine {QUANTISED}"
     known = f"; the nearest is the model {nearest} ({best:.3f})" if nearest else ""
@@ -229,54 +231,54 @@ def _lengths_one(sent: NDArray[np.float32], reference: Reference) -> Check:
     normalised = bool(np.abs(lengths - 1).max() <= UNIT)
     if normalised:
         return Check("length 1", True, "every vector is normalised")
-    found = f"lengths of {lengths.min():.3g} to {lengths.max():.3g}"
+    extent = f"lengths of {lengths.min():.3g} to {lengths.max():.3g}"
     if reference.normalises:
-        return Check("length 1", False, f"{found}, and the model normalises")
-    return Check("length 1", None, f"{found}: normalise them, or compare by cosine, not by dot product")
+        return Check("length 1", False, f"{extent}, and the model normalises")
+    return Check("length 1", None, f"{extent}: normalise them, or compare by cosine, not by dot product")
 
 
-def _unusual(server: Server, reference: Reference, least: float) -> Check:
+def _unusual(server: Server, reference: Reference, threshold: float) -> Check:
     """One text a request, so that a refusal is that of the text."""
     problems = []
     for name, text in UNUSUAL.items():
         try:
-            found = _least(server.embed([text]), reference.embed([text]))
+            cosine = _least_cosine(server.embed([text]), reference.embed([text]))
         except ServerError as error:
             problems.append(f"{name}: {error}")
         else:
-            if found < least:
-                problems.append(f"{name}: cosine {found:.3f}")
+            if cosine < threshold:
+                problems.append(f"{name}: cosine {cosine:.3f}")
     return Check("unusual texts", not problems, "; ".join(problems) or ", ".join(UNUSUAL))
 
 
-def _special(server: Server, reference: Reference, least: float) -> Check:
+def _special(server: Server, reference: Reference, threshold: float) -> Check:
     """Both ways are right: sentence-transformers reads special tokens in a text as such, Cloze as words."""
     try:
-        found = _least(server.embed([SPECIAL]), reference.embed([SPECIAL]))
+        cosine = _least_cosine(server.embed([SPECIAL]), reference.embed([SPECIAL]))
     except ServerError as error:
         return Check("[MASK] in a text", False, f"is refused: {error}")
-    if found >= least:
+    if cosine >= threshold:
         return Check("[MASK] in a text", True, "is read as the model reads it")
-    return Check("[MASK] in a text", None, f"is read in another way, as words or as the token (cosine {found:.3f})")
+    return Check("[MASK] in a text", None, f"is read in another way, as words or as the token (cosine {cosine:.3f})")
 
 
-def _truncation(server: Server, reference: Reference, least: float) -> Check:
+def _truncation(server: Server, reference: Reference, threshold: float) -> Check:
     """A text longer than any model here takes."""
     try:
         sent = server.embed([LONG])
     except ServerError as error:
         return Check("a long text", False, f"is refused, and the model truncates it: {error}")
-    found = _least(sent, reference.embed([LONG]))
-    if found >= least:
-        return Check("a long text", True, f"is truncated where the model truncates (cosine {found:.5f})")
+    cosine = _least_cosine(sent, reference.embed([LONG]))
+    if cosine >= threshold:
+        return Check("a long text", True, f"is truncated where the model truncates (cosine {cosine:.5f})")
     for length in LENGTHS:
         embed = reference.at_length(length)
-        if embed is not None and _least(sent, embed([LONG])) >= least:
-            return Check("a long text", False, f"is truncated to {length} tokens (cosine with the model {found:.3f})")
-    return Check("a long text", False, f"cosine {found:.3f}; it is truncated at another place")
+        if embed is not None and _least_cosine(sent, embed([LONG])) >= threshold:
+            return Check("a long text", False, f"is truncated to {length} tokens (cosine with the model {cosine:.3f})")
+    return Check("a long text", False, f"cosine {cosine:.3f}; it is truncated at another place")
 
 
-def _batches(server: Server, least: float) -> Check:
+def _batches(server: Server, threshold: float) -> Check:
     """The same text alone and beside a long one."""
     alone = units(server.embed(PLAIN[:1]))[0]
     try:
@@ -286,8 +288,8 @@ def _batches(server: Server, least: float) -> Check:
     difference = float(np.abs(alone - beside).max())
     if difference == 0:
         return Check("the same in any batch", True, "to the last bit")
-    found = f"largest difference of a component {difference:.1e}"
-    return Check("the same in any batch", float(alone @ beside) >= least, found)
+    agrees = float(alone @ beside) >= threshold
+    return Check("the same in any batch", agrees, f"largest difference of a component {difference:.1e}")
 
 
 # Servers
@@ -296,33 +298,33 @@ def _batches(server: Server, least: float) -> Check:
 def _address(options: VerifyOptions) -> tuple[str, list[tuple[Api, str]]]:
     """The server's address without a route, and the wire formats with the paths to try."""
     url = options.url.rstrip("/")
-    asked = None if options.api == "auto" else options.api
+    chosen_api = None if options.api == "auto" else options.api
     places = [(api, path) for api, route in ROUTES.items() for path in route.paths]
     for api, path in sorted(places, key=lambda place: -len(place[1])):  # /v2/embed also ends with /embed
         if url.endswith(path):
-            base, places = url.removesuffix(path), places if asked not in (None, api) else [(api, path)]
+            base, places = url.removesuffix(path), places if chosen_api not in (None, api) else [(api, path)]
             break
     else:
-        base, asked = url.removesuffix("/v1"), asked or ("openai" if url.endswith("/v1") else None)
-    return base, [place for place in places if asked in (None, place[0])]
+        base, chosen_api = url.removesuffix("/v1"), chosen_api or ("openai" if url.endswith("/v1") else None)
+    return base, [place for place in places if chosen_api in (None, place[0])]
 
 
 def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str) -> list[Server]:
     """For each wire format, the first path that answers a test text. Raises ServerError where none does."""
     name = name or _served_name(client)
-    found, problems = dict[Api, Server](), []
+    servers, problems = dict[Api, Server](), []
     for api, path in places:
-        if api not in found:
+        if api not in servers:
             server = Server(client, api, path, name)
             try:
                 server.embed(PLAIN[:1])
             except ServerError as error:
                 problems.append(str(error))
             else:
-                found[api] = server
-    if not found:
+                servers[api] = server
+    if not servers:
         raise ServerError("; ".join(problems))
-    return list(found.values())
+    return list(servers.values())
 
 
 def _served_name(client: httpx.Client) -> str:
@@ -381,8 +383,8 @@ def _of_library(path: Path) -> Reference:
         prompts["without its prompt"] = ""
     layers = [module for module in rest if type(module).__name__ != "Normalize"]
 
-    def embed(made: Any, prompt: str | None = None) -> Embed:
-        return lambda texts: np.asarray(made.encode(list(texts), prompt=prompt, show_progress_bar=False))
+    def embed(encoder: Any, prompt: str | None = None) -> Embed:
+        return lambda texts: np.asarray(encoder.encode(list(texts), prompt=prompt, show_progress_bar=False))
 
     def variants() -> Iterator[tuple[str, Embed]]:
         poolings = {"": pooling} | {
@@ -392,12 +394,12 @@ def _of_library(path: Path) -> Reference:
         }
         ends = {"": rest} | ({f"without its {_named(layers)}": []} if layers else {})
         changed = product(poolings.items(), ends.items(), prompts.items())
-        for chosen in sorted(changed, key=lambda each: sum(bool(name) for name, _ in each)):
-            (pooled, module), (ended, end), (prompted, prompt) = chosen
+        for combination in sorted(changed, key=lambda combination: sum(bool(name) for name, _ in combination)):
+            (pooled, module), (ended, end), (prompted, prompt) = combination
             name = ", ".join(filter(None, (pooled, ended, prompted)))
             if name:
-                made = library.SentenceTransformer(modules=[transformer, module, *end], device="cpu")
-                yield name, embed(made, prompt)
+                variant = library.SentenceTransformer(modules=[transformer, module, *end], device="cpu")
+                yield name, embed(variant, prompt)
 
     def at_length(tokens: int) -> Embed | None:
         def truncated(texts: Sequence[str]) -> NDArray[np.float32]:

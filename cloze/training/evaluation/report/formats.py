@@ -45,10 +45,10 @@ $gaps
 def page(report: Report) -> str:
     """All texts are escaped; only the figures' SVG is markup."""
     facts = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(number)}</dd><dd>{escape(of)}</dd></div>"
-        for label, number, of in report.facts
+        f"<div><dt>{escape(label)}</dt><dd>{escape(number)}</dd><dd>{escape(measure)}</dd></div>"
+        for label, number, measure in report.facts
     )
-    links = "".join(f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in report.sections)
+    links = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in report.sections)
     gaps = "".join(f"<li><strong>{escape(gap.title)}</strong>: {escape(gap.reason)}</li>" for gap in report.gaps)
     return PAGE.substitute(
         title=escape(report.title),
@@ -118,7 +118,9 @@ def _table_html(table: Table) -> str:
 def markdown(report: Report) -> str:
     """All texts are escaped."""
     lines = [f"# {_escaped(report.title)}", ""]
-    lines += [f"- {_escaped(label)}: **{_escaped(number)}** ({_escaped(of)})" for label, number, of in report.facts]
+    lines += [
+        f"- {_escaped(label)}: **{_escaped(number)}** ({_escaped(measure)})" for label, number, measure in report.facts
+    ]
     for section in report.sections:
         lines += ["", f"## {_escaped(section.title)}", "", _escaped(section.says)]
         for part in section.parts:

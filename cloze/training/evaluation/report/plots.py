@@ -99,10 +99,10 @@ def inline(figure: Canvas, name: str, title: str, description: str) -> str:
         element.text = content
         root.insert(place, element)
     ElementTree.register_namespace("", SVG[1:-1])
-    found = re.sub(r' xmlns(:\w+)?="[^"]*"', "", ElementTree.tostring(root, encoding="unicode"))
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", ElementTree.tostring(root, encoding="unicode"))
     for variable, colour in COLOURS.items():
-        found = found.replace(colour, f"var(--{variable})")
-    return found
+        svg = svg.replace(colour, f"var(--{variable})")
+    return svg
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:
@@ -124,69 +124,70 @@ def _rename(root: ElementTree.Element, name: str) -> None:
 def cosine_histograms(model: str, scores: Sequence[Score]) -> Figure | Gap:
     """A row per whole gold score, as in DiffCSE's Figure 2."""
     title = "Cosines by gold score"
-    found = _details(scores, "space", "bins")
-    if found is None:
+    details = _details(scores, "space", "bins")
+    if details is None:
         return Gap(title, f"{model} was not scored by the suite space")
-    edges, bins = np.array(found["edges"]), found["bins"]
+    edges, bins = np.array(details["edges"]), details["bins"]
     figure, (axes,) = canvas(7, 3.8)
-    for row, each in enumerate(bins):
-        share = np.array(each["histogram"]) / max(1, *each["histogram"])
+    for row, score_bin in enumerate(bins):
+        share = np.array(score_bin["histogram"]) / max(1, *score_bin["histogram"])
         axes.stairs(row + 0.85 * share, edges, baseline=row, fill=True, color=COLOURS["accent"], alpha=0.55)
-        if each["mean"] is not None:
-            axes.plot([each["mean"]] * 2, [row, row + 0.9], color=COLOURS["warm"], linewidth=2)
-    labels = [_range(each["gold"]) for each in bins]
+        if score_bin["mean"] is not None:
+            axes.plot([score_bin["mean"]] * 2, [row, row + 0.9], color=COLOURS["warm"], linewidth=2)
+    labels = [_range(score_bin["gold"]) for score_bin in bins]
     axes.set_yticks(np.arange(len(bins)) + 0.4, labels)
     axes.set(xlabel="cosine", ylabel="gold score", xlim=_bounds(edges, bins))
     quiet_axes(axes, "x")
     rows = [
-        Row([label, str(each["pairs"]), _number(each["mean"], 3)]) for label, each in zip(labels, bins, strict=True)
+        Row([label, str(score_bin["pairs"]), _number(score_bin["mean"], 3)])
+        for label, score_bin in zip(labels, bins, strict=True)
     ]
     says = (
         "How the cosines of the pairs of STS-B test are distributed for each gold score, 5 being equal in meaning; the "
         "upright line is the mean. The less the rows overlap, the better the cosine tells the scores apart."
     )
     table = Table("Mean cosine", ["gold score", "pairs", "mean cosine"], {"": rows})
-    return _figure("cosines", model, title, says, figure, found, table)
+    return _figure("cosines", model, title, says, figure, details, table)
 
 
 def pair_map(model: str, scores: Sequence[Score]) -> Figure | Gap:
     """t-SNE with a number for each pair, as in SG-OPT's Figure 5."""
     title = "Map of sentence pairs"
-    found = _details(scores, "maps", "pairs")
-    if found is None:
+    details = _details(scores, "maps", "pairs")
+    if details is None:
         return Gap(title, f"{model} was not scored by the suite maps")
     figure, (axes,) = canvas(7, 5)
-    for number, pair in enumerate(found["pairs"], 1):
+    for number, pair in enumerate(details["pairs"], 1):
         points, colour = np.array(pair["points"]), COLOURS["accent" if pair["positive"] else "warm"]
         axes.plot(*points.T, color=colour, linewidth=1, alpha=0.5)
         for x, y in points:
             axes.text(x, y, str(number), color=colour, ha="center", va="center", weight="bold")
-    low, high = np.percentile([pair["points"] for pair in found["pairs"]], [0, 100], axis=(0, 1))
+    low, high = np.percentile([pair["points"] for pair in details["pairs"]], [0, 100], axis=(0, 1))
     margin = 0.04 * (high - low)
     axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_color(COLOURS["line"])
-    positives = sum(pair["positive"] for pair in found["pairs"])
+    positives = sum(pair["positive"] for pair in details["pairs"])
     says = (
         f"t-SNE of pairs of STS-B dev: 1 to {positives} mean the same (score 5), {positives + 1} to "
-        f"{len(found['pairs'])} have nothing in common (score 0). The two sentences of a pair have the same number "
+        f"{len(details['pairs'])} have nothing in common (score 0). The two sentences of a pair have the same number "
         "and a line between them: short lines are right for the first, long ones for the others."
     )
     groups: dict[str, list[Row]] = {"Same meaning": [], "Different meaning": []}
-    for number, pair in enumerate(found["pairs"], 1):
+    for number, pair in enumerate(details["pairs"], 1):
         cells = [str(number), _number(pair["cosine"], 2), *pair["texts"]]
         groups["Same meaning" if pair["positive"] else "Different meaning"].append(Row(cells))
     table = Table("The pairs", ["pair", "cosine", "sentence", "other sentence"], groups)
-    return _figure("pairs", model, title, says, figure, found, table)
+    return _figure("pairs", model, title, says, figure, details, table)
 
 
 def word_map(model: str, scores: Sequence[Score]) -> Figure | Gap:
     """PCA of the static word vectors, as in PromptBERT's Figure 1."""
     title = "Map of word vectors"
-    found = _details(scores, "maps", "words")
-    if found is None:
+    details = _details(scores, "maps", "words")
+    if details is None:
         return Gap(title, f"{model} shows no word vectors (a graph or a server), or was not scored by the suite maps")
-    words = found["words"]
+    words = details["words"]
     frequency = [next(name for name, (low, high) in FREQUENCY.items() if low <= word["place"] < high) for word in words]
     subword = ["subword" if word["kind"] == "subword" else "begins a word" for word in words]
     case = [word["kind"] if word["kind"] != "subword" else None for word in words]
@@ -195,11 +196,13 @@ def word_map(model: str, scores: Sequence[Score]) -> Figure | Gap:
         panels["case of words"] = case
     figure, all_axes = canvas(3.4 * len(panels), 3.8, len(panels))
     points = np.array([word["point"] for word in words])
-    for axes, (name, kinds) in zip(all_axes, panels.items(), strict=True):
-        for place, kind in enumerate(sorted({kind for kind in kinds if kind}, key=_order)):
-            rows = np.array([each == kind for each in kinds])
+    for axes, (name, values) in zip(all_axes, panels.items(), strict=True):
+        for place, category in enumerate(sorted({category for category in values if category}, key=_order)):
+            rows = np.array([value == category for value in values])
             x, y = _dots(points[rows])
-            axes.plot(x, y, color=COLOURS[SERIES[place]], linewidth=2.6, solid_capstyle="round", alpha=0.75, label=kind)
+            axes.plot(
+                x, y, color=COLOURS[SERIES[place]], linewidth=2.6, solid_capstyle="round", alpha=0.75, label=category
+            )
         axes.set(xticks=[], yticks=[], title=name)
         axes.spines[:].set_color(COLOURS["line"])
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), handlelength=0.6, fontsize=10)
@@ -209,7 +212,7 @@ def word_map(model: str, scores: Sequence[Score]) -> Figure | Gap:
         "the vocabulary that the average of a sentence's words takes over. Frequency is the place in the vocabulary, "
         f"which approximates it.{uncased}"
     )
-    return _figure("words", model, title, says, figure, found)
+    return _figure("words", model, title, says, figure, details)
 
 
 def layer_grid(model: str, scores: Sequence[Score]) -> Figure | Gap:
@@ -247,11 +250,11 @@ def layer_grid(model: str, scores: Sequence[Score]) -> Figure | Gap:
 
 
 def _figure(
-    name: str, model: str, title: str, says: str, drawn: Any, data: Mapping[str, Any], table: Table | None = None
+    name: str, model: str, title: str, says: str, drawing: Any, data: Mapping[str, Any], table: Table | None = None
 ) -> Figure:
     """`name` becomes unique with the model's name, whatever letters that has."""
     unique = f"{name}-{model.encode().hex()}"
-    return Figure(unique, f"{title}: {model}", says, inline(drawn, unique, f"{title}: {model}", says), data, table)
+    return Figure(unique, f"{title}: {model}", says, inline(drawing, unique, f"{title}: {model}", says), data, table)
 
 
 def _details(scores: Sequence[Score], suite: str, key: str) -> dict[str, Any] | None:
@@ -264,7 +267,7 @@ def _range(gold: Sequence[float]) -> str:
 
 def _bounds(edges: np.ndarray[Any, Any], bins: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """The range of the cosines that occur."""
-    used = np.flatnonzero(np.sum([each["histogram"] for each in bins], axis=0))
+    used = np.flatnonzero(np.sum([score_bin["histogram"] for score_bin in bins], axis=0))
     return (float(edges[used[0]]), float(edges[used[-1] + 1])) if len(used) else (-1.0, 1.0)
 
 
@@ -276,8 +279,8 @@ def _dots(points: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarra
     return x, y
 
 
-def _order(kind: str) -> int:
-    return [*FREQUENCY, "begins a word", "subword", "lower", "upper"].index(kind)
+def _order(category: str) -> int:
+    return [*FREQUENCY, "begins a word", "subword", "lower", "upper"].index(category)
 
 
 def _number(value: float | None, decimals: int) -> str:
@@ -295,15 +298,15 @@ def training_curves(path: Path) -> Figure | Gap:
     if not loss or begins is None:
         return Gap(title, "the run's log has no losses or no evaluations")
     heading, table_title, decimals = EVALUATED[begins]
-    found: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, list[tuple[int, float]]] = {}
     for entry in entries:
         for name in entry:
             if name.startswith(begins):
-                found.setdefault(name.removeprefix(begins).replace("_", " "), []).append((entry["step"], entry[name]))
+                curves.setdefault(name.removeprefix(begins).replace("_", " "), []).append((entry["step"], entry[name]))
     figure, (left, right) = canvas(8, 3.4, 2)
     left.plot(*zip(*loss, strict=True), color=COLOURS["accent"], linewidth=1.8)
     left.set(title="loss", xlabel="step")
-    for place, (name, points) in enumerate(found.items()):
+    for place, (name, points) in enumerate(curves.items()):
         style: Any = {"color": COLOURS[SERIES[place % 4]], "marker": MARKERS[place % 4]}
         right.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=4, **style)
     right.set(title=heading, xlabel="step")
@@ -311,15 +314,15 @@ def training_curves(path: Path) -> Figure | Gap:
     for axes in (left, right):
         quiet_axes(axes)
     says = "The loss at each logged step, and the evaluations that chose the checkpoint."
-    steps = sorted({step for points in found.values() for step, _ in points})
-    by_step = {name: dict(points) for name, points in found.items()}
+    steps = sorted({step for points in curves.values() for step, _ in points})
+    by_step = {name: dict(points) for name, points in curves.items()}
     rows = [
         Row([str(step), *(f"{row[step]:.{decimals}f}" if step in row else "–" for row in by_step.values())])
         for step in steps
     ]
-    table = Table(table_title, ["step", *found], {"": rows})
+    table = Table(table_title, ["step", *curves], {"": rows})
     return Figure(
-        "curves", title, says, inline(figure, "curves", title, says), {"loss": loss, "evaluations": found}, table
+        "curves", title, says, inline(figure, "curves", title, says), {"loss": loss, "evaluations": curves}, table
     )
 
 

@@ -47,13 +47,13 @@ class Published:
 def published(suite: str) -> list[Published]:
     """The rows of a suite, in the file's order."""
     content = tomllib.loads(files(__package__).joinpath("published.toml").read_text(encoding="utf-8"))
-    found = []
+    rows = []
     for table in content["tables"]:
         for name, *numbers in table["rows"] if table["suite"] == suite else ():
             average = numbers.pop() if suite in AVERAGED else None
             cells = dict(zip(table["columns"], numbers, strict=True))
-            found.append(Published(name, table["group"], table["source"], cells, average))
-    return found
+            rows.append(Published(name, table["group"], table["source"], cells, average))
+    return rows
 
 
 def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
@@ -72,26 +72,26 @@ def beside_papers(suite: str, title: str, scores: Scores) -> Table | None:
         return None
     sources = list(dict.fromkeys(row.source for row in rows))
     groups, notes = {OWN: own}, [f"[{place}] {source}" for place, source in enumerate(sources, 1)]
-    for each in rows:
-        cells = [_number(each.cells.get(column), suite) for column in columns]
+    for paper in rows:
+        cells = [_number(paper.cells.get(column), suite) for column in columns]
         if suite in AVERAGED:
-            cells.append(_number(each.average, suite) + ("*" if _differs(each) else ""))
-            notes += _note(each) if _differs(each) else []
-        name = f"{each.name} [{sources.index(each.source) + 1}]"
-        groups.setdefault(f"Published, {each.group.lower()}", []).append(Row([name, *cells]))
+            cells.append(_number(paper.average, suite) + ("*" if _differs(paper) else ""))
+            notes += _note(paper) if _differs(paper) else []
+        name = f"{paper.name} [{sources.index(paper.source) + 1}]"
+        groups.setdefault(f"Published, {paper.group.lower()}", []).append(Row([name, *cells]))
     return Table(title, ["", *columns, *([AVERAGE] if suite in AVERAGED else [])], groups, notes)
 
 
 def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
     """A row for each set and model with every metric. None if there is none."""
     groups: dict[str, list[Row]] = {}
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    figures: dict[tuple[str, str], dict[str, float]] = {}
     for name, row in scores.items():
         for score in row:
             if score.suite == suite:
-                found.setdefault((name, score.task), {})[score.metric] = score.value
-    columns = list(dict.fromkeys(metric for values in found.values() for metric in values))
-    for (name, task), values in found.items():
+                figures.setdefault((name, score.task), {})[score.metric] = score.value
+    columns = list(dict.fromkeys(metric for values in figures.values() for metric in values))
+    for (name, task), values in figures.items():
         cells = [_number(values.get(metric), suite) for metric in columns]
         groups.setdefault(task, []).append(Row([name, *cells], own=True))
     return Table(title, ["", *columns], groups) if groups else None
@@ -99,16 +99,16 @@ def plain_table(suite: str, title: str, scores: Scores) -> Table | None:
 
 def baseline_table(model: str, scores: Sequence[Score]) -> Table | None:
     """A row for each of a model's baselines with the sets and their average; None if there are none."""
-    found: dict[str, dict[str, float]] = {}
+    baselines: dict[str, dict[str, float]] = {}
     for score in scores:
         if score.suite == "baselines":
-            found.setdefault(score.metric, {})[score.task] = score.value
-    if not found:
+            baselines.setdefault(score.metric, {})[score.task] = score.value
+    if not baselines:
         return None
-    averages = {metric: fmean(values.values()) for metric, values in found.items()}
+    averages = {metric: fmean(values.values()) for metric, values in baselines.items()}
     rows = [
         Row([metric, *(_number(value) for value in (*values.values(), averages[metric]))], own=True)
-        for metric, values in found.items()
+        for metric, values in baselines.items()
     ]
     gains = {
         (name, mean): averages[name] - averages[mean] for name, mean in FITTED.items() if {name, mean} <= {*averages}
@@ -117,17 +117,17 @@ def baseline_table(model: str, scores: Sequence[Score]) -> Table | None:
         f"{name} is {digits(abs(gain))} {'above' if gain > 0 else 'below'} {mean}, the mean that it is fitted on."
         for (name, mean), gain in gains.items()
     ]
-    columns = ["", *next(iter(found.values())), AVERAGE]
+    columns = ["", *next(iter(baselines.values())), AVERAGE]
     return Table(f"Baselines, Spearman ×100: {model}", columns, {"": rows}, notes)
 
 
 def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
     """Queries with their nearest sentences, as in DiffCSE's Table 9."""
-    found = next((score.details["examples"] for score in scores if "examples" in score.details), None)
-    if found is None:
+    examples = next((score.details["examples"] for score in scores if "examples" in score.details), None)
+    if examples is None:
         return None
     cards = []
-    for example in found:
+    for example in examples:
         lines = [
             f"{_number(cosine)}  {text}" + ("  ✓" if text == example["positive"] else "")
             for text, cosine in example["neighbours"]
@@ -139,11 +139,11 @@ def neighbour_examples(model: str, scores: Sequence[Score]) -> Examples | None:
 
 def _columns(suite: str, scores: Sequence[Score]) -> dict[str, float]:
     """Column of the papers -> figure: the set's first metric, or the metrics of a suite with one set."""
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for score in scores:
         if score.suite == suite:
-            found.setdefault(score.task if suite in AVERAGED else score.metric, score.value)
-    return found
+            columns.setdefault(score.task if suite in AVERAGED else score.metric, score.value)
+    return columns
 
 
 def _differs(row: Published) -> bool:

@@ -39,11 +39,11 @@ def write_report(
     names the machine of each model's speed.
     """
     report = build_report(path, scores, shorts, beside, machines)
-    drawn = [part for section in report.sections for part in section.parts if isinstance(part, Figure)]
+    figures = [part for section in report.sections for part in section.parts if isinstance(part, Figure)]
     content: dict[str, Any] = {
         "path": path,
         "scores": shorts,
-        "figures": {figure.name: {"title": figure.title, "data": figure.data} for figure in drawn},
+        "figures": {figure.name: {"title": figure.title, "data": figure.data} for figure in figures},
         "left out": {gap.title: gap.reason for gap in report.gaps},
         "results": [{"model": name} | score.as_json() for name, row in scores.items() for score in row],
     }
@@ -134,21 +134,21 @@ def build_report(path: str, scores: Scores, shorts: Shorts, beside: Shorts, mach
 
 
 def _facts(scores: Scores, shorts: Shorts) -> list[tuple[str, str, str]]:
-    found = []
+    facts = []
     for name, row in scores.items():
         if "Avg." in shorts[name]:
-            found.append((f"STS average, {name}", digits(shorts[name]["Avg."]), "Spearman ×100, seven test sets"))
+            facts.append((f"STS average, {name}", digits(shorts[name]["Avg."]), "Spearman ×100, seven test sets"))
         searched = [score.value for score in row if score.metric == "nDCG@10"]
         if searched:
             mean = digits(sum(searched) / len(searched), "retrieval")
-            found.append((f"Search, {name}", mean, f"nDCG@10 ×100, mean of {len(searched)} collections"))
+            facts.append((f"Search, {name}", mean, f"nDCG@10 ×100, mean of {len(searched)} collections"))
         cost = {score.metric: score.value for score in row if score.suite == "cost"}
         for metric, label in (("sentences/s", "sentences per second"), ("size MB", "MB")):
             if metric in cost:
-                found.append(
+                facts.append(
                     (f"{'Speed' if metric != 'size MB' else 'Size'}, {name}", digits(cost[metric], "cost"), label)
                 )
-    return found
+    return facts
 
 
 def _source(path: str) -> str:

@@ -55,15 +55,15 @@ def load_suites(
     if not wanted:
         options = ", ".join(f"--{name}" for name in OWN)
         raise RunError(f"there is nothing to score: give --data DIR, or data of your own with {options}")
-    found: list[Task] = []
+    tasks: list[Task] = []
     for name in wanted:
-        tasks = SUITES[name](data, files.get(name, ()))
-        if not tasks and name in names:
+        suite_tasks = SUITES[name](data, files.get(name, ()))
+        if not suite_tasks and name in names:
             needed = f"--{name} PATH" if name in OWN else "--data DIR"
             raise RunError(f"the suite {name} has no data; give {needed}")
-        _refuse_same_names(name, [task.name for task in tasks])
-        found += tasks
-    return found
+        _refuse_same_names(name, [task.name for task in suite_tasks])
+        tasks += suite_tasks
+    return tasks
 
 
 def _refuse_same_names(suite: str, names: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ def pooled_layers(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, N
     """`static`, `layer 0 mean`, `layer 0 cls`, `layer 0 max` to the last layer, `WK pooling` -> vectors (n, d)."""
     text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
     sequences = [tokens.ids for tokens in text_encoder.encode(texts)]
-    found: dict[str, NDArray[np.float32]] = {}
+    layers: dict[str, NDArray[np.float32]] = {}
     for rows in token_batches([len(ids) for ids in sequences], TOKENS):
         batch = text_encoder.pad([sequences[row] for row in rows])
         input_ids, attention_mask = (torch.from_numpy(array).to(encoder.device) for array in batch)
@@ -66,8 +66,8 @@ def pooled_layers(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, N
         if len(output.hidden_states) >= FEWEST_STATES:
             pooled["WK pooling"] = wk_pooling(output.hidden_states, attention_mask)
         for name, vectors in pooled.items():
-            found.setdefault(name, np.empty((len(texts), vectors.shape[1]), np.float32))[rows] = vectors.float().cpu()
-    return found
+            layers.setdefault(name, np.empty((len(texts), vectors.shape[1]), np.float32))[rows] = vectors.float().cpu()
+    return layers
 
 
 def _mean(states: Tensor, attention_mask: Tensor) -> Tensor:

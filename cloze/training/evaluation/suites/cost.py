@@ -47,12 +47,12 @@ class CostTask(Task):
             start = time.perf_counter()
             subject.embed(self.sentences)
             seconds.append(time.perf_counter() - start)
-        found = {"sentences/s": len(self.sentences) / median(seconds)}
+        figures = {"sentences/s": len(self.sentences) / median(seconds)}
         if subject.size is not None:
-            found |= {"size MB": subject.size / 1e6}
-            found |= {"peak memory MB": peak / 1e6} if (peak := peak_memory()) else {}
+            figures |= {"size MB": subject.size / 1e6}
+            figures |= {"peak memory MB": peak / 1e6} if (peak := peak_memory()) else {}
         counts, details = {"sentences": len(self.sentences)}, {"machine": self.machine}
-        return [Score(self.suite, self.name, metric, value, counts, None, details) for metric, value in found.items()]
+        return [Score(self.suite, self.name, metric, value, counts, None, details) for metric, value in figures.items()]
 
 
 def _forget_peak() -> None:

@@ -7,7 +7,7 @@ only the other sentence's own place.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -33,8 +33,8 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     if data is None:
         return []
     pairs = load_tasks(data, ("STS-B",))["STS-B"]
-    if (found := pairs.gold.count(POSITIVE)) != POSITIVES:
-        raise CorpusError(f"sts-test.csv has {found} pairs with the score 5, STS-B test has {POSITIVES}; get it again")
+    if (count := pairs.gold.count(POSITIVE)) != POSITIVES:
+        raise CorpusError(f"sts-test.csv has {count} pairs with the score 5, STS-B test has {POSITIVES}; get it again")
     return [NeighbourTask("STS-B", pairs)]
 
 
@@ -63,8 +63,7 @@ class NeighbourTask(Task):
                 values = hits[:, :depth].any(1).reshape(2, -1).mean(axis=0)  # of a pair's two directions
                 scores.append(measured(self.suite, self.name, f"recall@{depth}{suffix}", "mean", values, counts=counts))
         details = {"examples": _examples(corpus, queries, targets, ranked, cosines)}
-        found = scores[0]
-        return [Score(**vars(found) | {"details": details}), *scores[1:]]
+        return [replace(scores[0], details=details), *scores[1:]]
 
     def _queries(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The places of the queries and of the sentences that they should find, in both directions."""

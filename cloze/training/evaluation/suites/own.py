@@ -58,7 +58,8 @@ def pair_tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
 
 
 def _task(path: Path) -> Task:
-    if path.is_file() and not is_benchmark(path) and "score" not in (found := columns_of(path)) and "label" in found:
+    columns = columns_of(path) if path.is_file() and not is_benchmark(path) else set()
+    if "label" in columns and "score" not in columns:
         return DuplicateTask(path.stem, load_duplicates(path))
     return ScoredPairsTask(path.stem, load_pairs(path))
 

@@ -73,28 +73,28 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
 def make_probes(sentences: Iterable[str], items: int = ITEMS, seed: int = SEED) -> dict[str, Triplets]:
     """Probe -> anchors with a near and a far text; the same for the same sentences, in whatever order, and seed."""
     plain = sorted({sentence for sentence in sentences if rewriting.is_plain(sentence)})
-    random = np.random.default_rng(seed)
-    plain = [plain[place] for place in random.permutation(len(plain))]
-    found = {name: list(_rewritten(plain, rule, items, seed)) for name, rule in REWRITTEN.items()}
-    return found | {name: _beside_neighbours(plain, rule, items, seed) for name, rule in BESIDE_NEIGHBOUR.items()}
+    rng = np.random.default_rng(seed)
+    plain = [plain[place] for place in rng.permutation(len(plain))]
+    triplets = {name: list(_rewritten(plain, rule, items, seed)) for name, rule in REWRITTEN.items()}
+    return triplets | {name: _beside_neighbours(plain, rule, items, seed) for name, rule in BESIDE_NEIGHBOUR.items()}
 
 
 def _rewritten(plain: Sequence[str], rule: Rewrite, items: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    random = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     for sentence in plain:
-        if items and (found := rule(sentence, random)):
-            near, far = found
+        if items and (texts := rule(sentence, rng)):
+            near, far = texts
             yield sentence, near, far
             items -= 1
 
 
 def _beside_neighbours(plain: Sequence[str], rule: rewriting.Rule, items: int, seed: int) -> Triplets:
-    pool, random = plain[:POOL], np.random.default_rng(seed)
+    pool, rng = plain[:POOL], np.random.default_rng(seed)
     anchors, near = list[int](), list[str]()
     for place, sentence in enumerate(pool):
-        if len(anchors) < items and (found := rule(sentence, random)):
+        if len(anchors) < items and (rewritten := rule(sentence, rng)):
             anchors.append(place)
-            near.append(found)
+            near.append(rewritten)
     if not anchors or len(pool) < 2:
         return []
     words = TfidfVectorizer().fit_transform(pool)

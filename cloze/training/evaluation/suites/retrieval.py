@@ -28,8 +28,8 @@ class RetrievalTask(Task):
 
     def run(self, subject: Subject) -> list[Score]:
         queries = subject.embed_queries(self.collection.queries)
-        found = rankings(queries, subject.documents(self.collection.documents), self.collection.own)
-        metrics = search_metrics(found, self.collection.relevance)
+        ranked = rankings(queries, subject.documents(self.collection.documents), self.collection.own)
+        metrics = search_metrics(ranked, self.collection.relevance)
         counts = {"documents": len(self.collection.documents), "queries": len(queries)}
         return [
             measured(self.suite, self.name, name, "mean", values, counts=counts) for name, values in metrics.items()

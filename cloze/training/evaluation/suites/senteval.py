@@ -68,13 +68,13 @@ class Rows:
 class Problem:
     """The rows to train on, the rows that choose the weights, and the penalties, each of which has a classifier.
 
-    `drawn` is how many rows were shuffled with the same seed before the training.
+    `shuffled` is how many rows were shuffled with the same seed before the training.
     """
 
     train: Places
     dev: Places
     penalties: tuple[float, ...] = PENALTIES
-    drawn: int = 0
+    shuffled: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def nested_protocol(rows: Rows) -> NDArray[np.bool_]:
     right = np.zeros(len(rows), dtype=bool)
     outer = _folds(rows)
     fitted = _penalized(rows, [train for train, _ in outer])
-    for (_, test), each in zip(outer, fitted, strict=True):
-        right[test] = rows[test].right(each.weight)[0].numpy()
+    for (_, test), classifier in zip(outer, fitted, strict=True):
+        right[test] = rows[test].right(classifier.weight)[0].numpy()
     return right
 
 
@@ -118,11 +118,11 @@ def split_protocol(train: Rows, dev: Rows, test: Rows) -> NDArray[np.bool_]:
 
 def fit(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
     """Train the classifiers of problems about the same rows; each problem has as many penalties."""
-    found: dict[int, Fitted] = {}
+    fitted: dict[int, Fitted] = {}
     with _one_thread():
         for group in _alike(problems):
-            found |= zip(group, _train(rows, [problems[place] for place in group]), strict=True)
-    return [found[place] for place in range(len(problems))]
+            fitted |= zip(group, _train(rows, [problems[place] for place in group]), strict=True)
+    return [fitted[place] for place in range(len(problems))]
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _one_thread() -> Iterator[None]:
 
 def _alike(problems: Sequence[Problem]) -> Iterator[list[int]]:
     """The places of problems that draw the same orders of rows, `AT_ONCE` at most."""
-    keys = [(len(problem.train), problem.drawn) for problem in problems]
+    keys = [(len(problem.train), problem.shuffled) for problem in problems]
     for key in sorted(set(keys)):
         places = [place for place, other in enumerate(keys) if other == key]
         for start in range(0, len(places), AT_ONCE):
@@ -147,8 +147,8 @@ def _alike(problems: Sequence[Problem]) -> Iterator[list[int]]:
 
 def _train(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
     """SentEval's loop, for the r classifiers of each of p problems."""
-    random = np.random.RandomState(SEED)
-    random.permutation(problems[0].drawn)
+    rng = np.random.RandomState(SEED)
+    rng.permutation(problems[0].shuffled)
     train = np.stack([problem.train for problem in problems])  # (p, n)
     devs = [rows[problem.dev] for problem in problems]
     decay = torch.tensor([problem.penalties for problem in problems])[..., None, None]  # (p, r, 1, 1)
@@ -160,14 +160,14 @@ def _train(rows: Rows, problems: Sequence[Problem]) -> list[Fitted]:
     epochs = 0
     while epochs <= MOST_EPOCHS and bool((misses <= PATIENCE).any()):
         for _ in range(ROUND):
-            _epoch(rows, train[:, random.permutation(train.shape[1])], weight, decay, optimizer)
+            _epoch(rows, train[:, rng.permutation(train.shape[1])], weight, decay, optimizer)
         epochs += ROUND
-        accuracy = torch.stack([dev.right(each).double().mean(1) for dev, each in zip(devs, weight, strict=True)])
+        accuracy = torch.stack([dev.right(weights).double().mean(1) for dev, weights in zip(devs, weight, strict=True)])
         better = (accuracy > highest) & (misses <= PATIENCE)
         misses += ~better
         highest = torch.where(better, accuracy, highest)
         best = torch.where(better[..., None, None], weight, best)
-    return [Fitted(*each) for each in zip(best, highest, strict=True)]
+    return [Fitted(*classifiers) for classifiers in zip(best, highest, strict=True)]
 
 
 def _epoch(rows: Rows, order: Places, weight: Tensor, decay: Tensor, optimizer: torch.optim.Optimizer) -> None:

@@ -36,12 +36,12 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     """STS-B, and sentences of Wikipedia if they are there. Raises CorpusError."""
     if data is None:
         return []
-    found: list[Task] = [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
+    space_tasks: list[Task] = [SpaceTask("STS-B", load_tasks(data, ("STS-B",))["STS-B"])]
     wikipedia = data / "corpus" / "enwiki_sentences.txt"
     if wikipedia.is_file():
         corpus = read_corpus([str(wikipedia)], sample=SENTENCES)
-        found.append(AnisotropyTask("Wikipedia", [text for (text,) in corpus.rows]))
-    return found
+        space_tasks.append(AnisotropyTask("Wikipedia", [text for (text,) in corpus.rows]))
+    return space_tasks
 
 
 def anisotropy(vectors: NDArray[np.floating]) -> float:
@@ -101,8 +101,10 @@ class AnisotropyTask(Task):
     texts: list[str]
 
     def run(self, subject: Subject) -> list[Score]:
-        found = {"anisotropy": subject.embed(self.texts)}
+        samples = {"anisotropy": subject.embed(self.texts)}
         if isinstance(subject.model, SentenceEncoder):
-            found["anisotropy of averaged word vectors"] = static_means(subject.model, self.texts)
+            samples["anisotropy of averaged word vectors"] = static_means(subject.model, self.texts)
         counts = {"vectors": len(self.texts)}
-        return [Score(self.suite, self.name, metric, anisotropy(vectors), counts) for metric, vectors in found.items()]
+        return [
+            Score(self.suite, self.name, metric, anisotropy(vectors), counts) for metric, vectors in samples.items()
+        ]

@@ -24,13 +24,13 @@ CORRELATIONS = ("spearman", "pearson")
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
     """The sets of SentEval's folder, and those of own folders. Raises CorpusError."""
     known = load_parts(data, (*STS_TASKS, *DEV_TASKS)) if data else {}
-    found = [StsTask(name, parts) for name, parts in known.items()]
+    sts_tasks = [StsTask(name, parts) for name, parts in known.items()]
     for folder in own:
         parts, name = load_semeval(folder), folder.resolve().name
-        found += [StsTask(f"{name} {part}", {part: pairs}) for part, pairs in parts.items()]
+        sts_tasks += [StsTask(f"{name} {part}", {part: pairs}) for part, pairs in parts.items()]
         if len(parts) > 1:
-            found.append(StsTask(name, parts))
-    return list(found)
+            sts_tasks.append(StsTask(name, parts))
+    return list(sts_tasks)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class StsTask(Task):
         scores = []
         for metric in CORRELATIONS:
             measure = MEASURES[metric]
-            each = [measure(side, np.array(pairs.gold)) for side, pairs in zip(sides, self.parts.values(), strict=True)]
-            details = {"parts": dict(zip(self.parts, each, strict=True))}
-            counts = {"parts": len(each), "pairs": sum(sizes)}
-            for name, value in (("mean", np.mean(each)), ("weighted mean", np.average(each, weights=sizes))):
+            values = [
+                measure(side, np.array(pairs.gold)) for side, pairs in zip(sides, self.parts.values(), strict=True)
+            ]
+            details = {"parts": dict(zip(self.parts, values, strict=True))}
+            counts = {"parts": len(values), "pairs": sum(sizes)}
+            for name, value in (("mean", np.mean(values)), ("weighted mean", np.average(values, weights=sizes))):
                 scores.append(Score(self.suite, self.name, f"{name} {metric}", float(value), counts, None, details))
         return scores

@@ -94,19 +94,19 @@ class TransferSet:
 def load_transfer(data: str | Path) -> dict[str, TransferSet]:
     """The seven sets by name. Raises CorpusError, which names the file, if one is missing or has another count."""
     folder = find_downstream(data)
-    found = {}
+    sets = {}
     for name, files in POLAR.items():
         rows: list[Row] = [
             ((text,), label) for label, file in ((1, files[0]), (0, files[1])) for text in _lines(folder, file)
         ]
-        found[name] = TransferSet(_labelled(rows))
+        sets[name] = TransferSet(_labelled(rows))
     train, dev, test = (_split(folder, f"SST/binary/sentiment-{part}", _sentiment) for part in ("train", "dev", "test"))
-    found["SST-2"] = TransferSet(train, test, dev)
+    sets["SST-2"] = TransferSet(train, test, dev)
     train, test = (_split(folder, f"TREC/{part}.label", _question) for part in ("train_5500", "TREC_10"))
-    found["TREC"] = TransferSet(train, test)
+    sets["TREC"] = TransferSet(train, test)
     train, test = (_split(folder, f"MRPC/msr_paraphrase_{part}.txt", _paraphrase) for part in ("train", "test"))
-    found["MRPC"] = TransferSet(train, test)
-    return found
+    sets["MRPC"] = TransferSet(train, test)
+    return sets
 
 
 def _split(folder: Path, file: str, parse: Callable[[str], Row]) -> Labelled:
