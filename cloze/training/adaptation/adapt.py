@@ -64,28 +64,31 @@ def adapt(
     documents = read_documents(paths, document_columns) if paths else []
     judged = _smaller(_judgements(pairs, documents, columns), seed)
     _show(judged, documents, pairs)
-    made = None if pairs else _made(judged.documents, seed)
+    synthetic = None if pairs else _synthetic_queries(judged.documents, seed)
     run.make()
     try:
         parent = loaded(encoder)
         _warn_of_language(parent, judged.documents)
         rounds = Rounds(encoder, parent, judged, out / "rounds", seed)
-        found = _without_labels(rounds, *made) if made else _with_labels(rounds)
+        result = _without_labels(rounds, *synthetic) if synthetic else _with_labels(rounds)
         if not pairs:
             _write_to_label(out / LABEL_FILE, judged.documents, rounds.vectors, seed)
         names = {"pairs": [str(path) for path in (pairs,) if path], "documents": [str(path) for path in paths]}
         texts = {"pairs": judged.queries, "documents": judged.documents}
-        data = [_source(names[what], texts[what]) for what in names if names[what]]
-        asked = names | {"columns": [*columns], "document_columns": [*document_columns]}
-        _write(run, found, {"method": ADAPTED, "encoder": encoder, "seed": seed} | asked, data)
+        data = [_source(names[option], texts[option]) for option in names if names[option]]
+        inputs = names | {"columns": [*columns], "document_columns": [*document_columns]}
+        _write(run, result, {"method": ADAPTED, "encoder": encoder, "seed": seed} | inputs, data)
     finally:
         shutil.rmtree(out / "rounds", ignore_errors=True)
-    _report(run, encoder, found, labelled=pairs is not None)
+    _report(run, encoder, result, labelled=pairs is not None)
 
 
 @dataclass(frozen=True)
-class Found:
-    """nDCG@10 of each held-out query, (n): before training, and with each share of the parent that was tried."""
+class AdaptationResult:
+    """The runs to average with the parent, and nDCG@10 of each held-out query, (n).
+
+    `before` is that of the parent, `after` that of its mean with the runs, by each share of the parent that was tried.
+    """
 
     runs: list[Path]
     before: NDArray[np.float64]
@@ -116,7 +119,7 @@ class Found:
         return float(self.after[share].mean())
 
 
-def _with_labels(rounds: Rounds) -> Found:
+def _with_labels(rounds: Rounds) -> AdaptationResult:
     """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps."""
     count, everything = len(rounds.judged), range(len(rounds.judged.documents))
     split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(count))
@@ -130,16 +133,16 @@ def _with_labels(rounds: Rounds) -> Found:
         run = rounds.train(f"round-{number}", learnt, everything)
         scores.append({share: _scores(run, held_out, share) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
-    found = Found([], np.concatenate(before), after, judged=True)
-    if found.share == 1:
-        return found
+    result = AdaptationResult([], np.concatenate(before), after, judged=True)
+    if result.share == 1:
+        return result
     if len(everything) <= MOST_FOR_GROWTH:
         (learnt, held_out), half = parts[0], parts[0][0][::2]
         console.print(f"a round with {len(half)} of these queries, for what more of them bring")
-        of_half = _scores(rounds.train("half", half, everything), held_out, found.share)
-        found = replace(found, growth=float((scores[0][found.share] - of_half).mean()))
+        half_scores = _scores(rounds.train("half", half, everything), held_out, result.share)
+        result = replace(result, growth=float((scores[0][result.share] - half_scores).mean()))
     console.print(f"last round: all {count} queries to learn from")
-    return replace(found, runs=[rounds.train("last", range(count), everything)])
+    return replace(result, runs=[rounds.train("last", range(count), everything)])
 
 
 def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:
@@ -147,48 +150,49 @@ def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.flo
     return held_out.scores(fast(averaged([run], parent_share=share)[0]))
 
 
-def _made(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
+def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
     """Queries made of some documents, to be held out, and those documents' indices. Raises CorpusError."""
-    drawn = np.random.default_rng(seed).permutation(len(documents))
-    asked = sorted(drawn[: min(MADE, len(documents) // 3)].tolist())
-    made = made_queries(documents, asked, seed)
-    if len(made) < FEWEST_QUERIES:
+    order = np.random.default_rng(seed).permutation(len(documents))
+    queried = sorted(order[: min(MADE, len(documents) // 3)].tolist())
+    queries = made_queries(documents, queried, seed)
+    if len(queries) < FEWEST_QUERIES:
         raise CorpusError(
-            f"of {len(asked)} documents only {len(made)} have two sentences or more, one of which could be a query; "
-            "give --pairs with queries of your own"
+            f"of {len(queried)} documents only {len(queries)} have two sentences or more, one of which could be a "
+            "query; give --pairs with queries of your own"
         )
-    return made, asked
+    return queries, queried
 
 
-def _without_labels(rounds: Rounds, made: Judgements, asked: Sequence[int]) -> Found:
+def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int]) -> AdaptationResult:
     """One round; held out are queries that were made of other documents. A gain that may be chance is none."""
-    others = sorted({*range(len(made.documents))} - {*asked})
-    console.print(f"one round: queries made of {len(others):,} documents, {len(made)} of others held out")
+    sources = sorted({*range(len(synthetic.documents))} - {*queried})
+    console.print(f"one round: queries made of {len(sources):,} documents, {len(synthetic)} of others held out")
     vectors = rounds.vectors.copy()
-    vectors[asked] = rounds.embedded([made.documents[number] for number in asked])  # without the sentences taken out
-    held_out = rounds.held_out_of(made, list(range(len(made))), vectors)
-    before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], others)
+    shortened = [synthetic.documents[place] for place in queried]  # without the sentences taken out
+    vectors[queried] = rounds.embedded(shortened)
+    held_out = rounds.held_out_of(synthetic, list(range(len(synthetic))), vectors)
+    before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], sources)
     scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
-    return Found([run], before, scores, judged=False)
+    return AdaptationResult([run], before, scores, judged=False)
 
 
-def _write(run: Run, found: Found, recipe: dict[str, Any], data: Sequence[Source]) -> None:
+def _write(run: Run, result: AdaptationResult, recipe: dict[str, Any], data: Sequence[Source]) -> None:
     """The run: the mean of the rounds and the parent, or the parent as it is."""
     encoder = recipe["encoder"]
-    if found.share < 1:
-        mean, provenance = averaged(found.runs, parent_share=found.share)
+    if result.share < 1:
+        mean, provenance = averaged(result.runs, parent_share=result.share)
     else:
         mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
-    gains = found.gains(found.share)
+    gains = result.gains(result.share)
     low, high = interval(gains)
     figures = {
-        "queries": len(found.before),
-        "before": round(float(found.before.mean()), 2),
-        "after": round(float((found.before + gains).mean()), 2),
+        "queries": len(result.before),
+        "before": round(float(result.before.mean()), 2),
+        "after": round(float((result.before + gains).mean()), 2),
         "interval": [round(low, 2), round(high, 2)],
     }
     mean.save(run.model)
-    own = {"recipe": recipe | {"parent_share": found.share, "held_out": figures}, "rows": figures["queries"]}
+    own = {"recipe": recipe | {"parent_share": result.share, "held_out": figures}, "rows": figures["queries"]}
     sources = [source.model_dump(mode="json") for source in data]
     run.write_provenance(provenance | own | {"data": [*provenance_of_encoder(encoder)["data"], *sources]})
 
@@ -224,13 +228,13 @@ def _smaller(judged: Judgements, seed: int) -> Judgements:
     if count <= MOST_DOCUMENTS:
         return judged
     needed = sorted({place for grades in judged.grades for place in grades})
-    others = np.setdiff1d(np.arange(count), needed)
-    drawn = np.random.default_rng(seed).permutation(others)[: max(0, MOST_DOCUMENTS - len(needed))]
-    kept = sorted([*needed, *drawn.tolist()])
-    places = {place: number for number, place in enumerate(kept)}
-    grades = [{places[place]: grade for place, grade in each.items()} for each in judged.grades]
-    console.print(f"documents: {len(kept):,} of {count:,} are used: those that are judged, and others at random")
-    return Judgements(judged.queries, [judged.documents[place] for place in kept], grades)
+    unjudged = np.setdiff1d(np.arange(count), needed)
+    sampled = np.random.default_rng(seed).permutation(unjudged)[: max(0, MOST_DOCUMENTS - len(needed))]
+    chosen = sorted([*needed, *sampled.tolist()])
+    places = {place: number for number, place in enumerate(chosen)}
+    grades = [{places[place]: grade for place, grade in by_place.items()} for by_place in judged.grades]
+    console.print(f"documents: {len(chosen):,} of {count:,} are used: those that are judged, and others at random")
+    return Judgements(judged.queries, [judged.documents[place] for place in chosen], grades)
 
 
 def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None) -> None:
@@ -259,24 +263,24 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
         )
 
 
-def _report(run: Run, encoder: str, found: Found, labelled: bool) -> None:
+def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) -> None:
     """The figures, what they mean, and the next command."""
-    gains = found.gains(found.shown)
-    (low, high), before, gain = interval(gains), found.before.mean(), gains.mean()
-    held_out = f"{len(found.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
+    gains = result.gains(result.shown)
+    (low, high), before, gain = interval(gains), result.before.mean(), gains.mean()
+    held_out = f"{len(result.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
     console.print(
         f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), with "
-        f"{found.shown:g} of the parent's weights"
+        f"{result.shown:g} of the parent's weights"
     )
-    if found.share == 1:
+    if result.share == 1:
         console.print(f"that may be chance; {run.model} is {encoder} as it was")
-    if found.growth is not None:
+    if (growth := result.growth) is not None:
         console.print(
-            f"with half of its queries a round gained {abs(found.growth):.1f} {'less' if found.growth > 0 else 'more'}"
-            + ("; twice as many should add about as much again" if found.growth > 0 else "; more would not help much")
+            f"with half of its queries a round gained {abs(growth):.1f} {'less' if growth > 0 else 'more'}"
+            + ("; twice as many should add about as much again" if growth > 0 else "; more would not help much")
         )
     if not labelled:
-        helped = "text alone did not help" if found.share == 1 else "real queries help more"
+        helped = "text alone did not help" if result.share == 1 else "real queries help more"
         console.print(
             f"{helped}: write a query that each document of {run.path / LABEL_FILE} answers, leave out what is worth "
             "none, and give that file as --pairs"

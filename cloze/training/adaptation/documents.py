@@ -45,25 +45,27 @@ def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[D
 
     Hidden files are left out, as are documents whose text was there before. Raises CorpusError.
     """
-    found: dict[str, Document] = {}
+    documents: dict[str, Document] = {}
     for document in chain.from_iterable(_read(path, columns) for path in paths):
-        found.setdefault(document.text, document)
-    if not found:
+        documents.setdefault(document.text, document)
+    if not documents:
         raise CorpusError(
             f"{', '.join(map(str, paths))}: no document has a text; give {', '.join(TEXT_FILES + TABLES)}"
         )
-    return list(found.values())
+    return list(documents.values())
 
 
-def _text_of(record: dict[str, Any], columns: Sequence[str], where: str) -> str:
+def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> str:
     """The text of a row. Raises CorpusError if it has none of the columns."""
     titled = [column for column in TITLES if isinstance(record.get(column), str)][:1]
-    asked = columns or [*titled, *[column for column in TEXTS if column in record][:1]]
+    chosen = columns or [*titled, *[column for column in TEXTS if column in record][:1]]
     missing = [column for column in columns if column not in record]
-    if missing or not set(asked) - set(titled):
-        wanted = missing or [TEXTS[0]]
-        raise CorpusError(f"{where}: no column {wanted[0]!r}; it has {', '.join(map(str, record))}: name those of text")
-    return " ".join(str(record[column]).strip() for column in asked if record[column] is not None).strip()
+    if missing or not set(chosen) - set(titled):
+        lacking = missing or [TEXTS[0]]
+        raise CorpusError(
+            f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text"
+        )
+    return " ".join(str(record[column]).strip() for column in chosen if record[column] is not None).strip()
 
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:

@@ -37,12 +37,14 @@ class HeldOutQueries:
 
     @classmethod
     def among_nearest(
-        cls, judged: Judgements, queries: list[int], vectors: NDArray[np.float32], asked: NDArray[np.float32]
+        cls, judged: Judgements, queries: list[int], vectors: NDArray[np.float32], query_vectors: NDArray[np.float32]
     ) -> "HeldOutQueries":
-        """`vectors` (m, d) are those of all documents and `asked` (n, d) of the queries, of length 1."""
+        """`vectors` (m, d) are those of all documents and `query_vectors` (n, d) of the queries, of length 1."""
         lexical, pool = Lexical(judged.documents), dict[int, None]()
-        found = bar(nearest(asked, vectors, NEAREST), total=len(queries), desc="searching", unit=" queries")
-        for query, (_, places) in zip(queries, found, strict=True):
+        neighbours = bar(
+            nearest(query_vectors, vectors, NEAREST), total=len(queries), desc="searching", unit=" queries"
+        )
+        for query, (_, places) in zip(queries, neighbours, strict=True):
             by_words = np.argsort(-lexical.scores(judged.queries[query]), kind="stable")[:NEAREST]
             pool |= dict.fromkeys([*judged.grades[query], *places.tolist(), *by_words.tolist()])
         return cls(judged, queries, sorted(pool))
@@ -57,31 +59,33 @@ class HeldOutQueries:
             {places[document]: grade for document, grade in grades.items()}
             for grades in _relevance(self.judged, self.queries)
         ]
-        found = rankings(embed(texts), embed(documents), own)
-        return 100 * np.array(search_metrics(found, relevance)["nDCG@10"])
+        ranked = rankings(embed(texts), embed(documents), own)
+        return 100 * np.array(search_metrics(ranked, relevance)["nDCG@10"])
 
 
 def best_lexical_weight(
     judged: Judgements,
     queries: Sequence[int],
     vectors: NDArray[np.float32],
-    asked: NDArray[np.float32],
+    query_vectors: NDArray[np.float32],
     lexical: Lexical,
 ) -> float:
     """The weight of BM25 beside a cosine with which `queries` find their documents best, by nDCG@10 among all.
 
-    `vectors` (m, d) and `lexical` are those of all documents and `asked` (n, d) of the queries, of length 1.
+    `vectors` (m, d) and `lexical` are those of all documents and `query_vectors` (n, d) of the queries, of length 1.
     """
     own = _own(judged, queries)
-    found: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
+    ranked_by_weight: dict[float, list[NDArray[np.intp]]] = {weight: [] for weight in LEXICAL_WEIGHTS}
     shown = bar(queries, desc="searching", unit=" queries")
-    for number, (query, vector) in enumerate(zip(shown, asked, strict=True)):
+    for number, (query, vector) in enumerate(zip(shown, query_vectors, strict=True)):
         cosines, words = vectors @ vector, lexical.scores(judged.queries[query])
-        for weight, rankings_of in found.items():
+        for weight, ranked in ranked_by_weight.items():
             first = np.argsort(-beside(cosines, words, weight), kind="stable")[: NEAREST + 1]
-            rankings_of.append(first[first != own.get(number, -1)][:NEAREST])
+            ranked.append(first[first != own.get(number, -1)][:NEAREST])
     relevance = _relevance(judged, queries)
-    means = {weight: np.mean(search_metrics(each, relevance)["nDCG@10"]) for weight, each in found.items()}
+    means = {
+        weight: np.mean(search_metrics(ranked, relevance)["nDCG@10"]) for weight, ranked in ranked_by_weight.items()
+    }
     return max(means, key=means.__getitem__)
 
 
@@ -95,8 +99,8 @@ def _relevance(judged: Judgements, queries: Sequence[int]) -> list[dict[int, int
 def _own(judged: Judgements, queries: Sequence[int]) -> dict[int, int]:
     """A query that is itself a document, as a text among texts of its class: it is not to find itself."""
     documents = {text: place for place, text in enumerate(judged.documents)}
-    found = ((number, documents.get(judged.queries[query])) for number, query in enumerate(queries))
-    return {number: place for number, place in found if place is not None}
+    places = ((number, documents.get(judged.queries[query])) for number, query in enumerate(queries))
+    return {number: place for number, place in places if place is not None}
 
 
 def interval(gains: NDArray[np.float64]) -> tuple[float, float]:

@@ -57,9 +57,11 @@ class Judgements:
 def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str] = ()) -> Judgements:
     """Queries that have a document which answers them, and all documents. Raises CorpusError."""
     if path.is_dir():
-        found = load_collection(path)
-        grades = [{place: float(grade or -1) for place, grade in each.items()} for each in found.relevance]
-        return _joined(found.queries, found.documents, grades, documents)
+        collection = load_collection(path)
+        grades = [
+            {place: float(grade or -1) for place, grade in relevance.items()} for relevance in collection.relevance
+        ]
+        return _joined(collection.queries, collection.documents, grades, documents)
     if not path.is_file():
         raise CorpusError(f"{path} is not a file or a folder; give a table of pairs, or a folder in BEIR's layout")
     rows = list(read_records(path))
@@ -89,33 +91,33 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
     )
 
 
-def _cells(record: dict[str, Any], names: Sequence[str], where: str) -> list[str]:
+def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[str]:
     missing = [name for name in names if name not in record]
     if missing:
-        raise CorpusError(f"{where}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
+        raise CorpusError(f"{location}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
     return ["" if record[name] is None else str(record[name]).strip() for name in names]
 
 
 def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document], path: Path) -> Judgements:
     """A document's cell is its text, or its name where a document is called so."""
-    named: dict[str, list[str]] = defaultdict(list)
+    texts_by_name: dict[str, list[str]] = defaultdict(list)
     for document in documents:
-        named[document.name].append(document.text)
+        texts_by_name[document.name].append(document.text)
     texts = dict.fromkeys(document.text for document in documents)
     graded: dict[str, dict[str, float]] = {}
-    for where, (query, answer, *score) in cells:
+    for location, (query, answer, *score) in cells:
         if not query or not answer:  # nobody has written a query for it yet
             continue
-        grade = finite_score(score[0], where) if score and score[0] else 1.0
-        for text in named.get(answer) or [answer]:
+        grade = finite_score(score[0], location) if score and score[0] else 1.0
+        for text in texts_by_name.get(answer) or [answer]:
             texts.setdefault(text)
             graded.setdefault(query, {})[text] = grade if grade > 0 else -1.0
     places = {text: place for place, text in enumerate(texts)}
-    kept = {query: each for query, each in graded.items() if any(grade > 0 for grade in each.values())}
-    if not kept:
+    answered = {query: by_text for query, by_text in graded.items() if any(grade > 0 for grade in by_text.values())}
+    if not answered:
         raise CorpusError(f"{path} has no query with a document that answers it")
-    grades = [{places[text]: grade for text, grade in each.items()} for each in kept.values()]
-    return Judgements(list(kept), list(texts), grades)
+    grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]
+    return Judgements(list(answered), list(texts), grades)
 
 
 def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
@@ -129,11 +131,11 @@ def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
     members: dict[str, list[int]] = defaultdict(list)
     for place, text in enumerate(texts):
         members[labels[text]].append(place)
-    asked = [place for place, text in enumerate(texts) if counts[labels[text]] > 1]
+    queries = [place for place, text in enumerate(texts) if counts[labels[text]] > 1]
     grades = [
-        dict.fromkeys((other for other in members[labels[texts[place]]] if other != place), 1.0) for place in asked
+        dict.fromkeys((other for other in members[labels[texts[place]]] if other != place), 1.0) for place in queries
     ]
-    return Judgements([texts[place] for place in asked], texts, grades)
+    return Judgements([texts[place] for place in queries], texts, grades)
 
 
 def _joined(
@@ -141,4 +143,6 @@ def _joined(
 ) -> Judgements:
     """The documents of a collection, and those beside it."""
     known = set(texts)
-    return Judgements(queries, texts + [each.text for each in documents if each.text not in known], list(grades))
+    return Judgements(
+        queries, texts + [document.text for document in documents if document.text not in known], list(grades)
+    )

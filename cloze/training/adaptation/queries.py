@@ -27,7 +27,7 @@ class QueryMaker:
 
     def __init__(self, documents: Sequence[str], seed: int) -> None:
         self.documents = documents
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         common = COMMON if len(documents) * COMMON > 1 else 1.0
         vectorizer = TfidfVectorizer(tokenizer=words_of, token_pattern=None, lowercase=False, max_df=common)
         self.weights = vectorizer.fit_transform(documents).tocsr()
@@ -35,17 +35,17 @@ class QueryMaker:
 
     def __call__(self, place: int) -> str:
         """A query of the document at `place`."""
-        sentence, kind = self.chance.choice(sentences_of(self.documents[place])), self.chance.random()
-        if kind < SENTENCE_SHARE:
+        sentence, draw = self.rng.choice(sentences_of(self.documents[place])), self.rng.random()
+        if draw < SENTENCE_SHARE:
             return " ".join(sentence.split()[:MOST_WORDS])
         row = self.weights[place]
-        if kind < SENTENCE_SHARE + FRAGMENT_SHARE or row.nnz < KEYWORDS[1]:
-            return query_of(sentence, self.chance, FEWEST_WORDS)
+        if draw < SENTENCE_SHARE + FRAGMENT_SHARE or row.nnz < KEYWORDS[1]:
+            return query_of(sentence, self.rng, FEWEST_WORDS)
         rarest = np.argsort(-row.data, kind="stable")[:RAREST].tolist()
-        drawn = self.chance.sample(rarest, self.chance.randint(*KEYWORDS))
-        return " ".join(self.words[row.indices[word]] for word in drawn)
+        chosen = self.rng.sample(rarest, self.rng.randint(*KEYWORDS))
+        return " ".join(self.words[row.indices[word]] for word in chosen)
 
 
 def sentences_of(document: str) -> list[str]:
     """Its sentences that say something; the whole document if it has none."""
-    return [each for each in ENDS.split(document) if len(each.split()) >= FEWEST_WORDS] or [document]
+    return [sentence for sentence in ENDS.split(document) if len(sentence.split()) >= FEWEST_WORDS] or [document]

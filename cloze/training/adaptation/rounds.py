@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, without judged queries that
 TOKENS: Final = 96  # of a text in training
 VECTORS: Final = "vectors"  # folder of those of the encoder before training
 
+_Row: TypeAlias = tuple[str, str, float]  # query, document, grade
+
 
 class Rounds:
     """Rounds of training in a folder, and the vectors of the encoder before training, which all of them need."""
@@ -58,8 +60,8 @@ class Rounds:
         """Vectors (n, d) of length 1 of the encoder before training; a list of texts is embedded once."""
         folder = self.folder / VECTORS
         folder.mkdir(parents=True, exist_ok=True)
-        found = list(embedded(parts(texts), len(texts), self._embed, folder))
-        return units(np.concatenate(found).astype(np.float32)).astype(np.float32)
+        vectors = list(embedded(parts(texts), len(texts), self._embed, folder))
+        return units(np.concatenate(vectors).astype(np.float32)).astype(np.float32)
 
     def held_out(self, queries: list[int]) -> HeldOutQueries:
         """Queries that a round is scored on."""
@@ -67,8 +69,8 @@ class Rounds:
 
     def held_out_of(self, judged: Judgements, queries: list[int], vectors: NDArray[np.float32]) -> HeldOutQueries:
         """The same of other judgements, with the vectors (m, d) of their documents."""
-        asked = self.embedded([judged.queries[query] for query in queries])
-        return HeldOutQueries.among_nearest(judged, queries, vectors, asked)
+        query_vectors = self.embedded([judged.queries[query] for query in queries])
+        return HeldOutQueries.among_nearest(judged, queries, vectors, query_vectors)
 
     def train(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Path:
         """Train a run on `queries`, and on others that are made of the documents `sources`."""
@@ -82,41 +84,44 @@ class Rounds:
             processes.console.quiet = quiet
         return run.path
 
-    def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Recipe:
-        """Write the text of a round, and give its recipe."""
-        judged, chance = self.judged, random.Random(self.seed)
-        folder = self.folder / "text" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        maker = QueryMaker(judged.documents, self.seed)
-        documents = islice(_again(sources, chance), STEPS * BATCH)
-        made = [(maker(place), judged.documents[place], 0.0) for place in documents]
-        drawn, others = list[tuple[str, str, float]](), list[tuple[str, str, float]]()
+    def _rows(self, queries: Sequence[int], sources: Sequence[int]) -> dict[str, tuple[list[_Row], float]]:
+        """The rows of a round by the name of their file, and their share of a batch."""
+        judged, rng, maker = self.judged, random.Random(self.seed), QueryMaker(self.judged.documents, self.seed)
+        documents = islice(_again(sources, rng), STEPS * BATCH)
+        made_rows = [(maker(place), judged.documents[place], 0.0) for place in documents]
+        judged_rows, known_rows = list[_Row](), list[_Row]()
         for query in queries:
             relevant = judged.relevant(query)
-            chance.shuffle(relevant)
+            rng.shuffle(relevant)
             text = judged.queries[query]
-            drawn += [
+            judged_rows += [
                 (text, judged.documents[place], judged.grades[query][place]) for place in islice(cycle(relevant), ROWS)
             ]
-            rest = judged.grades[query].keys() - set(relevant[:ROWS])
-            others += [(text, judged.documents[place], judged.grades[query][place]) for place in sorted(rest)]
+            remaining = judged.grades[query].keys() - set(relevant[:ROWS])
+            known_rows += [(text, judged.documents[place], judged.grades[query][place]) for place in sorted(remaining)]
         files = {
-            "made": (made, MADE_SHARE if drawn else 1.0),
-            "judged": (drawn, 1 - MADE_SHARE),
-            "known": (others, 0.0),
+            "made": (made_rows, MADE_SHARE if judged_rows else 1.0),
+            "judged": (judged_rows, 1 - MADE_SHARE),
+            "known": (known_rows, 0.0),
         }
-        kept = {folder / f"{kind}.jsonl": (rows, weight) for kind, (rows, weight) in files.items() if rows}
-        for file, (rows, _) in kept.items():
+        return {stem: (rows, weight) for stem, (rows, weight) in files.items() if rows}
+
+    def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Recipe:
+        """Write the text of a round, and give its recipe."""
+        folder = self.folder / "text" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {folder / f"{stem}.jsonl": rows for stem, rows in self._rows(queries, sources).items()}
+        for file, (rows, _) in files.items():
             _write(file, ({"query": query, "document": text, "grade": min(grade, 1.0)} for query, text, grade in rows))
-        _write(folder / "documents.jsonl", ({"document": text} for text in judged.documents))
+        _write(folder / "documents.jsonl", ({"document": text} for text in self.judged.documents))
         keys = {
             "encoder": self.encoder,
-            "corpus": list(map(str, kept)),
-            "weights": [weight for _, weight in kept.values()],
-            "columns": ["query", "document", "grade"] if drawn else ["query", "document"],
+            "corpus": list(map(str, files)),
+            "weights": [weight for _, weight in files.values()],
+            "columns": ["query", "document", "grade"] if queries else ["query", "document"],
             "documents": [str(folder / "documents.jsonl")],
-            "lexical_weight": self._lexical_weight(queries) if drawn else LEXICAL_WEIGHT,
-            **({} if drawn else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
+            "lexical_weight": self._lexical_weight(queries) if queries else LEXICAL_WEIGHT,
+            **({} if queries else {"judged_weight": 0.0}),  # without a grade, every row would count as judged
             "held_out": 0,
             "candidates": 0,  # with one for each query a step takes nearly twice as long, and gains little more
             "max_tokens": min(TOKENS, self.parent.config.max_tokens),
@@ -129,8 +134,8 @@ class Rounds:
         return load_recipe("ranking", keys)
 
     def _lexical_weight(self, queries: Sequence[int]) -> float:
-        asked = self.embedded([self.judged.queries[query] for query in queries])
-        return best_lexical_weight(self.judged, queries, self.vectors, asked, self._lexical)
+        query_vectors = self.embedded([self.judged.queries[query] for query in queries])
+        return best_lexical_weight(self.judged, queries, self.vectors, query_vectors, self._lexical)
 
     @cached_property
     def _lexical(self) -> Lexical:
@@ -159,21 +164,21 @@ def fast(encoder: SentenceEncoder) -> Embed:
 
 def made_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> Judgements:
     """Documents, of those at `places` each without one sentence, which is a query for it (inverse cloze task)."""
-    chance, texts, queries, grades = random.Random(seed), list(documents), list[str](), list[dict[int, float]]()
+    rng, texts, queries, grades = random.Random(seed), list(documents), list[str](), list[dict[int, float]]()
     for place in places:
         sentences = sentences_of(texts[place])
-        taken = chance.choice(sentences)
-        left = texts[place].replace(taken, " ", 1).strip()
-        if len(sentences) > 1 and left:
-            texts[place] = " ".join(left.split())
-            queries.append(taken)
+        query = rng.choice(sentences)
+        remaining = texts[place].replace(query, " ", 1).strip()
+        if len(sentences) > 1 and remaining:
+            texts[place] = " ".join(remaining.split())
+            queries.append(query)
             grades.append({place: 1.0})
     return Judgements(queries, texts, grades)
 
 
-def _again(places: Sequence[int], chance: random.Random) -> Iterable[int]:
+def _again(places: Sequence[int], rng: random.Random) -> Iterable[int]:
     while True:
-        yield from chance.sample(places, len(places))
+        yield from rng.sample(places, len(places))
 
 
 def _write(file: Path, records: Iterable[dict[str, object]]) -> None:

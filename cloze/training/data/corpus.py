@@ -163,14 +163,14 @@ def _stream(path: Path) -> Iterator[IO[bytes]]:
         raise CorpusError(f"{path}: cannot be read ({error})") from error
 
 
-def finite_score(score: object, where: str) -> float:
+def finite_score(score: object, location: str) -> float:
     """The number that a cell holds. Raises CorpusError, which says where the cell is."""
     try:
         number = float(score)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(score, bool) or "_" in str(score):  # Python reads 1_0 as 10
-        raise CorpusError(f"{where}: score {score!r} is not a number; write one such as 3.5")
+        raise CorpusError(f"{location}: score {score!r} is not a number; write one such as 3.5")
     return number
 
 
@@ -179,12 +179,12 @@ def _files(path: str) -> list[Path]:
     if Path(path).is_file():
         return [Path(path)]
     if has_magic(path):
-        found = sorted(file for file in map(Path, glob(path, recursive=True)) if file.is_file())
-        if not found:
+        files = sorted(file for file in map(Path, glob(path, recursive=True)) if file.is_file())
+        if not files:
             raise CorpusError(f"no file matches {path}; check the pattern")
-        return found
-    what = "is a folder" if Path(path).is_dir() else "does not exist"
-    raise CorpusError(f"{path} {what}; give the path of a file of sentences, or a pattern such as 'data/*.txt'")
+        return files
+    problem = "is a folder" if Path(path).is_dir() else "does not exist"
+    raise CorpusError(f"{path} {problem}; give the path of a file of sentences, or a pattern such as 'data/*.txt'")
 
 
 def _stored(rows: Iterable[Row]) -> StoredRows:
@@ -245,8 +245,8 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
             )
         for column in columns:
             if column not in record:
-                found = ", ".join(map(str, record))
-                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {found}: name one of these")
+                names = ", ".join(map(str, record))
+                raise CorpusError(f"{path}, line {number}: no column {column!r}; it has {names}: name one of these")
         texts = columns[:-1] if scored else columns
         for column in texts:
             if not isinstance(record[column], str | None):

@@ -24,15 +24,15 @@ class Lexical:
     def __init__(self, documents: Sequence[str]) -> None:
         shown = bar(documents, desc="indexing", unit=" documents")
         words = [words_of(document) or [NO_WORD] for document in shown]
-        self.count, self._known = len(documents), {word for each in words for word in each}
+        self.count, self._known = len(documents), {word for document_words in words for word in document_words}
         self._index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
         self._index.index(words, show_progress=sys.stderr.isatty())
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """BM25 of each document, (n)."""
         words = [word for word in words_of(query) if word in self._known]  # the library takes no others, and no none
-        found: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
-        return found
+        scores: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
+        return scores
 
 
 def beside(cosines: NDArray[np.float32], words: NDArray[np.float32], weight: float) -> NDArray[np.float32]:

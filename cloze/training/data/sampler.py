@@ -73,10 +73,10 @@ class LengthGroupedSampler(EpochSampler):
 
     def order(self, generator: torch.Generator) -> Iterator[int]:
         indices = get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
-        whole = len(indices) // self.batch_size
-        for batch in torch.randperm(whole, generator=generator).tolist():
+        full_batches = len(indices) // self.batch_size
+        for batch in torch.randperm(full_batches, generator=generator).tolist():
             yield from indices[batch * self.batch_size : (batch + 1) * self.batch_size]
-        yield from indices[whole * self.batch_size :]
+        yield from indices[full_batches * self.batch_size :]
 
 
 class DistinctSampler(EpochSampler):
@@ -107,14 +107,14 @@ class DistinctSampler(EpochSampler):
         fresh, waiting = enumerate(torch.randperm(self.size, generator=generator).tolist()), _Waiting()
         for count in range(self.size):
             batch, texts = list[int](), set[str]()
-            while len(batch) < self.batch_size and (found := waiting.oldest(texts) or next(fresh, None)):
-                row = self.rows[found[1]]
+            while len(batch) < self.batch_size and (candidate := waiting.oldest(texts) or next(fresh, None)):
+                row = self.rows[candidate[1]]
                 kept_out = next((text for text in row if text in texts), None)
                 if kept_out is None:
-                    batch.append(found[1])
+                    batch.append(candidate[1])
                     texts.update(row)
                 else:
-                    waiting.add(kept_out, found)
+                    waiting.add(kept_out, candidate)
             waiting.end_batch()
             if len(batch) == self.batch_size:
                 yield batch
@@ -152,12 +152,12 @@ class _Waiting:
             if text in texts:
                 self._kept_out.add(text)
                 continue
-            found = heappop(rows)
+            row = heappop(rows)
             if rows:
                 heappush(self._first, (rows[0][0], text))
             else:
                 del self._rows[text]
-            return found
+            return row
         return None
 
     def end_batch(self) -> None:
@@ -181,10 +181,10 @@ class WeightedSampler(EpochSampler):
         self.counts[largest[: self.size - self.counts.sum()]] += 1
 
     def order(self, generator: torch.Generator) -> Iterator[int]:
-        drawn = torch.cat(
+        indices = torch.cat(
             [_draw(places, int(count), generator) for places, count in zip(self.places, self.counts, strict=True)]
         )
-        yield from drawn[torch.randperm(len(drawn), generator=generator)].tolist()
+        yield from indices[torch.randperm(len(indices), generator=generator)].tolist()
 
 
 def _draw(places: Tensor, count: int, generator: torch.Generator) -> Tensor:

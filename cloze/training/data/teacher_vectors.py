@@ -47,37 +47,39 @@ class TeacherVectors:
         """
         teachers = [_Teacher.open(Path(folder), column) for folder in folders]
         digests = np.unique(teachers[0].digests)
-        for each in teachers[1:]:
-            digests = np.intersect1d(digests, each.digests)
+        for teacher in teachers[1:]:
+            digests = np.intersect1d(digests, teacher.digests)
         if not len(digests):
             raise CorpusError(f"{', '.join(folders)} have no text in common; embed the same file with each teacher")
-        found, last = cls(digests, _on_disk(len(digests), sum(each.width for each in teachers)), []), 0
-        for each, weight in zip(teachers, weights, strict=True):
-            first, last = last, last + each.width
-            each.write(found, slice(first, last), (weight / sum(weights)) ** 0.5)
-        kept = np.isin([_digest(text) for text in teachers[0].sample], digests)
-        found.sample = list(compress(teachers[0].sample, kept))
-        return found
+        joined, last = cls(digests, _on_disk(len(digests), sum(teacher.width for teacher in teachers)), []), 0
+        for teacher, weight in zip(teachers, weights, strict=True):
+            first, last = last, last + teacher.width
+            teacher.write(joined, slice(first, last), (weight / sum(weights)) ** 0.5)
+        shared = np.isin([_digest(text) for text in teachers[0].sample], digests)
+        joined.sample = list(compress(teachers[0].sample, shared))
+        return joined
 
     @classmethod
     def collected(cls, parts: Iterable[Sequence[str]], vectors: Iterable[NDArray[np.floating]]) -> "TeacherVectors":
         """The vectors (n, d) of each part of the texts, from one teacher. A text may occur in several parts."""
-        found: list[NDArray[np.uint64]] = []
+        digests_by_part: list[NDArray[np.uint64]] = []
         sample: dict[str, None] = {}
         step = 1  # every such digest is in the sample, which is thinned as it grows
         for texts in parts:
-            found.append(np.array([_digest(text) for text in texts], dtype=np.uint64))
-            sample |= dict.fromkeys(text for text, each in zip(texts, found[-1], strict=True) if each % step == 0)
+            digests_by_part.append(np.array([_digest(text) for text in texts], dtype=np.uint64))
+            sample |= dict.fromkeys(
+                text for text, digest in zip(texts, digests_by_part[-1], strict=True) if digest % step == 0
+            )
             while len(sample) > SAMPLE:
                 step *= 2
                 sample = {text: None for text in sample if _digest(text) % step == 0}
-        digests = np.unique(np.concatenate(found))
-        held: NDArray[np.float16] | None = None
-        for part, rows in zip(vectors, found, strict=True):
-            held = _on_disk(len(digests), part.shape[1]) if held is None else held
-            held[np.searchsorted(digests, rows)] = normalize(torch.from_numpy(part).float()).numpy()
-        assert held is not None, "a corpus has texts. This is a bug."
-        return cls(digests, held, list(sample))
+        digests = np.unique(np.concatenate(digests_by_part))
+        stored: NDArray[np.float16] | None = None
+        for part, rows in zip(vectors, digests_by_part, strict=True):
+            stored = _on_disk(len(digests), part.shape[1]) if stored is None else stored
+            stored[np.searchsorted(digests, rows)] = normalize(torch.from_numpy(part).float()).numpy()
+        assert stored is not None, "a corpus has texts. This is a bug."
+        return cls(digests, stored, list(sample))
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of texts, (n, d). Raises CorpusError."""
@@ -150,17 +152,17 @@ class _Teacher:
                 sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
         return cls(folder, files, width, digests, list(dict.fromkeys(sample)))
 
-    def write(self, found: TeacherVectors, columns: slice, factor: float) -> None:
-        """Write the unit vectors times `factor` to these columns of the texts that `found` has. Raises CorpusError."""
+    def write(self, target: TeacherVectors, columns: slice, factor: float) -> None:
+        """Write the unit vectors times `factor` to these columns of the texts that `target` has. Raises CorpusError."""
         at = 0
         with _readable(self.folder):
             for batch in _batches(self.files, EMBEDDING, self.folder):
                 digests = self.digests[at : (at := at + len(batch))]
                 part = torch.from_numpy(batch.flatten().to_numpy(zero_copy_only=False).copy())
                 units = normalize(part.view(len(batch), self.width).float()).mul_(factor).half().numpy()
-                places = found.places(digests)
-                wanted = found.digests[places] == digests
-                found.vectors[places[wanted], columns] = units[wanted]
+                places = target.places(digests)
+                known = target.digests[places] == digests
+                target.vectors[places[known], columns] = units[known]
 
 
 def _batches(files: Sequence[Any], column: str, folder: Path) -> Iterator[Any]:
@@ -190,10 +192,12 @@ def _width(schema: Any, column: str, folder: Path) -> int:
     for name in (column, EMBEDDING):
         if name not in schema.names:
             raise CorpusError(f"{folder} has no column {name!r}; it has {', '.join(schema.names)}")
-    kind = schema.field(EMBEDDING).type
-    if not types.is_fixed_size_list(kind) or types.is_uint8(kind.value_type):
-        raise CorpusError(f"{folder} has vectors of type {kind}; embed it with --dtype float32, float16 or int8")
-    return int(kind.list_size)
+    embedding_type = schema.field(EMBEDDING).type
+    if not types.is_fixed_size_list(embedding_type) or types.is_uint8(embedding_type.value_type):
+        raise CorpusError(
+            f"{folder} has vectors of type {embedding_type}; embed it with --dtype float32, float16 or int8"
+        )
+    return int(embedding_type.list_size)
 
 
 def _digest(text: str) -> int:

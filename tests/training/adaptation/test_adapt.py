@@ -15,7 +15,7 @@ from cloze.command import run as run_command
 from cloze.training.adapt import main
 from cloze.training.adaptation import held_out as held_out_queries
 from cloze.training.adaptation import rounds
-from cloze.training.adaptation.adapt import Found
+from cloze.training.adaptation.adapt import AdaptationResult
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight, interval
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
@@ -247,7 +247,7 @@ def test_a_text_of_a_class_does_not_find_itself() -> None:
 def test_a_gain_that_may_be_chance_is_not_taken(gains: dict[float, list[float]], share: float) -> None:
     before = np.array([50.0, 60.0, 70.0, 80.0])
     after = {each: before + np.array(gain) for each, gain in gains.items()}
-    found = Found([], before, after, judged=True)
+    found = AdaptationResult([], before, after, judged=True)
     assert found.share == share
     assert found.shown == (share if share < 1 else 0.3)
     np.testing.assert_array_equal(found.gains(share), gains.get(share, [0.0] * 4))
@@ -257,9 +257,10 @@ def test_a_gain_on_queries_that_nobody_judged_has_to_be_surer() -> None:
     gains = np.array([-4.0, 3.0, 3.0, 3.0] * 10)
     assert gains.mean() > gains.std() / len(gains) ** 0.5
     before = np.full(40, 50.0)
-    assert [Found([], before, {0.5: before + gains}, judged=each).share for each in (True, False)] == [0.5, 0.5]
+    many = {0.5: before + gains}
+    assert [AdaptationResult([], before, many, judged=each).share for each in (True, False)] == [0.5, 0.5]
     few = {0.5: before[:8] + gains[:8]}
-    assert [Found([], before[:8], few, judged=each).share for each in (True, False)] == [0.5, 1.0]
+    assert [AdaptationResult([], before[:8], few, judged=each).share for each in (True, False)] == [0.5, 1.0]
 
 
 def test_an_interval_is_that_of_the_mean() -> None:
