@@ -29,7 +29,7 @@ from cloze.training.evaluation.options import ModelOptions
 if TYPE_CHECKING:
     from cloze.training.evaluation.task import Subject
 
-__all__ = ["Map", "affine", "interval", "kept", "main", "orthogonal"]
+__all__ = ["Map", "affine", "interval", "main", "orthogonal", "recalls"]
 
 DEPTH: Final = 10  # results of a search
 LEAST_TEXTS: Final = 500
@@ -48,16 +48,16 @@ class Map(NamedTuple):
 
     def __call__(self, vectors: NDArray[np.floating]) -> NDArray[np.floating]:
         """Unit vectors (n, new) -> (n, old)."""
-        found: NDArray[np.floating] = vectors @ self.matrix + self.offset
-        return found
+        mapped: NDArray[np.floating] = vectors @ self.matrix + self.offset
+        return mapped
 
 
 class Interval(NamedTuple):
     """A mean and its 95 % interval."""
 
     mean: float
-    least: float
-    most: float
+    low: float
+    high: float
 
 
 class BridgeOptions(Command):
@@ -98,7 +98,7 @@ def affine(new: Vectors, old: Vectors) -> Map:
     return Map(fitted.coef_.T, fitted.intercept_)
 
 
-def kept(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) -> NDArray[np.float64]:
+def recalls(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) -> NDArray[np.float64]:
     """For each query the share of its old `depth` nearest documents that are found with the mapped vector (n).
 
     `mapped`, `old` and `documents` are vectors of the old space; `old` is what the old model gives for the queries.
@@ -106,17 +106,17 @@ def kept(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPTH) 
     documents = units(documents)
     pairs = zip(nearest(units(mapped), documents, depth), nearest(units(old), documents, depth), strict=True)
     shown = bar(pairs, total=len(mapped), desc="searching", unit=" queries")
-    return np.array([len(np.intersect1d(found, wanted)) / depth for (_, found), (_, wanted) in shown])
+    return np.array([len(np.intersect1d(retrieved, expected)) / depth for (_, retrieved), (_, expected) in shown])
 
 
 def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
     """The mean with its bootstrap interval (percentiles of 2000 resamples)."""
     from scipy.stats import bootstrap
 
-    found = bootstrap(
+    bounds = bootstrap(
         (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed), batch=100
     ).confidence_interval
-    return Interval(float(values.mean()), float(found.low), float(found.high))
+    return Interval(float(values.mean()), float(bounds.low), float(bounds.high))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -134,44 +134,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     old, new = (next(subjects(str(path), ModelOptions())) for path in (options.old, options.new))
     bridge = _fit(old, new, texts, spaces[options.old], spaces[options.new], options.seed)
     about = bridge.about
-    found = f"recall@{DEPTH} {about.recall:.3f} [{about.least:.3f}, {about.most:.3f}]"
+    recall = f"recall@{DEPTH} {about.recall:.3f} [{about.least:.3f}, {about.most:.3f}]"
     if about.recall < options.least_recall and not options.force:
         raise RunError(
-            f"the {about.kind} map keeps too little of the old results: {found} on {about.queries} texts held out, at "
+            f"the {about.kind} map keeps too little of the old results: {recall} on {about.queries} texts held out, at "
             f"least {options.least_recall} is asked for; give more of your own texts, embed the index again with "
             "`cloze bulk`, or write it anyway with --force"
         )
     bridge.write(options.out)
     print(
-        f"{options.out}: {about.kind} map from space {about.new} to {about.old}, {found} on {about.queries} texts held "
-        f"out, of {about.searched} searched; next: cloze serve --bundle {options.new} --bridge {options.out}"
+        f"{options.out}: {about.kind} map from space {about.new} to {about.old}, {recall} on {about.queries} texts "
+        f"held out, of {about.searched} searched; next: cloze serve --bundle {options.new} --bridge {options.out}"
     )
 
 
 def _texts(options: BridgeOptions) -> list[str]:
     """Distinct texts in random order. Raises CorpusError if there are too few."""
-    found = list(dict.fromkeys(text for (text,) in read_corpus(options.texts, options.columns).rows))
-    if len(found) < LEAST_TEXTS:
+    texts = list(dict.fromkeys(text for (text,) in read_corpus(options.texts, options.columns).rows))
+    if len(texts) < LEAST_TEXTS:
         raise CorpusError(
-            f"{', '.join(options.texts)}: {len(found)} distinct texts; a bridge needs {LEAST_TEXTS} or more"
+            f"{', '.join(options.texts)}: {len(texts)} distinct texts; a bridge needs {LEAST_TEXTS} or more"
         )
-    order = np.random.default_rng(options.seed).permutation(len(found))[: options.sample]
-    return [found[place] for place in order]
+    order = np.random.default_rng(options.seed).permutation(len(texts))[: options.sample]
+    return [texts[place] for place in order]
 
 
 def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, new_space: str, seed: int) -> Bridge:
     """The better of the two maps, with what it keeps of the old results."""
     count = min(int(len(texts) * QUERY_SHARE), MOST_QUERIES)
-    held, fitted = list(texts[: 2 * count]), list(texts[2 * count :])
-    documents = units(old.documents(fitted))
-    news = units(new.documents(fitted))
-    queries = units(new.embed_queries(held)), units(old.embed_queries(held))
-    choosing, own = (each[:count] for each in queries)
-    judging, wanted = (each[count:] for each in queries)
-    maps: dict[BridgeKind, Map] = {"orthogonal": orthogonal(news, documents), "affine": affine(news, documents)}
-    kind = max(maps, key=lambda name: kept(maps[name](choosing), own, documents).mean())
+    held_out, fitted = list(texts[: 2 * count]), list(texts[2 * count :])
+    old_documents = units(old.documents(fitted))
+    new_documents = units(new.documents(fitted))
+    queries = units(new.embed_queries(held_out)), units(old.embed_queries(held_out))
+    choosing_new, choosing_old = (vectors[:count] for vectors in queries)
+    judging_new, judging_old = (vectors[count:] for vectors in queries)
+    maps: dict[BridgeKind, Map] = {
+        "orthogonal": orthogonal(new_documents, old_documents),
+        "affine": affine(new_documents, old_documents),
+    }
+    kind = max(maps, key=lambda name: recalls(maps[name](choosing_new), choosing_old, old_documents).mean())
     best = maps[kind]
-    recall = interval(kept(best(judging), wanted, documents), seed)
+    recall = interval(recalls(best(judging_new), judging_old, old_documents), seed)
     about = About(
         kind=kind,
         old=old_space,
@@ -180,8 +183,8 @@ def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, n
         queries=count,
         searched=len(fitted),
         recall=recall.mean,
-        least=recall.least,
-        most=recall.most,
+        least=recall.low,
+        most=recall.high,
     )
     return Bridge(about, best.matrix.astype(np.float32), best.offset.astype(np.float32))
 

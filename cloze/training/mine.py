@@ -79,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     places = {text: place for place, text in enumerate(dict.fromkeys([*texts, *positives]))}
     vectors = units(subject.documents(list(places)))  # the texts come first
     likeness = (queries * vectors[[places[positive] for _, positive in pairs.rows]]).sum(1)
-    found = nearest(queries, vectors[: len(texts)], min(options.depth, len(texts)))
-    found = bar(found, total=len(queries), desc="searching", unit=" pairs")
-    negatives = mine(pairs.rows, likeness, found, texts, options.negatives, options.margin)
-    rows = [(*pair, *each) for pair, each in zip(pairs.rows, negatives, strict=True) if each]
+    neighbours = nearest(queries, vectors[: len(texts)], min(options.depth, len(texts)))
+    neighbours = bar(neighbours, total=len(queries), desc="searching", unit=" pairs")
+    negatives = mine(pairs.rows, likeness, neighbours, texts, options.negatives, options.margin)
+    rows = [(*pair, *mined) for pair, mined in zip(pairs.rows, negatives, strict=True) if mined]
     if not rows:
         raise RunError(
             f"no pair has {options.negatives} negatives among its {options.depth} nearest texts with a margin of "
@@ -98,24 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def mine(
     pairs: Sequence[tuple[str, ...]],
     likeness: NDArray[np.floating],
-    found: Iterable[tuple[NDArray[np.floating], NDArray[np.integer]]],
+    neighbours: Iterable[tuple[NDArray[np.floating], NDArray[np.integer]]],
     texts: Sequence[str],
     count: int,
     margin: float,
 ) -> list[tuple[str, ...]]:
     """The `count` negatives of each pair, most similar first; none if there are fewer.
 
-    `likeness` (n) has each pair's own cosine, `found` the cosines and the indices of its nearest `texts`. The pair's
-    own texts are left out, and so are the positives of other pairs with the same first text.
+    `likeness` (n) has each pair's own cosine, `neighbours` the cosines and the indices of its nearest `texts`. The
+    pair's own texts are left out, and so are the positives of other pairs with the same first text.
     """
     own: dict[str, set[str]] = {}
     for text, positive in pairs:
         own.setdefault(text, {text}).add(positive)
     negatives: list[tuple[str, ...]] = []
-    for (text, _), limit, (cosines, places) in zip(pairs, likeness - margin, found, strict=True):
-        wanted = (texts[place] for cosine, place in zip(cosines, places, strict=True) if cosine <= limit)
-        kept = [candidate for candidate in wanted if candidate not in own[text]][:count]
-        negatives.append(tuple(kept) if len(kept) == count else ())
+    for (text, _), limit, (cosines, places) in zip(pairs, likeness - margin, neighbours, strict=True):
+        candidates = (texts[place] for cosine, place in zip(cosines, places, strict=True) if cosine <= limit)
+        chosen = [candidate for candidate in candidates if candidate not in own[text]][:count]
+        negatives.append(tuple(chosen) if len(chosen) == count else ())
     return negatives
 
 

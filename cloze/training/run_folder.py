@@ -130,13 +130,13 @@ class Run:
 
     def warning(self) -> str | None:
         """A line of warning if the finished run scores below the encoder that it began with."""
-        found = self.provenance()
-        if not found.get("below_parent"):
+        provenance = self.provenance()
+        if not provenance.get("below_parent"):
             return None
         return (
-            f"warning: {self.path} is worse than {found['recipe']['encoder']} as it is served by itself: "
-            f"{found['chosen_by']} {found['dev_score']:.4g}, not {found['parent_score']:.4g}; serve that one, or train "
-            "otherwise (docs/training.md)"
+            f"warning: {self.path} is worse than {provenance['recipe']['encoder']} as it is served by itself: "
+            f"{provenance['chosen_by']} {provenance['dev_score']:.4g}, not {provenance['parent_score']:.4g}; serve "
+            "that one, or train otherwise (docs/training.md)"
         )
 
     @contextmanager
@@ -154,17 +154,17 @@ class Run:
             raise
 
     def _check_space(self, size: int) -> None:
-        there = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
-        room = shutil.disk_usage(there).free + self._used()
+        existing = next(folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.is_dir())
+        room = shutil.disk_usage(existing).free + self._used()
         if room < size:
-            then = (
+            advice = (
                 f" and continue with --resume {self.path}"
                 if self.recipe_file.is_file()
                 else ", or choose another --out"
             )
             raise RunError(
                 f"{self.path} will take up to {size / 1e9:.2f} GB, and its disk has {room / 1e9:.2f} GB for it; free "
-                f"space{then}"
+                f"space{advice}"
             )
 
     def _used(self) -> int:
@@ -269,8 +269,8 @@ class Run:
 
     def _all_data(self, corpus: Corpus) -> list[dict[str, Any]]:
         """The files of text of the encoder and of this run, each once."""
-        found = self.encoder_data_file.is_file()  # a run that an earlier version began has none
-        encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if found else []
+        has_encoder_data = self.encoder_data_file.is_file()  # a run that an earlier version began has none
+        encoder_data = json.loads(self.encoder_data_file.read_text(encoding="utf-8")) if has_encoder_data else []
         return _distinct([*encoder_data, *_sources(corpus)])
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
@@ -293,8 +293,15 @@ def provenance_of_encoder(encoder: str) -> dict[str, Any]:
     Raises RunError, BundleError.
     """
     recipe = {"method": UNTRAINED, "encoder": encoder}
-    found = {"parent": parent_name(encoder), "recipe": recipe, "data": _trained_on(encoder)}
-    return found | {"commit": _commit(), "seeds": [], "rows": 0, "versions": _versions()}
+    return {
+        "parent": parent_name(encoder),
+        "recipe": recipe,
+        "data": _trained_on(encoder),
+        "commit": _commit(),
+        "seeds": [],
+        "rows": 0,
+        "versions": _versions(),
+    }
 
 
 def with_sources(provenance: dict[str, Any], corpus: Corpus) -> dict[str, Any]:

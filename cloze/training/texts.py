@@ -93,22 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.single_texts and not options.singles:
         raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
-    chance, seen = random.Random(options.seed), set(excluded)
+    rng, seen = random.Random(options.seed), set(excluded)
     blocks: list[list[str]] = []
     collections: dict[str, list[tuple[str, str | None]]] = {}
     for source in options.corpus:
         corpus = read_corpus([source], options.columns)
-        own = _blocks(corpus, seen, chance)
-        collection = list(_held_out(own, len(corpus), options, chance))
+        own = _blocks(corpus, seen, rng)
+        collection = list(_held_out(own, len(corpus), options, rng))
         if collection:
             collections[_name(source, collections)] = collection
         blocks += own
-    chance.shuffle(blocks)
-    wanted = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
-    made = _made(blocks, wanted, set(excluded), chance)
-    texts = list(bar(made, total=sum(wanted.values()), desc="making", unit=" texts"))
-    texts += [("single", text) for text in _singles(options, seen, chance)]
-    chance.shuffle(texts)
+    rng.shuffle(blocks)
+    targets = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
+    composed = _composed(blocks, targets, set(excluded), rng)
+    texts = list(bar(composed, total=sum(targets.values()), desc="making", unit=" texts"))
+    texts += [("single", text) for text in _singles(options, seen, rng)]
+    rng.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, collection in collections.items():
         _write_collection(options.out / "retrieval" / name, collection)
@@ -120,25 +120,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{options.out}: {counted} to train on; {held_out}")
 
 
-def _name(source: str, taken: Collection[str]) -> str:
+def _name(source: str, used: Collection[str]) -> str:
     """A folder's name for the collection of a file or a pattern, which no other source has."""
     name = re.sub(r"\W+", "-", Path(source).name.partition(".")[0]).strip("-") or "texts"
-    names = chain([name], (f"{name}-{number}" for number in range(2, len(taken) + 2)))
-    return next(each for each in names if each not in taken)
+    names = chain([name], (f"{name}-{number}" for number in range(2, len(used) + 2)))
+    return next(candidate for candidate in names if candidate not in used)
 
 
-def _singles(options: TextsOptions, seen: set[int], chance: random.Random) -> list[str]:
+def _singles(options: TextsOptions, seen: set[int], rng: random.Random) -> list[str]:
     """Texts that stand alone, none of which is in `seen`. Raises CorpusError if there are too few."""
     if not options.single_texts:
         return []
-    found = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
-    left = [text for digest, text in found.items() if digest not in seen]
-    if len(left) < options.single_texts:
-        raise CorpusError(f"--singles has {len(left):,} texts, not {options.single_texts:,}; lower --single-texts")
-    return chance.sample(left, options.single_texts)
+    by_digest = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
+    unseen = [text for digest, text in by_digest.items() if digest not in seen]
+    if len(unseen) < options.single_texts:
+        raise CorpusError(f"--singles has {len(unseen):,} texts, not {options.single_texts:,}; lower --single-texts")
+    return rng.sample(unseen, options.single_texts)
 
 
-def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[list[str]]:
+def _blocks(corpus: Corpus, seen: set[int], rng: random.Random) -> Iterator[list[str]]:
     """Articles of a source, or blocks of long ones, in a random order.
 
     `seen` has digests. A sentence that it has ends a block; the others are added to it, so that none is read twice.
@@ -150,7 +150,7 @@ def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[l
         for size in [end - begin if end - begin <= ARTICLE else BLOCK]
         for start in range(begin, end, size)
     ]
-    chance.shuffle(spans)
+    rng.shuffle(spans)
     for start, end in bar(spans, desc="sentences", unit=" blocks"):
         block: list[str] = []
         for (sentence,) in corpus.rows[start:end]:
@@ -165,76 +165,76 @@ def _blocks(corpus: Corpus, seen: set[int], chance: random.Random) -> Iterator[l
             yield block
 
 
-def _made(
-    blocks: Sequence[list[str]], wanted: dict[str, int], made: set[int], chance: random.Random
+def _composed(
+    blocks: Sequence[list[str]], targets: dict[str, int], seen: set[int], rng: random.Random
 ) -> Iterator[tuple[str, str]]:
-    """Texts with their kinds, in the shares of `wanted`, none of which is in `made`, where the digest of each is added.
+    """Texts with their kinds, in the shares of `targets`. None is in `seen`, where the digest of each is added.
 
     The blocks are read again as long as they give other texts. Raises CorpusError if they give too few.
     """
-    left = dict(wanted)
-    while any(left.values()):
-        before = dict(left)
+    remaining = dict(targets)
+    while any(remaining.values()):
+        before = dict(remaining)
         for block in blocks:
-            while block and any(left.values()):
-                (kind,) = chance.choices(list(left), list(left.values()))
-                passage, rest = _passage(block, chance) if kind == "passage" else ("", block)
+            while block and any(remaining.values()):
+                (kind,) = rng.choices(list(remaining), list(remaining.values()))
+                passage, following = _passage(block, rng) if kind == "passage" else ("", block)
                 if not passage:  # the end of a block is too short for one
                     kind = kind if kind != "passage" else "sentence"
-                    sentence, *rest = block
-                    passage = query_of(sentence, chance) if kind == "query" else sentence
-                block = rest
+                    sentence, *following = block
+                    passage = query_of(sentence, rng) if kind == "query" else sentence
+                block = following
                 digest = _digest(passage)
-                if left[kind] and digest not in made:  # a query may be an earlier one, or an excluded phrase
-                    made.add(digest)
-                    left[kind] -= 1
+                if remaining[kind] and digest not in seen:  # a query may be an earlier one, or an excluded phrase
+                    seen.add(digest)
+                    remaining[kind] -= 1
                     yield kind, passage
-        if left == before:
-            lacking = ", ".join(f"{count:,} {kind}" for kind, count in left.items() if count)
+        if remaining == before:
+            lacking = ", ".join(f"{count:,} {kind}" for kind, count in remaining.items() if count)
             raise CorpusError(
                 f"the corpus has too few sentences: {lacking} could not be made; add text or ask for fewer"
             )
 
 
 def _held_out(
-    blocks: Iterator[list[str]], sentences: int, options: TextsOptions, chance: random.Random
+    blocks: Iterator[list[str]], sentences: int, options: TextsOptions, rng: random.Random
 ) -> Iterator[tuple[str, str | None]]:
     """Passages of a source, of the first of which a sentence is taken out to be the query.
 
     What is left of a block is not trained on.
     """
-    number, left = 0, int(sentences * HELD_OUT_SHARE)
-    while number < options.held_out and left > 0 and (block := next(blocks, [])):
-        left -= len(block)
-        while number < options.held_out and (length := _length(block, chance)):
+    number, remaining = 0, int(sentences * HELD_OUT_SHARE)
+    while number < options.held_out and remaining > 0 and (block := next(blocks, [])):
+        remaining -= len(block)
+        while number < options.held_out and (length := _length(block, rng)):
             passage, block = block[:length], block[length:]
             if length < FEWEST_SENTENCES:
                 continue
             query = None
             if number < options.held_out_queries:
-                sentence = passage.pop(chance.randrange(length))
-                query = sentence if number % 2 else query_of(sentence, chance, FEWEST_WORDS)
+                sentence = passage.pop(rng.randrange(length))
+                query = sentence if number % 2 else query_of(sentence, rng, FEWEST_WORDS)
             yield " ".join(passage), query
             number += 1
 
 
-def _passage(block: list[str], chance: random.Random) -> tuple[str, list[str]]:
+def _passage(block: list[str], rng: random.Random) -> tuple[str, list[str]]:
     """The first sentences of a block as a passage, empty if they are too few, and the sentences after it."""
-    length = _length(block, chance)
+    length = _length(block, rng)
     return " ".join(block[:length]), block[length:]
 
 
-def _length(block: Sequence[str], chance: random.Random) -> int:
+def _length(block: Sequence[str], rng: random.Random) -> int:
     """How many sentences from the block's first make a passage of a random length; 0 if they are too short."""
-    least, most = PASSAGE_WORDS
-    wanted, words = chance.triangular(least, most, least), 0
+    shortest, longest = PASSAGE_WORDS
+    target, words = rng.triangular(shortest, longest, shortest), 0
     for number, sentence in enumerate(block):
         words += len(sentence.split())
-        if words > most:
+        if words > longest:
             return 0
-        if words >= wanted:
+        if words >= target:
             return number + 1
-    return len(block) if words >= least else 0
+    return len(block) if words >= shortest else 0
 
 
 def words_of(text: str) -> str:
@@ -243,15 +243,15 @@ def words_of(text: str) -> str:
     return f"{words}."
 
 
-def query_of(sentence: str, chance: random.Random, fewest: int = 1) -> str:
+def query_of(sentence: str, rng: random.Random, fewest: int = 1) -> str:
     """A few consecutive words, `fewest` at least, as someone would type them."""
     words = sentence.split()
-    count = chance.randint(fewest, QUERY_WORDS)
-    first = chance.randrange(max(1, len(words) - count + 1))
+    count = rng.randint(fewest, QUERY_WORDS)
+    first = rng.randrange(max(1, len(words) - count + 1))
     query = " ".join(words[first : first + count])
-    form = chance.random()
+    form = rng.random()
     if form < QUESTION_SHARE:
-        return f"{chance.choice(QUESTIONS)} {query}{chance.choice(('', '?', '?'))}"
+        return f"{rng.choice(QUESTIONS)} {query}{rng.choice(('', '?', '?'))}"
     return query.strip(" .,;:\"'()") or query if form < QUESTION_SHARE + BARE_SHARE else query
 
 
@@ -317,16 +317,16 @@ def _strings(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [each for found in inner for each in _strings(found)]
+    return [string for item in inner for string in _strings(item)]
 
 
 def _write_collection(folder: Path, passages: Sequence[tuple[str, str | None]]) -> None:
     """Write the collection in BEIR's layout."""
     folder.mkdir(parents=True)
-    asked = [(number, query) for number, (_, query) in enumerate(passages) if query is not None]
+    queries = [(number, query) for number, (_, query) in enumerate(passages) if query is not None]
     _write(folder / "corpus.jsonl", ({"_id": f"d{n}", "text": passage} for n, (passage, _) in enumerate(passages)))
-    _write(folder / "queries.jsonl", ({"_id": f"q{n}", "text": query} for n, query in asked))
-    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n, _ in asked)]
+    _write(folder / "queries.jsonl", ({"_id": f"q{n}", "text": query} for n, query in queries))
+    rows = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n, _ in queries)]
     (folder / "qrels.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 

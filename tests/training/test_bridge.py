@@ -59,16 +59,16 @@ def test_what_is_kept_is_that_of_a_naive_loop() -> None:
     for one, other in zip(mapped, old, strict=True):
         best = [{*sorted(range(40), key=lambda row: -query @ documents[row])[:7]} for query in (one, other)]
         expected.append(len(best[0] & best[1]) / 7)
-    assert list(bridge.kept(mapped, old, documents, depth=7)) == expected
-    assert list(bridge.kept(old, old, documents, depth=7)) == [1.0] * 20
+    assert list(bridge.recalls(mapped, old, documents, depth=7)) == expected
+    assert list(bridge.recalls(old, old, documents, depth=7)) == [1.0] * 20
 
 
 def test_the_interval_of_equal_values_is_a_point_and_of_others_holds_the_mean() -> None:
     assert bridge.interval(np.full(30, 0.75)) == (0.75, 0.75, 0.75)
     found = bridge.interval(np.array([0.0, 1.0] * 100))
     assert found.mean == 0.5
-    assert found.least == pytest.approx(0.5 - 1.96 * 0.5 / 200**0.5, abs=0.02)  # of a binomial
-    assert found.most == pytest.approx(0.5 + 1.96 * 0.5 / 200**0.5, abs=0.02)
+    assert found.low == pytest.approx(0.5 - 1.96 * 0.5 / 200**0.5, abs=0.02)  # of a binomial
+    assert found.high == pytest.approx(0.5 + 1.96 * 0.5 / 200**0.5, abs=0.02)
 
 
 @pytest.fixture(scope="module")
