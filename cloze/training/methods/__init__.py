@@ -10,9 +10,9 @@ __all__ = ["objective_of"]
 def objective_of(method: str) -> type[Objective]:
     """The class that trains by a method, of the names that recipes give."""
     module = import_module(f"{__name__}.{method}")
-    (found,) = (
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Objective) and kind.__module__ == module.__name__
+    (objective,) = (
+        member
+        for member in vars(module).values()
+        if isinstance(member, type) and issubclass(member, Objective) and member.__module__ == module.__name__
     )
-    return found
+    return objective

@@ -143,11 +143,11 @@ class Contrastive(Objective):
 
     def joined(self, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Vectors (n, ..., d) of all processes, before the head, in fp32 because the gather's gradient is a sum."""
-        return gather(*(each.float() for each in vectors))
+        return gather(*(tensor.float() for tensor in vectors))
 
     def headed(self, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Vectors (n, ..., d) after the head, in fp32."""
-        return tuple(self.head(each).float() for each in vectors)
+        return tuple(self.head(tensor).float() for tensor in vectors)
 
     def nested(self, loss: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """`loss` of the vectors (n, d), averaged over the recipe's Matryoshka dimensions (arXiv:2205.13147).
@@ -179,14 +179,14 @@ class FromPairs(Contrastive):
         if self.guide is None:
             return views
         texts = columns * 2 if len(columns) == 1 else columns
-        return {name: views[name] | {"guide": self.guide(each)} for name, each in zip(views, texts, strict=True)}
+        return {name: views[name] | {"guide": self.guide(column)} for name, column in zip(views, texts, strict=True)}
 
     def pairs_loss(self, vectors: Iterable[Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         """`loss`, of vectors (n, d) of each view, and `left_out`: the share of comparisons that the guide removed."""
         if self.guide is None:
             return {"loss": self.nested(self._contrast, *self.joined(*vectors))}
-        found = self.joined(*vectors, *(view["guide"] for view in views.values()))
-        vectors, (anchors, positives, *negatives) = found[: len(views)], found[len(views) :]
+        joined = self.joined(*vectors, *(view["guide"] for view in views.values()))
+        vectors, (anchors, positives, *negatives) = joined[: len(views)], joined[len(views) :]
         hard = torch.cat(negatives) if negatives else None  # (k·n, d)
         left_out = false_negatives(anchors, positives, self.recipe.guide_margin, hard)
         loss = self.nested(partial(self._contrast, left_out=left_out), *vectors)
@@ -194,6 +194,6 @@ class FromPairs(Contrastive):
 
     def _contrast(self, first: Tensor, second: Tensor, *negatives: Tensor, left_out: Tensor | None = None) -> Tensor:
         """InfoNCE with hard negatives, all (n, d), over the rows of all processes."""
-        first, second, *others = self.headed(first, second, *negatives)
-        hard = torch.cat(others) if others else None  # (k·n, d)
+        first, second, *headed_negatives = self.headed(first, second, *negatives)
+        hard = torch.cat(headed_negatives) if headed_negatives else None  # (k·n, d)
         return info_nce(first, second, self.recipe.temperature, hard, self.recipe.negative_weight, left_out)

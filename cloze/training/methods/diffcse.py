@@ -116,15 +116,15 @@ class WordGuesser(ConditionalTask):
         self.copy = nn.Linear(backbone.config.hidden_size, 1) if copies else None
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
-        asked = [view["labels"] >= 0 for view in views]
+        labelled = [view["labels"] >= 0 for view in views]
         hidden = torch.cat(
             [
                 self(view["edited_ids"], view["edited_mask"], condition)[places]
-                for view, condition, places in zip(views, conditions, asked, strict=True)
+                for view, condition, places in zip(views, conditions, labelled, strict=True)
             ]
         )  # (m, d)
-        seen, answers = (
-            torch.cat([view[key][places] for view, places in zip(views, asked, strict=True)])
+        edited_words, answers = (
+            torch.cat([view[key][places] for view, places in zip(views, labelled, strict=True)])
             for key in ("edited_ids", "labels")
         )
         words = self.head(hidden, word_embeddings(self.backbone).weight).float()  # (m, vocabulary)
@@ -133,13 +133,13 @@ class WordGuesser(ConditionalTask):
             losses = F.cross_entropy(words, answers, reduction="sum")
         else:
             copied = self.copy(hidden).squeeze(1).float()  # (m)
-            losses = corrected_words(words, copied, seen, answers)
-        found, rights, count = totals(losses, right, torch.ones_like(right))
+            losses = corrected_words(words, copied, edited_words, answers)
+        total_loss, rights, count = totals(losses, right, torch.ones_like(right))
         count = count.clamp(min=1)
-        loss = found / count
+        loss = total_loss / count
         if self.copy is None:
             return {"loss": loss, "guessing": loss.detach(), "accuracy": (rights / count).detach()}
-        edited = (seen != answers).float()
+        edited = (edited_words != answers).float()
         return {
             "loss": loss,
             "correction": loss.detach(),
@@ -149,9 +149,9 @@ class WordGuesser(ConditionalTask):
         }
 
 
-def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """The mean of the values at the ones of `where`; 0 if there are none."""
-    return (values * where).sum() / where.sum().clamp(min=1)
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the values at the ones of `mask`; 0 if there are none."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 class DiffCSE(Contrastive):
@@ -192,12 +192,12 @@ class DiffCSE(Contrastive):
             return views | {COMPARED: {"input_ids": edited.input_ids, "attention_mask": edited.attention_mask}}
         if self.discriminator is None:
             return views
-        drawn = {}
+        drawn_views = {}
         for (name, texts), sentence in zip(views.items(), EDITED[self.recipe.edited], strict=True):
             ids, attention = ("input_ids", "attention_mask") if sentence == "same" else ("next_ids", "next_mask")
             edited_ids, edited_mask, labels = self._edit(texts[ids], texts[attention])
-            drawn[name] = texts | {"edited_ids": edited_ids, "edited_mask": edited_mask, "labels": labels}
-        return drawn
+            drawn_views[name] = texts | {"edited_ids": edited_ids, "edited_mask": edited_mask, "labels": labels}
+        return drawn_views
 
     def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield from super().examples(views)

@@ -62,8 +62,8 @@ class Distill(Objective):
                     self._taught.find(texts)
                     shown.update(len(texts))
             return
-        found = TeacherVectors.collected(_parts(corpus), embedded(_parts(corpus), count, self._teacher, folder))
-        self._taught, self._teacher = _fitting(found, self.encoder), None
+        vectors = TeacherVectors.collected(_parts(corpus), embedded(_parts(corpus), count, self._teacher, folder))
+        self._taught, self._teacher = _fitting(vectors, self.encoder), None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """What the student sees, and its `target`, the teacher's vectors (n, d)."""
@@ -99,17 +99,17 @@ class Distill(Objective):
 def _teacher(recipe: DistillRecipe) -> Embed:
     """What embeds: an encoder as it is served by itself, or as the keys of the recipe say. Raises ClozeError."""
     source = recipe.teacher or recipe.encoder
-    asked = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
-    given = {key: value for key, value in asked.items() if value is not None}
-    if not given and recipe.teacher is None:
-        if (found := served(source)) is None:
+    keys = {"template": recipe.teacher_template, "pooling": recipe.teacher_pooling}
+    reading = {key: value for key, value in keys.items() if value is not None}
+    if not reading and recipe.teacher is None:
+        if (encoder := served(source)) is None:
             raise RecipeError(
                 f"nothing says how {source!r} is read by itself, and its own vectors are to be learnt; write "
                 "teacher_pooling, such as mean, or another teacher"
             )
         _warn_of_own_reading(recipe)
-        return embed_of(found, recipe.compile)
-    return read_by_itself(source, recipe.compile, given)
+        return embed_of(encoder, recipe.compile)
+    return read_by_itself(source, recipe.compile, reading)
 
 
 def _warn_of_own_reading(recipe: DistillRecipe) -> None:
@@ -134,20 +134,20 @@ def _read(recipe: DistillRecipe) -> TeacherVectors:
     return TeacherVectors.read(recipe.teacher_vectors, weights, column)
 
 
-def _fitting(found: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1) -> TeacherVectors:
+def _fitting(taught: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1) -> TeacherVectors:
     """The vectors in the student's width.
 
     One teacher's vectors of this width stay as they are. Others are projected to their principal axes, so that their
     products change least, and turned to the student's own vectors of some texts (orthogonal Procrustes).
     """
     width = encoder.dimension
-    if teachers > 1 or found.vectors.shape[1] != width:
-        axes, kept = found.principal(width)
-        own = encoder.embed(found.sample)  # (n, d)
-        left, _, right = np.linalg.svd((found.of(found.sample) @ axes).T @ units(own), full_matrices=False)
-        found = found.projected((axes @ left @ right).astype(np.float32))
-        _say(f"teacher vectors: {kept:.1%} of their squares are in {axes.shape[1]} principal axes")
-    return found
+    if teachers > 1 or taught.vectors.shape[1] != width:
+        axes, share = taught.principal(width)
+        own = encoder.embed(taught.sample)  # (n, d)
+        left, _, right = np.linalg.svd((taught.of(taught.sample) @ axes).T @ units(own), full_matrices=False)
+        taught = taught.projected((axes @ left @ right).astype(np.float32))
+        _say(f"teacher vectors: {share:.1%} of their squares are in {axes.shape[1]} principal axes")
+    return taught
 
 
 def _say(line: str) -> None:

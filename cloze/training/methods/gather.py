@@ -43,10 +43,10 @@ def gather(*rows: Tensor) -> tuple[Tensor, ...]:
     if not many():
         return rows
     gathered = dict[int, Tensor]()
-    for dtype in dict.fromkeys(each.dtype for each in rows):  # a set would have another order in each process
-        places = [place for place, each in enumerate(rows) if each.dtype == dtype]
-        found = _Gather.apply(*(rows[place] for place in places))  # type: ignore[no-untyped-call]  # torch types none
-        gathered |= zip(places, found, strict=True)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in rows):  # a set would have another order in each process
+        places = [place for place, tensor in enumerate(rows) if tensor.dtype == dtype]
+        joined = _Gather.apply(*(rows[place] for place in places))  # type: ignore[no-untyped-call]  # torch types none
+        gathered |= zip(places, joined, strict=True)
     return tuple(gathered[place] for place in range(len(rows)))
 
 
@@ -57,7 +57,7 @@ def own(rows: Tensor) -> Tensor:
 
 def totals(*numbers: Tensor) -> tuple[Tensor, ...]:
     """The sum of each tensor over all processes, a scalar in fp32, which is exact for counts up to 16 million."""
-    (sums,) = gather(torch.stack([each.sum().float() for each in numbers]).unsqueeze(0))  # (processes, tensors)
+    (sums,) = gather(torch.stack([tensor.sum().float() for tensor in numbers]).unsqueeze(0))  # (processes, tensors)
     return sums.sum(0).unbind()
 
 
@@ -94,22 +94,30 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, *rows: Tensor) -> tuple[Tensor, ...]:
-        joined = torch.cat([each.flatten() for each in rows])
+        joined = torch.cat([tensor.flatten() for tensor in rows])
         shards = joined.new_empty(distributed.get_world_size(), len(joined))
         distributed.all_gather(list(shards), joined)
-        parts = shards.split([each.numel() for each in rows], dim=1)
-        found = tuple(part.reshape(-1, *each.shape[1:]) for part, each in zip(parts, rows, strict=True))
-        fixed = (each for each, asked in zip(found, context.needs_input_grad, strict=True) if not asked)
+        parts = shards.split([tensor.numel() for tensor in rows], dim=1)
+        gathered = tuple(part.reshape(-1, *tensor.shape[1:]) for part, tensor in zip(parts, rows, strict=True))
+        fixed = (
+            tensor
+            for tensor, needs_gradient in zip(gathered, context.needs_input_grad, strict=True)
+            if not needs_gradient
+        )
         context.mark_non_differentiable(*fixed)
-        return found
+        return gathered
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        needed = [each for each, asked in zip(gradients, context.needs_input_grad, strict=True) if asked]
-        joined = torch.cat([each.flatten() for each in needed])
+        needed = [
+            gradient
+            for gradient, needs_gradient in zip(gradients, context.needs_input_grad, strict=True)
+            if needs_gradient
+        ]
+        joined = torch.cat([gradient.flatten() for gradient in needed])
         distributed.all_reduce(joined)
-        parts = iter(joined.split([each.numel() for each in needed]))
+        parts = iter(joined.split([gradient.numel() for gradient in needed]))
         return tuple(
-            own(next(parts).view_as(each)) if asked else None
-            for each, asked in zip(gradients, context.needs_input_grad, strict=True)
+            own(next(parts).view_as(gradient)) if needs_gradient else None
+            for gradient, needs_gradient in zip(gradients, context.needs_input_grad, strict=True)
         )

@@ -42,7 +42,7 @@ class HeldOut:
             torch.manual_seed(self.seed + (rank << 16))
             batches = bar(list(self._batches(objective)), desc="rows held out", unit=" batches")
             losses = [_losses(objective, batch) for batch in batches]
-            figures = {name: float(np.mean([each[name] for each in losses])) for name in losses[0]}
+            figures = {name: float(np.mean([batch_losses[name] for batch_losses in losses])) for name in losses[0]}
             if objective.contrastive:
                 figures = {"loss": figures.get("contrast", figures["loss"])} | self._spread(objective)
         return figures

@@ -162,8 +162,10 @@ def similarity_divergence(student: Tensor, teacher: Tensor, temperature: float) 
 
     A text's cosine with itself is left out: it is 1 for both.
     """
-    others = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
-    own, taught = (cosine_matrix(vectors, vectors)[others].view(len(vectors), -1) for vectors in (student, teacher))
+    off_diagonal = ~torch.eye(len(student), dtype=torch.bool, device=student.device)
+    own, taught = (
+        cosine_matrix(vectors, vectors)[off_diagonal].view(len(vectors), -1) for vectors in (student, teacher)
+    )
     return ranking_divergence(own, taught, temperature)  # both (n, n - 1)
 
 
@@ -189,14 +191,14 @@ def edit_detection(scores: Tensor, edited: Tensor) -> Tensor:
     return F.cross_entropy(scores.float().flatten(0, -2), edited.flatten())
 
 
-def corrected_words(scores: Tensor, copied: Tensor, seen: Tensor, answers: Tensor) -> Tensor:
-    """-log of the probability of each original word in `answers` (m), given the edited sentence's words `seen` (m).
+def corrected_words(scores: Tensor, copied: Tensor, edited_words: Tensor, answers: Tensor) -> Tensor:
+    """-log of the probability of each original word in `answers` (m), given the `edited_words` (m).
 
     A token is copied with the probability sigmoid(copied), (m), and otherwise drawn from the softmax of its scores
     (m, vocabulary). This is the copy mechanism of ELECTRA's all-tokens MLM (arXiv:2003.10555 section 3.4), which
     COCO-LM's corrective language modelling (arXiv:2102.08473) starts from. DiffCSE Table 3 (arXiv:2204.10298) names the
     task and does not say more.
     """
-    drawn = F.logsigmoid(-copied) - F.cross_entropy(scores, answers, reduction="none")
-    both = torch.logaddexp(F.logsigmoid(copied), drawn)
-    return -torch.where(seen == answers, both, drawn)
+    log_drawn = F.logsigmoid(-copied) - F.cross_entropy(scores, answers, reduction="none")
+    log_either = torch.logaddexp(F.logsigmoid(copied), log_drawn)
+    return -torch.where(edited_words == answers, log_either, log_drawn)

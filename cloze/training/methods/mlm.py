@@ -65,9 +65,9 @@ class MLM(Objective):
         hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
         scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)
         right = scores.argmax(-1) == answers
-        found, rights, guesses = totals(F.cross_entropy(scores, answers, reduction="sum"), right, chosen)
+        total_loss, rights, guesses = totals(F.cross_entropy(scores, answers, reduction="sum"), right, chosen)
         guesses = guesses.clamp(min=1)  # where nothing was chosen the loss is 0, not nan
-        return {"loss": found / guesses, "accuracy": (rights / guesses).detach()}
+        return {"loss": total_loss / guesses, "accuracy": (rights / guesses).detach()}
 
     def _hidden(self, view: View) -> tuple[Tensor, Tensor]:
         """The last layer (m, d) at the chosen tokens, and the tokens themselves: the answers (m)."""

@@ -41,8 +41,8 @@ class PromptBERT(FromPairs):
         if self.recipe.mode == "same":
             views = dict.fromkeys(self.poolings, view(self.pooling, columns[0]))  # only dropout tells them apart
         else:
-            named = zip(self.poolings.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
-            views = {name: view(pooling, texts) for (name, pooling), texts in named}
+            texts_by_view = zip(self.poolings.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
+            views = {name: view(pooling, texts) for (name, pooling), texts in texts_by_view}
         return self.guided(views, columns)
 
     def encode(self, name: str, view: View) -> Tensor:

@@ -39,23 +39,23 @@ __all__ = ["Ranking"]
 class Judge:
     """The documents that are ranked, and their scores for a query.
 
-    `rows` are those of the corpus: query, document and, perhaps, a grade. `read` gives the vectors of documents
+    `rows` are those of the corpus: query, document and, perhaps, a grade. `embed_lists` gives the vectors of documents
     and queries whose products are the judge's cosines.
     """
 
     def __init__(
-        self, recipe: RankingRecipe, rows: Sequence[Row], read: Callable[[list[list[str]]], TeacherVectors]
+        self, recipe: RankingRecipe, rows: Sequence[Row], embed_lists: Callable[[list[list[str]]], TeacherVectors]
     ) -> None:
         self.recipe = recipe
-        others = read_corpus(recipe.documents, recipe.columns[1:2]).rows if recipe.documents else ()
+        collection = read_corpus(recipe.documents, recipe.columns[1:2]).rows if recipe.documents else ()
         # those of the files first: rounds with the same files share the vectors
-        self.documents = list(dict.fromkeys(chain((text for (text,) in others), (row[1] for row in rows))))
+        self.documents = list(dict.fromkeys(chain((text for (text,) in collection), (row[1] for row in rows))))
         self.places = {text: place for place, text in enumerate(self.documents)}
         self.grades: dict[str, dict[int, float]] = {}
         for query, document, *grade in rows:
             self.grades.setdefault(query, {})[self.places[document]] = float(grade[0]) if grade else 1.0
         self.lexical = Lexical(self.documents) if recipe.lexical_weight else None
-        self._vectors = read([self.documents, list(self.grades)])
+        self._vectors = embed_lists([self.documents, list(self.grades)])
         self._matrix = self._vectors.of(self.documents)  # (m, d)
 
     def scores(self, query: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -81,11 +81,11 @@ class Ranking(Objective):
     def begin(self, corpus: Corpus, folder: Path) -> None:
         embed = _judging(self.recipe) or embed_of(served(self.recipe.encoder) or self.encoder, self.recipe.compile)
 
-        def read(lists: list[list[str]]) -> TeacherVectors:
+        def embed_lists(lists: list[list[str]]) -> TeacherVectors:
             chunks = [chunk for texts in lists for chunk in parts(texts)]
             return TeacherVectors.collected(chunks, embedded(chunks, sum(map(len, lists)), embed, folder))
 
-        self._judge = Judge(self.recipe, [*corpus.rows, *corpus.held_out], read)
+        self._judge = Judge(self.recipe, [*corpus.rows, *corpus.held_out], embed_lists)
 
     def _judge_of(self, rows: Sequence[Row]) -> Judge:
         """That of the whole corpus; of these rows alone before `begin`, in a dry run."""
@@ -100,8 +100,8 @@ class Ranking(Objective):
         places = dict.fromkeys(judge.places[row[1]] for row in rows)
         for fit, graded in scores:
             best = np.argsort(np.where(graded > 0, -np.inf, fit))[::-1][: self.recipe.depth].copy()
-            drawn = torch.randperm(len(best))[: self.recipe.candidates]
-            places |= dict.fromkeys(best[drawn.numpy()].tolist())
+            sampled = torch.randperm(len(best))[: self.recipe.candidates]
+            places |= dict.fromkeys(best[sampled.numpy()].tolist())
         chosen = list(places)
         judged = np.stack([(fit + graded)[chosen] for fit, graded in scores])
         return {
@@ -111,7 +111,8 @@ class Ranking(Objective):
 
     def forward(self, queries: View, documents: View) -> dict[str, Tensor]:
         vectors = [
-            encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), each) for each in (queries, documents)
+            encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), batch)
+            for batch in (queries, documents)
         ]
         return {"loss": ranking_divergence(cosine_matrix(*vectors), queries["judged"], self.recipe.temperature)}
 

@@ -52,8 +52,8 @@ class SG(Contrastive):
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))
-        other = "frozen" if self.recipe.positives == "layers" else "translation"
-        return {"tuned": view(self.pooling, columns[0]), other: view(self.pooling, columns[-1])}
+        guide_view = "frozen" if self.recipe.positives == "layers" else "translation"
+        return {"tuned": view(self.pooling, columns[0]), guide_view: view(self.pooling, columns[-1])}
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.recipe.variant == "opt3" or "frozen" not in views:

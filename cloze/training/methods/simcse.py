@@ -57,8 +57,8 @@ class MaskedWordLoss(nn.Module):
     def mean(self, sums: Mapping[str, Tensor], views: Mapping[str, View]) -> Tensor:
         """What `forward` gave for each view -> the mean over the masked words of all views and processes."""
         counts = torch.stack([(views[name]["answers"] >= 0).sum(1) for name in sums])  # (views, n)
-        found, words = totals(torch.stack(list(sums.values())), counts)
-        return found / words.clamp(min=1)
+        total_loss, words = totals(torch.stack(list(sums.values())), counts)
+        return total_loss / words.clamp(min=1)
 
 
 class SimCSE(FromPairs):
@@ -75,9 +75,9 @@ class SimCSE(FromPairs):
         self.masked_word_loss = MaskedWordLoss(encoder, recipe) if recipe.mlm_weight else None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        first, others = self.poolings
+        first_pooling, other_pooling = self.poolings
         columns = list(zip(*rows, strict=True))
-        views = [view(others if at else first, texts) for at, texts in enumerate(columns)]
+        views = [view(other_pooling if number else first_pooling, texts) for number, texts in enumerate(columns)]
         if len(views) == 1:
             views *= 2  # only dropout tells them apart
         return self.guided(dict(zip(VIEWS, views, strict=False)), columns)
@@ -126,12 +126,12 @@ def _poolings(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[Pooling,
 
     Raises RecipeError.
     """
-    kept = encoder.config.templates | recipe.templates
-    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))
+    kept_templates = encoder.config.templates | recipe.templates
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept_templates}))
     try:
         encoder.config.named_encoders(encoder.pooling.text_encoder)
     except TemplateError as error:
         raise RecipeError(str(error)) from error
-    trained = kept if len(recipe.columns) > 1 else recipe.templates
+    trained = kept_templates if len(recipe.columns) > 1 else recipe.templates
     templates = (trained.get(name, recipe.template) for name in SEARCH_NAMES)
     return tuple(encoder.make_pooling(template, recipe.max_tokens) for template in templates)

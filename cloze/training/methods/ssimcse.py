@@ -60,8 +60,8 @@ class SampledDropout(nn.Dropout):
         """(n, ...) -> (n, ...)"""
         if not self.training or self.rates is None:
             return super().forward(rows)
-        kept = 1 - self.rates.view(-1, *[1] * (rows.dim() - 1))  # (n, 1, ...)
-        return rows * torch.empty_like(rows).bernoulli_(kept).div_(kept)
+        kept_shares = 1 - self.rates.view(-1, *[1] * (rows.dim() - 1))  # (n, 1, ...)
+        return rows * torch.empty_like(rows).bernoulli_(kept_shares).div_(kept_shares)
 
 
 class Dropouts:

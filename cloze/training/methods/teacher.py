@@ -37,11 +37,11 @@ def read_by_itself(source: str, compiled: bool, reading: Mapping[str, str] = Map
     `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them. Unless it is
     a graph, `compiled` compiles it.
     """
-    found = None if reading else served(source)
-    if found is None:
+    encoder = None if reading else served(source)
+    if encoder is None:
         keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
-        found = SentenceEncoder.load(source, **keys).to(fastest_device())
-    return embed_of(found, compiled)
+        encoder = SentenceEncoder.load(source, **keys).to(fastest_device())
+    return embed_of(encoder, compiled)
 
 
 def embed_of(encoder: SentenceEncoder | GraphEncoder, compiled: bool) -> Embed:
@@ -53,8 +53,8 @@ def embed_of(encoder: SentenceEncoder | GraphEncoder, compiled: bool) -> Embed:
 
 def parts(texts: Iterable[str]) -> Iterator[Sequence[str]]:
     """The texts, TEXTS at a time."""
-    left = iter(texts)
-    while part := list(islice(left, TEXTS)):
+    remaining = iter(texts)
+    while part := list(islice(remaining, TEXTS)):
         yield part
 
 
@@ -73,12 +73,12 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
             files.append(file := folder / f"{digest}.npy")
             if number % processes == rank and not file.is_file():
                 order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-                found: list[NDArray[np.float32]] = []
+                vectors: list[NDArray[np.float32]] = []
                 for rows in np.array_split(np.array(order), max(1, len(texts) // SHOWN)):
-                    found.append(embed([texts[row] for row in rows]))
+                    vectors.append(embed([texts[row] for row in rows]))
                     shown.update(len(rows))
                 with replacing(file) as partial, partial.open("wb") as out:
-                    np.save(out, np.concatenate(found)[np.argsort(order)].astype(HELD))
+                    np.save(out, np.concatenate(vectors)[np.argsort(order)].astype(HELD))
             else:
                 shown.total -= len(texts)
     wait()

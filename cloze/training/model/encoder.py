@@ -80,10 +80,10 @@ class SentenceEncoder(nn.Module):
             if saved:
                 fields |= upgrade(json.loads(saved.read_text(encoding="utf-8")))
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            backbone, found = AutoModel.from_pretrained(
+            backbone, loading_info = AutoModel.from_pretrained(
                 source, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
-        _check_complete(found["missing_keys"], source)
+        _check_complete(loading_info["missing_keys"], source)
         check_tokenizer(tokenizer, source)
         fields |= {key: value for key, value in changes.items() if value is not None}
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source))
@@ -165,9 +165,9 @@ class SentenceEncoder(nn.Module):
     def within(self, template: str) -> "SentenceEncoder":
         """The same weights with other words around the text."""
         config = self.config.model_copy(update={"template": template})
-        found = SentenceEncoder(self.backbone, self.tokenizer, config)
-        found.head, found.token_weights = self.head, self.token_weights
-        return found.train(self.training)
+        encoder = SentenceEncoder(self.backbone, self.tokenizer, config)
+        encoder.head, encoder.token_weights = self.head, self.token_weights
+        return encoder.train(self.training)
 
     def named(self, name: str) -> "SentenceEncoder":
         """The same weights with the named template; the encoder itself, if it has no template of this name."""
@@ -287,22 +287,22 @@ class SentenceEncoder(nn.Module):
 
 def weights_digest(module: nn.Module) -> str:
     """Sha256 of the names and the values of all weights, in hexadecimal."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager
-def loading(source: str, what: str) -> Iterator[None]:
-    """`quiet`, and any exception becomes an EncoderError that says why `source` cannot be loaded as `what`."""
+def loading(source: str, description: str) -> Iterator[None]:
+    """`quiet`, and any exception becomes an EncoderError that says why `source` cannot be loaded as `description`."""
     advice = (
         "give a folder with config.json, model.safetensors and tokenizer.json, or the name of a model on the "
         "hub, or cloze-mini, the model that comes with Cloze"
     )
     if looks_local(source) and not Path(source).is_dir():
-        raise EncoderError(f"{source!r} cannot be loaded as {what}: it is not a folder; {advice}")
+        raise EncoderError(f"{source!r} cannot be loaded as {description}: it is not a folder; {advice}")
     try:
         with quiet():
             yield
@@ -314,7 +314,7 @@ def loading(source: str, what: str) -> Iterator[None]:
                 f"{source!r} needs code of its own to be loaded, which Cloze does not run; give a model whose "
                 "architecture transformers has"
             ) from error
-        raise EncoderError(f"{source!r} cannot be loaded as {what}: {_first_line(error)}; {advice}") from error
+        raise EncoderError(f"{source!r} cannot be loaded as {description}: {_first_line(error)}; {advice}") from error
 
 
 def _check_complete(missing: Sequence[str], source: str) -> None:
@@ -331,15 +331,15 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
     if bundle.canaries is None:
         raise EncoderError(f"{bundle.path} is of an older format without canary texts; {ORIGIN}")
     expected = np.array(bundle.canaries.vectors[precision], dtype=np.float32)
-    found = encoder.embed(bundle.canaries.texts)
+    vectors = encoder.embed(bundle.canaries.texts)
     norms = np.linalg.norm(expected, axis=1)
     rows = norms > SHORT * norms.max()  # that of an empty text is almost 0 after denoising
-    lengths = np.linalg.norm(found, axis=1) * norms
-    least = float(((found * expected).sum(1) / lengths)[rows].min())
-    if not least >= LEAST_COSINES[precision]:
+    lengths = np.linalg.norm(vectors, axis=1) * norms
+    lowest = float(((vectors * expected).sum(1) / lengths)[rows].min())
+    if not lowest >= LEAST_COSINES[precision]:
         raise EncoderError(
             f"{bundle.path}: the weights of its {precision} graph give other vectors than the graph (a cosine of "
-            f"{least:.4f}, at least {LEAST_COSINES[precision]} is expected); {ORIGIN}"
+            f"{lowest:.4f}, at least {LEAST_COSINES[precision]} is expected); {ORIGIN}"
         )
 
 

@@ -19,10 +19,12 @@ __all__ = ["GraphEncoder", "provider", "session"]
 class GraphEncoder:
     """A graph, its text encoder and those of the named templates."""
 
-    def __init__(self, graph: Path, text_encoder: TextEncoder, named: Mapping[str, TextEncoder] | None = None) -> None:
+    def __init__(
+        self, graph: Path, text_encoder: TextEncoder, named_encoders: Mapping[str, TextEncoder] | None = None
+    ) -> None:
         self.session = session(graph)
         self.text_encoder = text_encoder
-        self._named = named or {}
+        self._named = named_encoders or {}
 
     @classmethod
     def of(cls, bundle: Bundle, precision: Precision) -> Self:
@@ -31,9 +33,9 @@ class GraphEncoder:
 
     def within(self, text_encoder: TextEncoder) -> Self:
         """The same graph with another text encoder."""
-        other = copy.copy(self)
-        other.text_encoder = text_encoder
-        return other
+        same_graph = copy.copy(self)
+        same_graph.text_encoder = text_encoder
+        return same_graph
 
     def named(self, name: str) -> Self:
         """The same graph with the named template, or with its own if there is none of this name."""

@@ -51,14 +51,15 @@ def graph_weights(
     Raises EncoderError if the bundle has no graph that has all of it.
     """
     layers, failed = int(config.num_hidden_layers), None
-    for precision in (each for each in READABLE if each in bundle.precisions and config.model_type in BERTS):
+    readable = [name for name in READABLE if name in bundle.precisions and config.model_type in BERTS]
+    for precision in readable:
         try:
             graph = _Graph(bundle, precision)
-            found = graph.weights(layers)
+            arrays = graph.weights(layers)
         except (KeyError, StopIteration, ValueError) as error:  # a fused or plain graph has other products
             failed = error
         else:
-            state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+            state = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
             return precision, state, graph.arrays.get(TOKEN_WEIGHTS)
     raise EncoderError(
         f"{bundle.path} has no graph from which weights can be read, which is one in fp32 or int8 of a BERT or a "
@@ -72,31 +73,34 @@ class _Graph:
     def __init__(self, bundle: Bundle, precision: Precision) -> None:
         graph = onnx.load(bundle.path / GRAPHS[precision]).graph
         self.nodes = list(graph.node)
-        self.arrays: Arrays = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+        self.arrays: Arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self.makers = {name: node for node in self.nodes for name in node.output}
         self.readers = {name: node for node in self.nodes for name in node.input}  # the last
 
     def weights(self, layers: int) -> Arrays:
         """Every weight by its name in the backbone. Raises KeyError, StopIteration."""
-        named = {name.removeprefix(PREFIX): each for name, each in self.arrays.items() if name.startswith(PREFIX)}
-        found = {name: each for name, each in named.items() if each.dtype == np.float32}
-        if WORDS not in found:
-            found[WORDS] = self._words()
+        state = {
+            name.removeprefix(PREFIX): array
+            for name, array in self.arrays.items()
+            if name.startswith(PREFIX) and array.dtype == np.float32
+        }
+        if WORDS not in state:
+            state[WORDS] = self._words()
         products = self._products()
         for number in range(layers):
             together: list[_Product] = []  # what is left of a product for several parts of attention
             for part in PARTS:
                 name = f"encoder.layer.{number}.{part}"
-                if f"{name}.weight" not in found:
+                if f"{name}.weight" not in state:
                     together = together or (_split(next(products)) if part in ATTENTION else [next(products)])
                     matrix, bias = together.pop(0)
-                    found = {f"{name}.bias": bias} | found | {f"{name}.weight": matrix.T}
+                    state = {f"{name}.bias": bias} | state | {f"{name}.weight": matrix.T}
             for part in (KEY, VALUE):
                 name = f"encoder.layer.{number}.{part}"
-                found.setdefault(f"{name}.bias", np.zeros(len(found[f"{name}.weight"])))
+                state.setdefault(f"{name}.bias", np.zeros(len(state[f"{name}.weight"])))
             if (joined := f"read.bias_{number}") in self.arrays:
-                found[f"encoder.layer.{number}.{DENSE}.bias"] = self.arrays[joined]
-        return found
+                state[f"encoder.layer.{number}.{DENSE}.bias"] = self.arrays[joined]
+        return state
 
     def _words(self) -> NDArray[np.float32]:
         """The table whose int8 rows and scales are looked up by the token ids."""
@@ -128,15 +132,15 @@ class _Graph:
 
     def _bias(self, node: NodeProto, bias: list[str]) -> NDArray[np.float32]:
         """The bias without the number that is subtracted behind it, which only rounds."""
-        found: NDArray[np.float32] = self.arrays[bias[0]] if bias else np.zeros_like(self.arrays[node.input[3]])
+        values: NDArray[np.float32] = self.arrays[bias[0]] if bias else np.zeros_like(self.arrays[node.input[3]])
         reader = self.readers[node.output[0]]
-        return found - self.arrays[reader.input[1]] if reader.op_type == "Sub" else found
+        return values - self.arrays[reader.input[1]] if reader.op_type == "Sub" else values
 
 
 def _split(product: _Product) -> list[_Product]:
     """The parts of attention in one product (d, parts·d). Raises ValueError for a product of another shape."""
     matrix, bias = product
-    parts, rest = divmod(matrix.shape[1], matrix.shape[0])
-    if rest or not parts:
+    parts, remainder = divmod(matrix.shape[1], matrix.shape[0])
+    if remainder or not parts:
         raise ValueError(f"{matrix.shape} is not a product of attention")
     return list(zip(np.split(matrix, parts, axis=1), np.split(bias, parts), strict=True))

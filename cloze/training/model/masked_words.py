@@ -104,10 +104,10 @@ def load_masked_lm(source: str) -> PreTrainedModel:
         raise EncoderError(f"{source!r} is a bundle, which has no masked-word head; {remedy}")
     with loading(source, "a masked language model"):
         model: PreTrainedModel
-        model, found = AutoModelForMaskedLM.from_pretrained(
+        model, loading_info = AutoModelForMaskedLM.from_pretrained(
             source, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise EncoderError(
             f"{source!r} has no masked-word head (it lacks {missing[0]} and {len(missing) - 1} more); {remedy}"
         )

@@ -61,8 +61,8 @@ class TokenWeights(nn.Module):
             with safe_open(path, "np") as file:
                 table: NDArray[np.float32] = file.get_tensor("table")
         elif saved_again.is_file():
-            found = json.loads(saved_again.read_text(encoding="utf-8"))
-            table = np.array([[found["word_weights"][token]] for token in found["vocab"]], np.float32)
+            settings = json.loads(saved_again.read_text(encoding="utf-8"))
+            table = np.array([[settings["word_weights"][token]] for token in settings["vocab"]], np.float32)
         else:
             return None
         if table.shape != (vocabulary, 1) or not (table > 0).all():

@@ -54,15 +54,15 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
     The template and the pooling that none of these chooses are the encoder's own, if it has some. Raises RecipeError,
     RunError, BundleError.
     """
-    written, given = read_toml(source), dict(overrides or {})
-    keys = choose_preset(written, preset, source) | given
-    kind = _keys(keys, source)
+    written, overrides = read_toml(source), dict(overrides or {})
+    keys = choose_preset(written, preset, source) | overrides
+    recipe_class = _keys(keys, source)
     if source in shipped_recipes():  # its own encoder, or a preset's, is read as the paper reads it
-        chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | given, given.get("encoder")
+        chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | overrides, overrides.get("encoder")
     else:
         chosen, encoder = keys, keys.get("encoder", DEFAULT)
     own = _own(encoder, keys) if chosen.keys().isdisjoint(READING) else {}
-    return validate(kind, keys | own, source)
+    return validate(recipe_class, keys | own, source)
 
 
 def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
@@ -105,8 +105,8 @@ def _keys(keys: Mapping[str, object], source: str) -> type[Recipe]:
 
 def _options(source: str, preset: str | None) -> type[FitOptions]:
     """FitOptions and every key of the recipe; the defaults are the recipe's values."""
-    whole = read_toml(source)
-    keys = choose_preset(whole, preset, source)
+    written = read_toml(source)
+    keys = choose_preset(written, preset, source)
     fields: dict[str, Any] = {}
     variadic: Any = CliVariadicArg  # applied to types that only the running recipe knows
     for name, field in _keys(keys, source).model_fields.items():
@@ -116,13 +116,13 @@ def _options(source: str, preset: str | None) -> type[FitOptions]:
         unset = None if field.is_required() else field.default
         needed = " (required)" if field.is_required() and name not in keys else ""
         default = Field(keys.get(name, unset), description=f"{field.description}{needed}")
-        kind: Any = field.annotation
-        fields[name] = (variadic[kind] if several else kind, default)
+        annotation: Any = field.annotation
+        fields[name] = (variadic[annotation] if several else annotation, default)
     lines = [f"Train a sentence encoder by the recipe {source}."]
-    for name, own in whole.get(PRESETS, {}).items():
+    for name, own in written.get(PRESETS, {}).items():
         lines.append(f"  --preset {name:22} {' '.join(chain.from_iterable(map(_words, own, own.values())))}")
-    known = {name for names in GROUPS.values() for name in names}
-    groups = {title: names or [name for name in fields if name not in known] for title, names in GROUPS.items()}
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {title: names or [name for name in fields if name not in grouped] for title, names in GROUPS.items()}
     ordered = {name: fields[name] for names in groups.values() for name in names if name in fields}
     options = create_model("RecipeOptions", __base__=FitOptions, __doc__="\n".join(lines), **ordered)
     options.groups = groups
@@ -133,7 +133,7 @@ def _words(key: str, value: object) -> list[str]:
     """A key and its value as a shell reads them."""
     if isinstance(value, bool):
         return [flag(key if value else f"no_{key}")]
-    return [flag(key), *(_quoted(str(each)) for each in (value if isinstance(value, list) else [value]))]
+    return [flag(key), *(_quoted(str(item)) for item in (value if isinstance(value, list) else [value]))]
 
 
 def _quoted(word: str) -> str:

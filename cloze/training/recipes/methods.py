@@ -87,9 +87,9 @@ class ContrastiveRecipe(BatchRecipe):
     @model_validator(mode="after")
     def _one_order(self) -> Self:
         orders = {"group_by_length": self.group_by_length, "weights": self.weights}
-        other = next((name for name, asked in orders.items() if asked), None)
-        if self.no_duplicates and other:
-            raise ValueError(f"no_duplicates and {other} order the corpus in two ways; choose one")
+        second_order = next((name for name, value in orders.items() if value), None)
+        if self.no_duplicates and second_order:
+            raise ValueError(f"no_duplicates and {second_order} order the corpus in two ways; choose one")
         return self
 
 
@@ -195,8 +195,8 @@ class DropoutRecipe(PairsRecipe):
     @property
     def templates(self) -> dict[str, str]:
         """The named templates that the encoder keeps."""
-        found = zip(SEARCH_NAMES, (self.query_template, self.document_template), strict=True)
-        return {name: template for name, template in found if template is not None}
+        templates = zip(SEARCH_NAMES, (self.query_template, self.document_template), strict=True)
+        return {name: template for name, template in templates if template is not None}
 
     @model_validator(mode="after")
     def _templates(self) -> Self:

@@ -235,12 +235,12 @@ class Recipe(BaseModel):
 def shipped_recipes() -> dict[str, str]:
     """Name -> TOML text of the recipes that come with Cloze."""
     folder = files("cloze.training") / "recipes"
-    found = {
+    recipes = {
         Path(entry.name).stem: entry.read_text(encoding="utf-8")
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(recipes.items()))
 
 
 def read_toml(source: str) -> dict[str, Any]:
@@ -268,8 +268,8 @@ def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dic
     if not (isinstance(presets, dict) and all(isinstance(preset, dict) for preset in presets.values())):
         raise RecipeError(f"recipe {source}: presets is not a table of tables; write [presets.NAME] and its keys below")
     if name is not None and name not in presets:
-        known = f"its presets are {', '.join(presets)}" if presets else "it has none"
-        raise RecipeError(f"recipe {source}: no preset {name!r}; {known}")
+        available = f"its presets are {', '.join(presets)}" if presets else "it has none"
+        raise RecipeError(f"recipe {source}: no preset {name!r}; {available}")
     top = {key: value for key, value in keys.items() if key != PRESETS}
     return top | (presets[name] if name else {})
 
