@@ -109,7 +109,7 @@ class Interrupt(TrainerCallback):
     """On Ctrl-C finish the step, save a checkpoint and stop. A second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.pressed = False
         self._former: Any = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -118,7 +118,7 @@ class Interrupt(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if self.asked:
+        if self.pressed:
             control.should_save = control.should_training_stop = True
         return control
 
@@ -126,5 +126,5 @@ class Interrupt(TrainerCallback):
         signal.signal(signal.SIGINT, self._former)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.pressed = True
         signal.signal(signal.SIGINT, self._former)

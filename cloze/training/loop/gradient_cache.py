@@ -97,7 +97,7 @@ class _RandomState:
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
-        self._states = [torch.cuda.get_rng_state(one) for one in self._devices]
+        self._states = [torch.cuda.get_rng_state(device) for device in self._devices]
         self._cpu = torch.get_rng_state()
 
     @contextmanager

@@ -68,12 +68,12 @@ def for_this_machine(recipe: Recipe) -> Recipe:
 
     They change the figures, so a resumed run keeps them.
     """
-    gpu, found = torch.cuda.is_available(), dict[str, object]()
+    gpu, settings = torch.cuda.is_available(), dict[str, object]()
     if recipe.precision == "auto":
-        found["precision"] = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
+        settings["precision"] = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
     if recipe.workers is None:
-        found["workers"] = GPU_WORKERS if gpu else 0
-    return recipe.model_copy(update=found)
+        settings["workers"] = GPU_WORKERS if gpu else 0
+    return recipe.model_copy(update=settings)
 
 
 def _too_few_steps(recipe: Recipe, rows: int) -> str | None:
@@ -168,36 +168,36 @@ def _read(recipe: Recipe) -> Corpus:
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
     """The corpus without the rows that are held out, and those equal to them. Raises CorpusError, RecipeError."""
-    most = len(corpus) - recipe.batch_size
+    limit = len(corpus) - recipe.batch_size
     count = recipe.held_out
     if count is None:
-        count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, most)
+        count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, limit)
         count = count if count >= FEWEST_HELD_OUT else 0
-        whole = count - count % recipe.batch_size  # a part of a batch is not scored
-        count = whole if whole >= FEWEST_HELD_OUT else count
-    elif count > most:
+        full_batches = count - count % recipe.batch_size  # a part of a batch is not scored
+        count = full_batches if full_batches >= FEWEST_HELD_OUT else count
+    elif count > limit:
         raise RecipeError(
             f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
-            f"has to stay; write {max(0, most):,} at most"
+            f"has to stay; write {max(0, limit):,} at most"
         )
-    least = 2 * processes().num_processes
-    if 0 < count < least:
-        raise RecipeError(f"held_out is {count} and a loss needs {least} rows or more; raise it, or write 0")
+    minimum = 2 * processes().num_processes
+    if 0 < count < minimum:
+        raise RecipeError(f"held_out is {count} and a loss needs {minimum} rows or more; raise it, or write 0")
     if not count:
         return corpus
-    left = corpus.hold_out(count, recipe.seed)
-    if len(left) >= recipe.batch_size:
-        return left
+    remaining = corpus.hold_out(count, recipe.seed)
+    if len(remaining) >= recipe.batch_size:
+        return remaining
     if recipe.held_out is None:  # the corpus is a few texts, repeated
         return corpus
-    raise CorpusError(f"{left}: fewer than one batch of {recipe.batch_size}; add text, or write held_out = 0")
+    raise CorpusError(f"{remaining}: fewer than one batch of {recipe.batch_size}; add text, or write held_out = 0")
 
 
 def _check_weighted_files(corpus: Corpus, recipe: Recipe) -> None:
     """Raises CorpusError if a file that has a weight has no rows."""
-    left = set(corpus.files().tolist()) if recipe.weights else set()
+    files_with_rows = set(corpus.files().tolist()) if recipe.weights else set()
     for number, weight in enumerate(recipe.weights):
-        if weight and number not in left:
+        if weight and number not in files_with_rows:
             raise CorpusError(
                 f"{recipe.corpus[number]} has the weight {weight:g} and no sentence left to train on ({corpus}); write "
                 "0, or check sentences, min_words, max_words"
@@ -230,12 +230,12 @@ def _build(recipe: Recipe) -> Objective:
 
 def _keep_fitting_templates(encoder: SentenceEncoder) -> None:
     """Leave out the parent's named templates that have no [MASK], or have one, where this pooling needs the other."""
-    kept = {}
+    fitting = {}
     for name, template in encoder.config.templates.items():
         try:
             Template.parse(template, encoder.config.pooling)
         except TemplateError as error:
             console.print(f"the parent's template {name!r} is left out: {error}")
         else:
-            kept[name] = template
-    encoder.reconfigure(encoder.config.model_copy(update={"templates": kept}))
+            fitting[name] = template
+    encoder.reconfigure(encoder.config.model_copy(update={"templates": fitting}))

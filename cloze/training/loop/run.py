@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from accelerate.utils import broadcast_object_list
+from transformers import TrainerState
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from cloze.encoding.bundle import SEARCH_NAMES
@@ -83,15 +84,15 @@ def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
 
 def _chosen(run: Run) -> str:
     """Which step's weights were chosen, by which figure, and what that was before training."""
-    found = run.provenance()
-    if found["chosen_by"] is None:
+    provenance = run.provenance()
+    if provenance["chosen_by"] is None:
         return ""
-    score = found["held_out_loss"] if found["dev_score"] is None else found["dev_score"]
-    own = found.get("parent_score")
-    distance = found.get("held_out_cosine_distance")
+    score = provenance["held_out_loss"] if provenance["dev_score"] is None else provenance["dev_score"]
+    own = provenance.get("parent_score")
+    distance = provenance.get("held_out_cosine_distance")
     return (
-        f" (step {found['best_step']} of {found['steps']}, {found['chosen_by']} {score:.4g}; before training "
-        f"{found['before_training']:.4g}"
+        f" (step {provenance['best_step']} of {provenance['steps']}, {provenance['chosen_by']} {score:.4g}; "
+        f"before training {provenance['before_training']:.4g}"
         + ("" if own is None else f"; the encoder as it is served by itself {own:.4g}")
         + ("" if distance is None else f"; cosine to the teacher on texts held out {1 - distance:.4f}")
         + ")"
@@ -154,33 +155,41 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
         trainer.add_callback(Thaw(first_layers(objective.encoder.backbone, recipe.frozen_layers), recipe.frozen_share))
     began = time.monotonic()
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if interrupt.asked and trainer.state.global_step < trainer.state.max_steps:
+    if interrupt.pressed and trainer.state.global_step < trainer.state.max_steps:
         return False
     trainer.load_best()
     _check_weights(objective)
     if recipe.lora_rank:
         merge_lora(objective.encoder.backbone)
-    best, log = trainer.state.best_metric, trainer.state.log_history
-    own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
-    at_best = (entry for entry in log if entry["step"] == trainer.state.best_global_step)
-    figures = {
-        "steps": trainer.state.global_step,
-        "best_step": trainer.state.best_global_step,
-        "chosen_by": None if chooser is None else chooser.removeprefix("eval_"),
-        "dev_score": best if dev else None,
-        "held_out_loss": None if dev else best,
-        "held_out_cosine_distance": next((e[COSINE_DISTANCE] for e in at_best if COSINE_DISTANCE in e), None),
-        "before_training": next((entry[chooser] for entry in log if chooser in entry), None),
-        "parent_score": own,
-        "parent_scores": parent,
-        "below_parent": own is not None and best is not None and best < own,
-        "loss": _mean_loss(log) or result.training_loss,
+    figures = _chosen_figures(trainer.state, chooser, dev is not None, parent) | {
+        "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
     if group.is_main_process:
         run.finish(objective.save, recipe, corpus, figures)
     group.wait_for_everyone()  # until the run can be read
-    return not interrupt.asked
+    return not interrupt.pressed
+
+
+def _chosen_figures(
+    state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
+) -> dict[str, Any]:
+    """What the provenance says of the chosen step, and of the parent beside it."""
+    best, log = state.best_metric, state.log_history
+    own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
+    at_best = (entry for entry in log if entry["step"] == state.best_global_step)
+    return {
+        "steps": state.global_step,
+        "best_step": state.best_global_step,
+        "chosen_by": None if chooser is None else chooser.removeprefix("eval_"),
+        "dev_score": best if has_dev else None,
+        "held_out_loss": None if has_dev else best,
+        "held_out_cosine_distance": next((e[COSINE_DISTANCE] for e in at_best if COSINE_DISTANCE in e), None),
+        "before_training": next((entry[chooser] for entry in log if chooser in entry), None),
+        "parent_score": own,
+        "parent_scores": parent,
+        "below_parent": own is not None and best is not None and best < own,
+    }
 
 
 def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool) -> dict[str, float] | None:
@@ -189,19 +198,19 @@ def _parent_figures(recipe: Recipe, dev: DevData | None, run: Run, resumed: bool
     None without dev data, or if nothing says how the encoder is read. All processes share the embedding; the first logs
     the figures once.
     """
-    found: list[dict[str, float] | None] = [None]
+    parent_figures: list[dict[str, float] | None] = [None]
     if dev:
         logged = (entry for entry in run.logged() if PARENT in entry) if resumed else iter(())
-        found = [next(logged, {}).get(PARENT)]
-        if found[0] is None and (encoder := served(recipe.encoder)) is not None:
+        parent_figures = [next(logged, {}).get(PARENT)]
+        if parent_figures[0] is None and (encoder := served(recipe.encoder)) is not None:
             queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
-            found = [dev.score(shared(encoder.embed), queries, documents)]
+            parent_figures = [dev.score(shared(encoder.embed), queries, documents)]
             if processes().is_main_process:
-                run.log({"step": 0, PARENT: found[0]})
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in (found[0] or {}).items())
+                run.log({"step": 0, PARENT: parent_figures[0]})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in (parent_figures[0] or {}).items())
             console.print(f"the encoder as it is served by itself: {figures}")
-    broadcast_object_list(found)
-    return found[0]
+    broadcast_object_list(parent_figures)
+    return parent_figures[0]
 
 
 def _mean_loss(log: Sequence[Mapping[str, float]]) -> float | None:
@@ -221,11 +230,11 @@ def _largest(objective: Objective, recipe: Recipe, rows: int) -> int:
 def _checkpoint(run: Run, resume: bool) -> Path | None:
     """Where to continue, as the first process finds it; None to begin."""
     group = processes()
-    found = [run.rewind(group.num_processes) if resume and group.is_main_process else None]
-    broadcast_object_list(found)
-    if found[0]:
-        console.print(f"continuing from {found[0]}")
-    return found[0]
+    checkpoint = [run.rewind(group.num_processes) if resume and group.is_main_process else None]
+    broadcast_object_list(checkpoint)
+    if checkpoint[0]:
+        console.print(f"continuing from {checkpoint[0]}")
+    return checkpoint[0]
 
 
 def _figures(
@@ -245,8 +254,8 @@ def _figures(
         encoder = objective.encoder
         queries, documents = (shared(encoder.named(name).embed) for name in SEARCH_NAMES)
         before = parent or {name.removeprefix(DEV): value for name, value in start.items()}
-        found = dev.score(shared(encoder.embed), queries, documents, before)
-        figures |= {f"{DEV}{name}": value for name, value in found.items()}
+        dev_figures = dev.score(shared(encoder.embed), queries, documents, before)
+        figures |= {f"{DEV}{name}": value for name, value in dev_figures.items()}
     if held_out:
         figures |= {f"{HELD_OUT}{name}": value for name, value in held_out.figures(objective).items()}
     return figures

@@ -32,13 +32,13 @@ def average(
     parent: str = "",
 ) -> None:
     """Write the run `out`, whose weights are the mean of those of `runs`. Raises RunError, EncoderError."""
-    made = Run.fresh(out)
+    mean_run = Run.fresh(out)
     mean, provenance = averaged(runs, weights, parent_share, parent)
-    made.make()
-    mean.save(made.model)
-    made.write_provenance(provenance)
+    mean_run.make()
+    mean.save(mean_run.model)
+    mean_run.write_provenance(provenance)
     count = len(runs) + bool(parent_share)
-    console.print(f"{made.model}: the mean of {count} models; next: cloze export {out} models/NAME")
+    console.print(f"{mean_run.model}: the mean of {count} models; next: cloze export {out} models/NAME")
 
 
 def averaged(
@@ -80,7 +80,9 @@ def averaged(
         _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
         states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])
-    mean.reconfigure(mean.config.model_copy(update={"max_tokens": max(each.config.max_tokens for each in encoders)}))
+    mean.reconfigure(
+        mean.config.model_copy(update={"max_tokens": max(encoder.config.max_tokens for encoder in encoders)})
+    )
     mean.load_state_dict({name: mean_of([state[name] for state in states], parts) for name in states[0]})
     return mean, described
 
@@ -107,10 +109,10 @@ def _shapes(encoder: SentenceEncoder) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in encoder.state_dict().items())
 
 
-def _refuse_difference(first: Path, other: Path, what: str, one: str, another: str) -> None:
-    if one != another:
-        shown = f" ({one}; {another})" if len(one + another) < 400 else ""
-        raise RunError(f"{first} and {other} have different {what}{shown}; average runs that share them")
+def _refuse_difference(first: Path, second: Path, properties: str, first_value: str, second_value: str) -> None:
+    if first_value != second_value:
+        shown = f" ({first_value}; {second_value})" if len(first_value + second_value) < 400 else ""
+        raise RunError(f"{first} and {second} have different {properties}{shown}; average runs that share them")
 
 
 def _provenance(
@@ -139,8 +141,8 @@ def _provenance(
         "seeds": [seed for part in parts for seed in part["seeds"]],
         "rows": max(part["rows"] for part in parts),
     }
-    kept = {name: parts[0][name] for name in ("parent", "commit", "versions")}
-    return kept | ({"parent": parent_name(parent)} if parent else {}) | together
+    common = {name: parts[0][name] for name in ("parent", "commit", "versions")}
+    return common | ({"parent": parent_name(parent)} if parent else {}) | together
 
 
 def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple[dict[str, Any] | None, float]]:
@@ -151,11 +153,11 @@ def _shares(recipe: dict[str, Any], share: float, parent: str) -> Iterator[tuple
     if recipe["method"] != "average":
         yield recipe, share
         return
-    kept, sizes = recipe["parent_share"], recipe["weights"]
-    if kept and recipe["encoder"] != parent:
+    parent_share, sizes = recipe["parent_share"], recipe["weights"]
+    if parent_share and recipe["encoder"] != parent:
         raise RunError(
             f"one of the runs is a mean with a share of {recipe['encoder']}, not of {parent}; average its runs"
         )
-    yield None, share * kept
+    yield None, share * parent_share
     for run, size in zip(recipe["runs"], sizes, strict=True):
-        yield from _shares(run, share * (1 - kept) * size / sum(sizes), parent)
+        yield from _shares(run, share * (1 - parent_share) * size / sum(sizes), parent)

@@ -27,7 +27,9 @@ def freeze_embeddings(backbone: PreTrainedModel) -> None:
 def first_layers(backbone: PreTrainedModel, count: int) -> nn.ModuleList:
     """Its first layers. Raises RecipeError unless at least one more stays."""
     depth = backbone.config.num_hidden_layers
-    layers = next((each for each in backbone.modules() if isinstance(each, nn.ModuleList) and len(each) == depth), None)
+    layers = next(
+        (module for module in backbone.modules() if isinstance(module, nn.ModuleList) and len(module) == depth), None
+    )
     if count and (layers is None or count >= depth):
         raise RecipeError(
             f"frozen_layers is {count}, and the encoder has {depth if layers else 0} layers of their own weights; "

@@ -129,8 +129,8 @@ class ObjectiveTrainer(Trainer):
             return super().train(*arguments, **keywords)
         except torch.OutOfMemoryError as error:
             keys = [words for key, words in LESS_MEMORY.items() if key in type(self.objective.recipe).model_fields]
-            found = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
-            raise RunError(f"{found}; write {' or '.join(['a lower batch_size', *keys])}") from error
+            reason = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
+            raise RunError(f"{reason}; write {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         order, recipe = self._order(), self.objective.recipe
@@ -202,9 +202,9 @@ class ObjectiveTrainer(Trainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.figures is not None, "evaluation without figures is switched off in the arguments. This is a bug."
         start = next((entry for entry in self.state.log_history if entry["step"] == 0), {})
-        found = [self.figures(self.objective, start)]
-        broadcast_object_list(found)  # so that all processes agree which checkpoint is best
-        (metrics,) = found
+        shared_metrics = [self.figures(self.objective, start)]
+        broadcast_object_list(shared_metrics)  # so that all processes agree which checkpoint is best
+        (metrics,) = shared_metrics
         self.log(dict(metrics))
         score = metrics[str(self.args.metric_for_best_model)]
         if self.best and self._is_best(score) and self.is_world_process_zero():

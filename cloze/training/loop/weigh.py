@@ -29,7 +29,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
 
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
-    made, kind, folder = Run.fresh(out), kind_of(model), encoder_folder(model)
+    run, kind, folder = Run.fresh(out), kind_of(model), encoder_folder(model)
     encoder = SentenceEncoder.load(folder, **(_settings(Path(folder)) if kind == "encoder" else {}))
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
@@ -39,10 +39,10 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     provenance: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
     weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
     provenance["recipe"] |= {"token_weights": weights}
-    made.make()
-    encoder.save(made.model)
-    made.write_provenance(with_sources(provenance, corpus))
-    console.print(f"{made.model}: {model} with token weights; next: cloze export {out} models/NAME")
+    run.make()
+    encoder.save(run.model)
+    run.write_provenance(with_sources(provenance, corpus))
+    console.print(f"{run.model}: {model} with token weights; next: cloze export {out} models/NAME")
 
 
 def _settings(folder: Path) -> dict[str, Any]:
