@@ -39,8 +39,8 @@ class ExportOptions(BundleOptions):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = ExportOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze export")
-    asked = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
-    settings = {name: value for name, value in asked.items() if value is not None}
+    changes = {"max_tokens": options.max_tokens, "denoising": options.denoise, "final_period": options.final_period}
+    settings = {name: value for name, value in changes.items() if value is not None}
 
     # torch takes seconds, for which help and a wrong option need not wait
     from cloze.training.export.bundle import export

@@ -273,8 +273,8 @@ def _graphs(
     findings, canaries = _Findings(), dict[str, NDArray[np.float32]]()
     traced = cache(partial(trace, encoder))
     (folder / "onnx").mkdir()
-    made: set[Precision] = {"fp32", *precisions}
-    for precision in sorted(made, key=PRECISIONS.index):
+    to_make: set[Precision] = {"fp32", *precisions}
+    for precision in sorted(to_make, key=PRECISIONS.index):
         console.print(f"{precision}: making the graph")
         model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
         path = folder / GRAPHS[precision]
@@ -294,12 +294,12 @@ def _graphs(
 
 
 def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder, *, fitted: bool, force: bool) -> float:
-    largest, mean, least = difference(encoder, graph, probes(encoder.config.max_tokens))
+    largest, mean_cosine, least_cosine = difference(encoder, graph, probes(encoder.config.max_tokens))
     console.print(
-        f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean:.4f} on average, "
-        f"{least:.4f} at least"
+        f"{precision}: differs from torch by {largest:.1e} of the longest vector; cosine {mean_cosine:.4f} on average, "
+        f"{least_cosine:.4f} at least"
     )
-    if precision == "int8" and mean < CLOSE and not fitted:
+    if precision == "int8" and mean_cosine < CLOSE and not fitted:
         console.print("int8: --calibrate TEXTS fits the graph to your own text, which may bring it closer")
     if precision == "fp32" and not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
@@ -312,10 +312,10 @@ def _parity(precision: Precision, encoder: SentenceEncoder, graph: GraphEncoder,
             "--precision"
         )
     floor = LEAST_COSINE.get(precision, -1)
-    if not (mean >= floor or force):
+    if not (mean_cosine >= floor or force):
         raise ExportError(
-            f"the {precision} graph has a mean cosine of {mean:.4f} to the model's own vectors, {floor} is the least; "
-            f"nothing was written. Leave {precision} out of --precision, or give --force"
+            f"the {precision} graph has a mean cosine of {mean_cosine:.4f} to the model's own vectors, {floor} is the "
+            f"least; nothing was written. Leave {precision} out of --precision, or give --force"
             + (", or --calibrate TEXTS" if precision == "int8" and not fitted else "")
         )
     return largest

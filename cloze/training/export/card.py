@@ -54,8 +54,8 @@ def provenance_of(run: Path) -> tuple[Provenance, Path]:
     try:
         content = Run(run).provenance()
         parent = located(content["recipe"]["encoder"])
-        known = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
-        return Provenance.model_validate_json(json.dumps(known | {name: {} for name in MEASURED_LATER})), parent
+        fields = {name: content[name] for name in names} | {"recipe": _names_only(content["recipe"])}
+        return Provenance.model_validate_json(json.dumps(fields | {name: {} for name in MEASURED_LATER})), parent
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
         raise RunError(
@@ -155,9 +155,9 @@ def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[st
 def _files(sizes: Mapping[Precision, int], provenance: Provenance) -> str:
     rows = ["| file | precision | size | graph | difference from torch |", "| --- | --- | --- | --- | --- |"]
     for precision, size in sizes.items():
-        how = provenance.graphs.get(precision, "")
+        description = provenance.graphs.get(precision, "")
         parity = provenance.parity[precision]
-        rows.append(f"| `{GRAPHS[precision]}` | {precision} | {size / 1e6:.1f} MB | {how} | {parity:.1e} |")
+        rows.append(f"| `{GRAPHS[precision]}` | {precision} | {size / 1e6:.1f} MB | {description} | {parity:.1e} |")
     return "\n".join(rows) + "\n\nThe difference is the largest of any component, relative to the longest vector."
 
 
@@ -178,26 +178,26 @@ def _training(provenance: Provenance) -> str:
         "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
         for recipe in recipes
     )
-    made = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
+    manner = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
     shares = "" if len(recipes) == 1 else f"\n\nTheir shares: {_shares(provenance)}."
-    if kept := provenance.recipe.get("parent_share"):
-        shares += f"\n\nThe weights are {1 - kept:g} of the trained ones and {kept:g} of the parent's."
+    if parent_share := provenance.recipe.get("parent_share"):
+        shares += f"\n\nThe weights are {1 - parent_share:g} of the trained ones and {parent_share:g} of the parent's."
     seeds = ", ".join(map(str, provenance.seeds))
-    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {made}\n\n{blocks}{shares}{counted}"
+    return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {manner}\n\n{blocks}{shares}{counted}"
 
 
 def _adapted(provenance: Provenance) -> str:
     """What `adapt` found on the queries that it held out."""
-    found, share = provenance.recipe["held_out"], provenance.recipe["parent_share"]
-    who = "queries that were held out" if provenance.recipe["pairs"] else "queries made of documents, and held out"
-    ranked = f"On {found['queries']} {who}, nDCG@10 was {found['before']:.1f} with {provenance.parent}"
+    figures, share = provenance.recipe["held_out"], provenance.recipe["parent_share"]
+    queries = "queries that were held out" if provenance.recipe["pairs"] else "queries made of documents, and held out"
+    ranked = f"On {figures['queries']} {queries}, nDCG@10 was {figures['before']:.1f} with {provenance.parent}"
     if share == 1:
         return f"{ranked}, and not surely more after training: the weights are the parent's."
-    low, high = found["interval"]
-    gain = found["after"] - found["before"]
+    low, high = figures["interval"]
+    gain = figures["after"] - figures["before"]
     return (
-        f"{ranked} and {found['after']:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}). The "
-        f"weights are {1 - share:g} of the trained ones and {share:g} of the parent's."
+        f"{ranked} and {figures['after']:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}). "
+        f"The weights are {1 - share:g} of the trained ones and {share:g} of the parent's."
     )
 
 
@@ -236,8 +236,8 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         own = provenance.recipe
         before = paths.removesuffix(" Then run") + " Run"
         names = ("pairs", "columns", "documents", "document_columns")
-        given = [f" {flag(name)} {' '.join(own[name])}" for name in names if own[name]]
-        commands = [f"cloze adapt --encoder {own['encoder']}{''.join(given)} --seed {own['seed']} --out RUN"]
+        flags = [f" {flag(name)} {' '.join(own[name])}" for name in names if own[name]]
+        commands = [f"cloze adapt --encoder {own['encoder']}{''.join(flags)} --seed {own['seed']} --out RUN"]
     elif provenance.recipe.get("method") == UNTRAINED:
         before = f"With {provenance.parent} in `RUN`"
     elif provenance.recipe.get("method") == "average":
@@ -245,7 +245,7 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
         numbers = range(1, len(_recipes(provenance)) + 1)
         commands = [f"cloze fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
         averaged = " ".join(f"RUN-{number}" for number in numbers)
-        parent = f" --parent-share {kept:g}" if (kept := provenance.recipe.get("parent_share")) else ""
+        parent = f" --parent-share {parent_share:g}" if (parent_share := provenance.recipe.get("parent_share")) else ""
         if (encoder := provenance.recipe["encoder"]) != provenance.recipe["runs"][0]["encoder"]:
             parent += f" --parent {encoder}"
         commands.append(f"cloze average {averaged} --out RUN --weights {_shares(provenance)}{parent}")

@@ -42,10 +42,10 @@ def tidy(model: ModelProto) -> ModelProto:
     graph = model.graph
     model.doc_string = graph.doc_string = ""
     used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    initializers = [tensor for tensor in graph.initializer if tensor.name in used]
     for field in (model.metadata_props, graph.metadata_props, graph.value_info, graph.initializer):
         del field[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(initializers)
     for item in (*graph.node, *graph.input, *graph.output, *graph.initializer):
         item.doc_string = ""
         del item.metadata_props[:]
@@ -54,8 +54,8 @@ def tidy(model: ModelProto) -> ModelProto:
         shape[0].dim_param = "batch"
         if value.name in INPUTS:
             shape[1].dim_param = "length"
-    known = {opset.domain for opset in model.opset_import}
-    domains = {node.domain for node in graph.node} - known - {""}
+    declared = {opset.domain for opset in model.opset_import}
+    domains = {node.domain for node in graph.node} - declared - {""}
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(domains))
     return model
 
@@ -86,9 +86,9 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
                 verbose=False,
             )
     except (torch.onnx.OnnxExporterError, ValueError, TypeError) as error:
-        kind = encoder.backbone.config.model_type
+        model_type = encoder.backbone.config.model_type
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ExportError(f"a {kind!r} encoder cannot be traced ({reason}); BERT and RoBERTa can") from error
+        raise ExportError(f"a {model_type!r} encoder cannot be traced ({reason}); BERT and RoBERTa can") from error
     finally:
         encoder.train(was_training).to(device)
     assert program is not None, "torch.onnx.export returns a program if dynamo is on. This is a bug."
@@ -108,11 +108,11 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
     layers = config.num_hidden_layers
-    whole = layers - 1 if encoder.pooling.reads_one_token else layers
-    wanted = {"Attention": whole, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
-    found = {name: len(fused.get_nodes_by_op_type(name)) for name in wanted}
-    if found != wanted:
-        raise ExportError(f"fusion is incomplete: found {found}, expected {wanted}")
+    fused_layers = layers - 1 if encoder.pooling.reads_one_token else layers
+    expected = {"Attention": fused_layers, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
+    counts = {name: len(fused.get_nodes_by_op_type(name)) for name in expected}
+    if counts != expected:
+        raise ExportError(f"fusion is incomplete: found {counts}, expected {expected}")
     return tidy(fused.model)
 
 

@@ -73,10 +73,12 @@ class WrittenOut(nn.Module):
             dense, attention = layer.attention.output.dense, layer.attention.self
             self.register_buffer(f"bias_{number}", (dense.bias + dense.weight @ attention.value.bias).detach())  # (d)
             if form == "exact":
-                others = [attention.key.weight, attention.value.weight]
+                key_value = [attention.key.weight, attention.value.weight]
                 bias = torch.cat([attention.query.bias, torch.zeros(2 * len(attention.query.bias))])
-                self.register_buffer(f"others_{number}", torch.cat(others).detach())  # (2d, d)
-                self.register_buffer(f"all_{number}", torch.cat([attention.query.weight, *others]).detach())  # (3d, d)
+                self.register_buffer(f"others_{number}", torch.cat(key_value).detach())  # (2d, d)
+                self.register_buffer(
+                    f"all_{number}", torch.cat([attention.query.weight, *key_value]).detach()
+                )  # (3d, d)
                 self.register_buffer(f"all_bias_{number}", bias.detach())  # (3d)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -99,10 +101,10 @@ class WrittenOut(nn.Module):
             weights = self.encoder.weights_of(input_ids, pooling)
             rounded = partial(coarse, bits=BITS["state"]) if self.form == "exact" else None
             return pooling.read(states.view(n, length, states.shape[-1]), attention_mask, weights, rounded)
-        read = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
+        pooled = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
         if self.form == "fusible":
-            return layer(last, read.unsqueeze(1), states, blocked).squeeze(1)
-        return layer(last, read, states, blocked)
+            return layer(last, pooled.unsqueeze(1), states, blocked).squeeze(1)
+        return layer(last, pooled, states, blocked)
 
     def _embeddings(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)

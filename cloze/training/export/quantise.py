@@ -76,9 +76,9 @@ def vocabulary_feeds(text_encoder: TextEncoder) -> list[Feed]:
     Most encoders need no corpus to measure the activations: in an encoder with layer norms a few channels have the
     extreme values, and these come from the template and the special tokens more than from the words.
     """
-    chance = random.Random(0)
+    rng = random.Random(0)
     tokens = [token for token in text_encoder.id_range if text_encoder.knows(token)]
-    texts = [text_encoder.decode(chance.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]
+    texts = [text_encoder.decode(rng.choices(tokens, k=length)) for length in LENGTHS for _ in range(TEXTS)]
     return feeds_of(text_encoder, texts)
 
 
@@ -104,8 +104,8 @@ def observe(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> d
 
 def shapes(model: ModelProto, names: Sequence[str], feed: Feed) -> dict[str, tuple[int, ...]]:
     """The shapes of the activations called `names` for one batch."""
-    found = _showing(model, names).run(names, dict(feed)) if names else []  # no name means every output
-    return {name: array.shape for name, array in zip(names, found, strict=True)}
+    arrays = _showing(model, names).run(names, dict(feed)) if names else []  # no name means every output
+    return {name: array.shape for name, array in zip(names, arrays, strict=True)}
 
 
 def _showing(model: ModelProto, names: Sequence[str]) -> InferenceSession:
@@ -116,17 +116,17 @@ def _showing(model: ModelProto, names: Sequence[str]) -> InferenceSession:
     return session(shown.SerializeToString())
 
 
-def quantise(model: ModelProto, feeds: Sequence[Feed], kept: Sequence[str] = ()) -> ModelProto:
+def quantise(model: ModelProto, feeds: Sequence[Feed], excluded: Sequence[str] = ()) -> ModelProto:
     """A copy of `model` whose constant matrix products and word embeddings are int8.
 
     This changes a Gemm with a constant matrix (n, k), a MatMul with one (k, n), and a Gather of `input_ids` from a
-    constant table, except for matrices whose names contain one of `kept`. Scales and codes fit the activations of
+    constant table, except for matrices whose names contain one of `excluded`. Scales and codes fit the activations of
     `feeds`.
     """
     quantised = ModelProto()
     quantised.CopyFrom(model)
     graph = quantised.graph
-    quantiser = _Quantiser(graph, kept, _alone(model, feeds[0]))
+    quantiser = _Quantiser(graph, excluded, _alone(model, feeds[0]))
     nodes, tensors = quantiser.run(observe(model, list(quantiser.products), feeds))
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
     del graph.node[:]
@@ -161,16 +161,16 @@ def fitted_codes(
     damped = products[np.ix_(order, order)] + np.eye(len(order)) * (DAMPING * products.diagonal().mean() or 1)
     root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]  # upper, (k, k): damped = root @ root.T
     factor = solve_triangular(root, np.eye(len(order)))  # upper: the inverse of damped = factor.T @ factor
-    rest = matrix[order].astype(np.float64)
+    remaining = matrix[order].astype(np.float64)
     integers = np.empty(matrix.shape, np.int8)
     for first in range(0, len(order), BLOCK):
         end = min(first + BLOCK, len(order))
         errors = np.empty((end - first, len(scales)))
         for place in range(first, end):
-            code = integers[order[place]] = np.clip(np.rint(rest[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
-            errors[place - first] = (rest[place] - code * scales) / factor[place, place]
-            rest[place + 1 : end] -= np.outer(factor[place, place + 1 : end], errors[place - first])
-        rest[end:] -= factor[first:end, end:].T @ errors
+            code = integers[order[place]] = np.clip(np.rint(remaining[place] / scales), -WEIGHT_LEVELS, WEIGHT_LEVELS)
+            errors[place - first] = (remaining[place] - code * scales) / factor[place, place]
+            remaining[place + 1 : end] -= np.outer(factor[place, place + 1 : end], errors[place - first])
+        remaining[end:] -= factor[first:end, end:].T @ errors
     return integers, scales.astype(np.float32)
 
 
@@ -188,8 +188,8 @@ def channel_steps(activations: NDArray[np.float32], weights: NDArray[np.float32]
 class _Quantiser:
     """Walks a graph once; activations that several products share are quantised once."""
 
-    def __init__(self, graph: GraphProto, kept: Sequence[str], alone: Container[str]) -> None:
-        self.kept = kept
+    def __init__(self, graph: GraphProto, excluded: Sequence[str], alone: Container[str]) -> None:
+        self.excluded = excluded
         self.alone = alone  # activations (rows, 1, d)
         self.nodes = list(graph.node)
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
@@ -250,7 +250,7 @@ class _Quantiser:
         return (
             node.op_type in ("Gemm", "MatMul")
             and node.input[1] in self.weights
-            and not any(part in node.input[1] for part in self.kept)
+            and not any(part in node.input[1] for part in self.excluded)
         )
 
     def _origin(self, name: str) -> str:
@@ -269,13 +269,13 @@ class _Quantiser:
     def _matrix(self, node: NodeProto) -> NDArray[np.float32]:
         """The constant (k, n) of a product."""
         matrix: NDArray[np.float32] = numpy_helper.to_array(self.weights[node.input[1]])
-        return matrix.T if any(each.name == "transB" and each.i for each in node.attribute) else matrix
+        return matrix.T if any(attribute.name == "transB" and attribute.i for attribute in node.attribute) else matrix
 
     def _norm(self, node: NodeProto) -> Iterator[NodeProto]:
         """A layer norm of activations (..., d), each row as an instance of one channel: (rows, 1, d)."""
         (states, gamma, *beta), [name] = node.input, node.output
         width = self.weights[gamma].dims[0]
-        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-5)
+        epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
         self.tensors |= {"norm.one": np.ones(1, np.float32), "norm.zero": np.zeros(1, np.float32)}
         rows, units = (states, f"{name}.units") if states in self.alone else (f"{name}.rows", f"{name}.normal")
         if states not in self.alone:
@@ -350,7 +350,7 @@ class _Quantiser:
             constants.append(add.input[1])
         if output == name:
             return name, bias
-        arrays = np.broadcast_arrays(*(numpy_helper.to_array(self.weights[each]) for each in constants))
+        arrays = np.broadcast_arrays(*(numpy_helper.to_array(self.weights[constant]) for constant in constants))
         summand = np.sum(arrays, axis=0, dtype=np.float32)
         self.tensors[f"{name}.bias"] = np.broadcast_to(summand, self.tensors[f"{name}.scales"].shape)
         return output, [f"{name}.bias"]

@@ -84,12 +84,12 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         targets = _units(np.concatenate([encoder.embed(part, GRAPH_TOKENS) for part in _parts(texts, "corpus")]))
         vectors = fit(started, [sequences[row] for row in fitted], targets[fitted])
         rows = quantised(vectors, config.max_tokens)
-        made, parity = _write_graph(folder, rows, vectors, text_encoder)
-        found = measured(_units(made.embed([texts[row] for row in held_out])), targets[held_out])
+        static_encoder, parity = _write_graph(folder, rows, vectors, text_encoder)
+        measurement = measured(_units(static_encoder.embed([texts[row] for row in held_out])), targets[held_out])
         if len(held_out) < NEAREST * NEAREST:  # among so few the nearest say nothing
-            found = found._replace(recall=None)
-        _write_rest(folder, out.name, bundle, config, rows, found, corpus.sources, parity)
-    console.print(f"{out}: {found}, on {len(held_out):,} sentences that were held out")
+            measurement = measurement._replace(recall=None)
+        _write_rest(folder, out.name, bundle, config, rows, measurement, corpus.sources, parity)
+    console.print(f"{out}: {measurement}, on {len(held_out):,} sentences that were held out")
 
 
 def vocabulary_vectors(encoder: GraphEncoder) -> Floats:
@@ -102,17 +102,17 @@ def vocabulary_vectors(encoder: GraphEncoder) -> Floats:
 def fit(vectors: Floats, sequences: Sequence[Sequence[int]], targets: Floats) -> Floats:
     """Vectors (v, d) from which the means over `sequences` have the highest cosine to `targets` (n, d)."""
     rows = torch.from_numpy(vectors.copy()).requires_grad_()
-    wanted, lists = torch.from_numpy(targets), [torch.tensor(ids) for ids in sequences]
-    chance = torch.Generator().manual_seed(0)
+    expected, lists = torch.from_numpy(targets), [torch.tensor(ids) for ids in sequences]
+    rng = torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam([rows], LEARNING_RATE)
-    steps = [chosen for _ in range(EPOCHS) for chosen in torch.randperm(len(lists), generator=chance).split(BATCH)]
+    steps = [chosen for _ in range(EPOCHS) for chosen in torch.randperm(len(lists), generator=rng).split(BATCH)]
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, len(steps))
     for chosen in bar(steps, desc="fitting", unit=" steps"):
         batch = [lists[row] for row in chosen.tolist()]
         starts = torch.tensor([0, *map(len, batch[:-1])]).cumsum(0)
         means = embedding_bag(torch.cat(batch), rows, starts, mode="mean")
         optimiser.zero_grad()
-        (1 - cosine_similarity(means, wanted[chosen])).mean().backward()
+        (1 - cosine_similarity(means, expected[chosen])).mean().backward()
         optimiser.step()
         decay.step()
     return rows.detach().numpy()
@@ -173,11 +173,11 @@ def _write_graph(folder: Path, rows: Rows, vectors: Floats, text_encoder: TextEn
     path = folder / GRAPHS["fp32"]
     path.parent.mkdir()
     onnx.save(graph(rows), path)
-    made = GraphEncoder(path, text_encoder)
-    found = made.embed(CANARY_TEXTS)
+    encoder = GraphEncoder(path, text_encoder)
+    embedded = encoder.embed(CANARY_TEXTS)
     expected = np.stack([vectors[tokens.ids].mean(0) for tokens in text_encoder.encode(CANARY_TEXTS)])
-    Canaries.write(folder, {"fp32": found})
-    return made, float(np.abs(found - expected).max() / np.linalg.norm(expected, axis=1).max())
+    Canaries.write(folder, {"fp32": embedded})
+    return encoder, float(np.abs(embedded - expected).max() / np.linalg.norm(expected, axis=1).max())
 
 
 class Measured(NamedTuple):
@@ -191,15 +191,15 @@ class Measured(NamedTuple):
         return f"cosine to the encoder {self.cosine:.3f} on average{recall}"
 
 
-def measured(found: Floats, targets: Floats) -> Measured:
+def measured(vectors: Floats, targets: Floats) -> Measured:
     """Of vectors (n, d) and the encoder's: how many of each text's nearest among the encoder's vectors are the same."""
     nearest = []
-    for queries in (found, targets):
+    for queries in (vectors, targets):
         cosines = queries @ targets.T
         np.fill_diagonal(cosines, -np.inf)  # the text itself
         nearest.append(np.argpartition(-cosines, NEAREST - 1, axis=1)[:, :NEAREST])
     same = [len(np.intersect1d(*pair)) for pair in zip(*nearest, strict=True)]
-    return Measured(float((found * targets).sum(1).mean()), float(np.mean(same)) / NEAREST)
+    return Measured(float((vectors * targets).sum(1).mean()), float(np.mean(same)) / NEAREST)
 
 
 def _write_rest(
@@ -208,7 +208,7 @@ def _write_rest(
     bundle: Bundle,
     config: EmbeddingConfig,
     rows: Rows,
-    found: Measured,
+    measurement: Measured,
     sources: list[Source],
     parity: float,
 ) -> None:
@@ -232,8 +232,8 @@ def _write_rest(
     text = ", ".join(f"{source.name} ({source.sentences:,} sentences)" for source in sources)
     card = (
         f"{front_matter(provenance, about)}\n\n# {name}\n\n"
-        f"Sentence vectors that are means of vectors of tokens, fitted by Cloze to {bundle.name} on {text}: {found}. "
-        "Cosine similarity compares them with each other. They are NOT of the vector space of "
+        f"Sentence vectors that are means of vectors of tokens, fitted by Cloze to {bundle.name} on {text}: "
+        f"{measurement}. Cosine similarity compares them with each other. They are NOT of the vector space of "
         f"{bundle.name}.\n\n## Figures\n"
     )
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -64,7 +64,7 @@ def adopted(
         model = library.SentenceTransformer(
             str(folder), device="cpu", model_kwargs={"dtype": torch.float32}, trust_remote_code=False
         )
-    transformer, pooling, *rest = _modules(model, source)
+    transformer, pooling, *following = _modules(model, source)
     _name_last_token(transformer.tokenizer)
     check_tokenizer(transformer.tokenizer, source)
     transformer.model.config.use_cache = False  # of a decoder: a graph has no cache
@@ -78,8 +78,8 @@ def adopted(
         denoising=False,
     )
     encoder = SentenceEncoder(transformer.model, transformer.tokenizer, config).eval()
-    if rest:
-        encoder.head = AdoptedHead(rest, model.get_embedding_dimension())
+    if following:
+        encoder.head = AdoptedHead(following, model.get_embedding_dimension())
     transformer.max_seq_length = config.max_tokens
     _compare_tokens(encoder, model, texts, source)
     _compare_vectors(encoder, model, texts, source)
@@ -103,12 +103,12 @@ def _name_last_token(tokenizer: Any) -> None:
         tokenizer.sep_token = tokenizer.convert_ids_to_tokens(ids[0])
 
 
-def _limit(transformer: Any, source: str, asked: int | None) -> int:
+def _limit(transformer: Any, source: str, max_tokens: int | None) -> int:
     """The longest sequence in tokens: what is asked, or else the model's own limit."""
     largest = positions(transformer.model)
-    if asked is not None and asked > largest:
-        raise EncoderError(f"max_tokens is {asked}; {source!r} has positions for {largest}: lower it")
-    return asked or min(int(transformer.max_seq_length), largest)
+    if max_tokens is not None and max_tokens > largest:
+        raise EncoderError(f"max_tokens is {max_tokens}; {source!r} has positions for {largest}: lower it")
+    return max_tokens or min(int(transformer.max_seq_length), largest)
 
 
 def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
@@ -137,15 +137,16 @@ def _compare_vectors(encoder: SentenceEncoder, model: Any, texts: Sequence[str],
     model[0].processing_kwargs = {"text": {"split_special_tokens": True}}
     with quiet():
         expected = model.encode(list(texts), show_progress_bar=False, normalize_embeddings=True)
-    found = encoder.embed(texts)
+    batched = encoder.embed(texts)
     alone = np.concatenate([encoder.embed([text]) for text in bar(texts, desc="comparing", unit=" texts")])
-    found, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (found, alone))
-    among = float(np.abs(alone - expected).max())
-    largest = float(np.abs(found - expected).max())
-    if largest <= LARGEST_DIFFERENCE < among:
+    batched, alone = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (batched, alone))
+    alone_difference = float(np.abs(alone - expected).max())
+    largest = float(np.abs(batched - expected).max())
+    if largest <= LARGEST_DIFFERENCE < alone_difference:
         raise EncoderError(
-            f"{source!r} gives a text another vector beside longer texts, by {among:.1e}: its layers do not leave out "
-            "the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+            f"{source!r} gives a text another vector beside longer texts, by {alone_difference:.1e}: its layers do "
+            "not leave out the padding. The service puts texts of several requests into a batch, so Cloze cannot serve "
+            "this model"
         )
     if not largest <= LARGEST_DIFFERENCE:
         raise EncoderError(

@@ -57,8 +57,8 @@ class PromptedTransformer(InputModule):
         if room < 1:
             raise ValueError(f"template {template!r} leaves no room for a text in {self.max_seq_length} tokens")
         blank = " " if template.partition(TEXT)[0].lstrip()[-1:].isspace() else ""
-        found = self.words.encode_batch([self._prepare(text, blank) for text in inputs], add_special_tokens=False)
-        rows = [torch.tensor(prefix + each.ids[:room] + suffix) for each in found]
+        encodings = self.words.encode_batch([self._prepare(text, blank) for text in inputs], add_special_tokens=False)
+        rows = [torch.tensor(prefix + encoding.ids[:room] + suffix) for encoding in encodings]
         places = torch.tensor([self._place(prefix, suffix, len(row)) for row in rows])
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         ids = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
@@ -76,7 +76,7 @@ class PromptedTransformer(InputModule):
         return [self.tokenizer.cls_token_id, *before], [*after, self.tokenizer.sep_token_id]
 
     def _template_ids(self, part: str) -> list[int]:
-        words = [self.words.encode(each.rstrip(), add_special_tokens=False).ids for each in part.split(MASK)]
+        words = [self.words.encode(piece.rstrip(), add_special_tokens=False).ids for piece in part.split(MASK)]
         return words[0] if len(words) == 1 else [*words[0], self.tokenizer.mask_token_id, *words[1]]
 
     def _place(self, prefix: list[int], suffix: list[int], length: int) -> int:
@@ -165,23 +165,25 @@ class PromptedTransformer(InputModule):
         init_defaults: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> "PromptedTransformer":
-        where: dict[str, Any] = {
+        hub_options: dict[str, Any] = {
             "subfolder": subfolder,
             "token": token,
             "revision": revision,
             "local_files_only": local_files_only,
         }
-        config = cls.load_config(model_name_or_path, cache_folder=cache_folder, **where)
-        head = cls.load_file_path(model_name_or_path, HEAD_FILE, cache_folder=cache_folder, **where)
-        table = cls.load_file_path(model_name_or_path, WEIGHTS_FILE, cache_folder=cache_folder, **where)
+        config = cls.load_config(model_name_or_path, cache_folder=cache_folder, **hub_options)
+        head = cls.load_file_path(model_name_or_path, HEAD_FILE, cache_folder=cache_folder, **hub_options)
+        table = cls.load_file_path(model_name_or_path, WEIGHTS_FILE, cache_folder=cache_folder, **hub_options)
         token_weights = load_file(table)["table"] if table else None
-        where["cache_dir"] = cache_folder
-        architecture: Any = MODEL_MAPPING[type(AutoConfig.from_pretrained(model_name_or_path, **where))]
+        hub_options["cache_dir"] = cache_folder
+        architecture: Any = MODEL_MAPPING[type(AutoConfig.from_pretrained(model_name_or_path, **hub_options))]
         has_pooler = "add_pooling_layer" in inspect.signature(architecture).parameters  # it is never read, nor saved
         options = {"add_pooling_layer": False} if has_pooler else {}
-        model = AutoModel.from_pretrained(model_name_or_path, **where, **options | (kwargs.get("model_kwargs") or {}))
+        model = AutoModel.from_pretrained(
+            model_name_or_path, **hub_options, **options | (kwargs.get("model_kwargs") or {})
+        )
         options = kwargs.get("processor_kwargs") or {}
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **where, **options)
+        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, **hub_options, **options)
         layers = _head(head, model.config) if head else nn.Sequential()
         return cls(model, tokenizer, config, layers, token_weights)
 

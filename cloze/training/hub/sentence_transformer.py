@@ -55,10 +55,10 @@ def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     plain = _is_plain(encoder, texts)
     weighed = [WORD_WEIGHTS] if encoder.token_weights is not None else []
     types = [TRANSFORMER, *weighed, POOLING, NORMALIZE] if plain else [CUSTOM, NORMALIZE]
-    paths = ["", *(f"{place}_{kind.rpartition('.')[2]}" for place, kind in enumerate(types[1:], 1))]
+    paths = ["", *(f"{place}_{name.rpartition('.')[2]}" for place, name in enumerate(types[1:], 1))]
     modules = zip(paths, types, strict=True)
     rows = [
-        {"idx": place, "name": str(place), "path": path, "type": kind} for place, (path, kind) in enumerate(modules)
+        {"idx": place, "name": str(place), "path": path, "type": name} for place, (path, name) in enumerate(modules)
     ]
     _write_json(folder / MODULES_FILE, rows)
     prompts = {
@@ -117,9 +117,12 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoderError(f"{folder} has no settings that Cloze wrote ({error!r}); {ADOPT}") from error
     template = settings["template"]
-    given = {name: prompt for name, prompt in prompts.items() if prompt}
-    named = {name: each if TEXT in each else template.replace(TEXT, each + TEXT) for name, each in given.items()}
-    return settings | {"templates": named}
+    templates = {
+        name: prompt if TEXT in prompt else template.replace(TEXT, prompt + TEXT)
+        for name, prompt in prompts.items()
+        if prompt
+    }
+    return settings | {"templates": templates}
 
 
 def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
@@ -135,11 +138,11 @@ def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
     own = encoder.pooling.text_encoder
     texts = [*texts, "   ", *(f" {text}\n" for text in texts)]
     prefixes = ["", *(template.removesuffix(TEXT) for template in config.templates.values())]
-    for prefix, named in zip(prefixes, [own, *config.named_encoders(own).values()], strict=True):
+    for prefix, text_encoder in zip(prefixes, [own, *config.named_encoders(own).values()], strict=True):
         ids = encoder.tokenizer(
             [prefix + text for text in texts], truncation=True, max_length=config.max_tokens, split_special_tokens=True
         )["input_ids"]
-        if ids != [tokens.ids for tokens in named.encode(texts)]:
+        if ids != [tokens.ids for tokens in text_encoder.encode(texts)]:
             return False
     return True
 
@@ -179,11 +182,11 @@ def _compare(encoder: SentenceEncoder, folder: Path, texts: Sequence[str], libra
             custom = import_module("cloze.training.hub.prompted_transformer").PromptedTransformer.load(str(folder))
             normalize = import_module("sentence_transformers.base.modules").Normalize()
             model = library.SentenceTransformer(modules=[custom, normalize], device="cpu")
-        found = model.encode(list(texts), show_progress_bar=False)
+        vectors = model.encode(list(texts), show_progress_bar=False)
     expected = encoder.embed(texts)
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)
     pointed = lengths[:, 0] > SHORT * lengths.max()  # denoised, an empty text is almost 0 and its direction is noise
-    largest = float(np.abs(found - expected / np.maximum(lengths, 1e-12))[pointed].max())
+    largest = float(np.abs(vectors - expected / np.maximum(lengths, 1e-12))[pointed].max())
     if not largest <= LARGEST_DIFFERENCE:
         raise ExportError(
             f"sentence-transformers' vectors differ from torch's by {largest:.1e}, the limit is "
