@@ -70,7 +70,7 @@ class Bridge:
                 file.seek(0)
                 with np.load(file, allow_pickle=False) as arrays:
                     matrix, offset, about = arrays["matrix"], arrays["offset"], arrays["about"].tobytes()
-            found = cls(About.model_validate_json(about), matrix, offset, digest)
+            bridge = cls(About.model_validate_json(about), matrix, offset, digest)
         except OSError as error:
             raise BridgeError(f"{path} cannot be read ({error.strerror}); name the file of a bridge") from error
         except (AttributeError, BadZipFile, EOFError, KeyError, TypeError, ValidationError, ValueError) as error:
@@ -79,7 +79,7 @@ class Bridge:
             raise BridgeError(f"{path} has a matrix of {matrix.dtype} {matrix.shape}, not float32 (new, old); {REMAKE}")
         if offset.shape != matrix.shape[1:] or not (np.isfinite(matrix).all() and np.isfinite(offset).all()):
             raise BridgeError(f"{path} has a matrix and an offset that do not fit or are not finite; {REMAKE}")
-        return found
+        return bridge
 
     def write(self, path: Path) -> None:
         """Write the file whole or not at all."""

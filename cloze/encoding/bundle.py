@@ -132,7 +132,7 @@ class EmbeddingConfig(_Record):
 
         Raises TemplateError where the graph, which reads [MASK] at a fixed place, would read another token.
         """
-        found = {}
+        encoders = {}
         for name, source in self.templates.items():
             encoder = text_encoder.within(Template.parse(source, self.pooling))
             if encoder.mask_index != text_encoder.mask_index:
@@ -145,8 +145,8 @@ class EmbeddingConfig(_Record):
                     f"template {name} {source!r}: the vector of one template is subtracted, so there can be no other; "
                     "export without denoising"
                 )
-            found[name] = encoder
-        return found
+            encoders[name] = encoder
+        return encoders
 
 
 class Spec(EmbeddingConfig):
@@ -221,15 +221,15 @@ class Bundle:
         if prompt_name is None:
             return self.text_encoder
         if prompt_name not in self.named:
-            there = ", ".join(self.named) or "none"
-            raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {self.name} names are: {there}")
+            names = ", ".join(self.named) or "none"
+            raise OptionError(f"prompt_name is {prompt_name!r}; the templates that {self.name} names are: {names}")
         return self.named[prompt_name]
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError where more dimensions are asked for than there are."""
-        most = self.spec.dimension
-        if dimensions is not None and not 1 <= dimensions <= most:
-            raise OptionError(f"dimensions is {dimensions}; {self.name} has {most}: ask for 1 to {most}")
+        limit = self.spec.dimension
+        if dimensions is not None and not 1 <= dimensions <= limit:
+            raise OptionError(f"dimensions is {dimensions}; {self.name} has {limit}: ask for 1 to {limit}")
 
     def copy(self, folder: Path) -> None:
         """Copy the bundle's files into a folder, all but the contract."""
@@ -240,8 +240,8 @@ class Bundle:
     def unchanged(self) -> bool:
         """Whether the contract and the files are still those that were loaded. Raises BundleError."""
         try:
-            same = all(_stamp(self.path / name) == stamp for name, stamp in self.stamps.items())
-            return same and _read_spec(self.path) == self.spec
+            same_stamps = all(_stamp(self.path / name) == stamp for name, stamp in self.stamps.items())
+            return same_stamps and _read_spec(self.path) == self.spec
         except OSError as error:
             raise unreadable(self.path, error) from error
 
@@ -373,8 +373,8 @@ def upgrade(content: Any) -> Any:
 
 def default_bundle() -> Path | None:
     """Return the model that comes with Cloze: in the package in a wheel, in `models/` in a clone, else nowhere."""
-    here = Path(__file__).parents[1]
-    return next((path for path in (here / DEFAULT, here.parent / "models" / DEFAULT) if path.is_dir()), None)
+    package = Path(__file__).parents[1]
+    return next((path for path in (package / DEFAULT, package.parent / "models" / DEFAULT) if path.is_dir()), None)
 
 
 def located(name: str | os.PathLike[str]) -> Path:
@@ -384,15 +384,15 @@ def located(name: str | os.PathLike[str]) -> Path:
     path = Path(name)
     if str(path) != DEFAULT or path.exists():
         return path
-    if found := default_bundle():
-        return found
+    if bundle := default_bundle():
+        return bundle
     raise BundleError(f"{DEFAULT} is not part of this installation; name the folder of a bundle instead")
 
 
 def unreadable(path: Path, error: OSError) -> BundleError:
     """Make the error of a bundle, or a folder of bundles, that exists but may not be read."""
-    found = error.filename or path
-    return BundleError(f"{found} cannot be read ({error.strerror}); let the user of this process read it")
+    file = error.filename or path
+    return BundleError(f"{file} cannot be read ({error.strerror}); let the user of this process read it")
 
 
 def sha256(path: Path) -> str:
@@ -452,8 +452,8 @@ def _check_files(folder: Path, spec: Spec) -> dict[str, tuple[int, int]]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _replaceable(target: Path) -> bool:

@@ -46,7 +46,7 @@ class Curve(_Record):
 
     @model_validator(mode="after")
     def _is_a_curve(self) -> Self:
-        rising = all(one < other for one, other in pairwise(self.cosines))
+        rising = all(lower < higher for lower, higher in pairwise(self.cosines))
         if len(self.cosines) != len(self.values) or not rising or list(self.values) != sorted(self.values):
             raise ValueError("the points of a curve have rising cosines, and as many values that do not fall")
         return self

@@ -52,8 +52,8 @@ class Canaries(BaseModel):
     def write(cls, folder: Path, vectors: Mapping[str, NDArray[np.float32]]) -> None:
         """Write the file. `vectors` are those of CANARY_TEXTS, (texts, dimension), by precision."""
         rows = {
-            precision: [[float(f"{value:.{DIGITS}g}") for value in row] for row in found]
-            for precision, found in vectors.items()
+            precision: [[float(f"{value:.{DIGITS}g}") for value in row] for row in rows]
+            for precision, rows in vectors.items()
         }
         text = json.dumps({"texts": CANARY_TEXTS, "vectors": rows}, ensure_ascii=False)
         (folder / CANARY_FILE).write_text(text + "\n", encoding="utf-8")
@@ -67,17 +67,17 @@ class Canaries(BaseModel):
         except (OSError, ValidationError) as error:
             raise BundleError(f"{path} cannot be read ({error}); export the bundle again") from error
 
-    def difference(self, precision: str, found: NDArray[np.float32]) -> tuple[float, str]:
-        """Return the largest difference of `found` (texts, dimension), relative to the longest vector, and its text.
+    def difference(self, precision: str, vectors: NDArray[np.float32]) -> tuple[float, str]:
+        """Return the largest difference of `vectors` (texts, dimension), relative to the longest vector, and its text.
 
         Raises BundleError where the file has no vectors of this shape for the precision.
         """
         expected = np.array(self.vectors.get(precision, []), dtype=np.float32)
-        if expected.shape != found.shape:
+        if expected.shape != vectors.shape:
             raise BundleError(
-                f"{CANARY_FILE} has vectors of shape {expected.shape} for {precision}, the graph gives {found.shape}; "
-                "export the bundle again"
+                f"{CANARY_FILE} has vectors of shape {expected.shape} for {precision}, the graph gives "
+                f"{vectors.shape}; export the bundle again"
             )
-        distances = np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1).max()
+        distances = np.abs(vectors - expected).max(1) / np.linalg.norm(expected, axis=1).max()
         worst = int(distances.argmax())
         return float(distances[worst]), self.texts[worst]

@@ -53,20 +53,20 @@ class _Cuts:
 
     def __init__(self, text: str, starts: list[int]) -> None:
         self.count = len(starts)
-        self.words = [at for at, start in enumerate(starts) if start == 0 or text[start - 1].isspace()]
-        self.sentences = [bisect_left(starts, end.end()) for end in SENTENCE_END.finditer(text)]
+        self.words = [index for index, start in enumerate(starts) if start == 0 or text[start - 1].isspace()]
+        self.sentences = [bisect_left(starts, match.end()) for match in SENTENCE_END.finditer(text)]
 
     def word(self, first: int, last: int) -> int:
         """Return the first beginning of a word from the token `first` on; `last` where there is none before."""
-        at = bisect_left(self.words, first)
-        return min(self.words[at], last) if at < len(self.words) else last
+        index = bisect_left(self.words, first)
+        return min(self.words[index], last) if index < len(self.words) else last
 
     def end(self, first: int, last: int, former: int) -> int | None:
         """Return the best end, at most `last` and behind `former`, of a chunk that begins with the token `first`."""
         if last >= self.count:
             return self.count
-        for places, least in ((self.sentences, max(former, (first + last) // 2)), (self.words, former)):
-            at = bisect_left(places, last + 1) - 1
-            if at >= 0 and places[at] > least:
-                return places[at]
+        for starts, lowest in ((self.sentences, max(former, (first + last) // 2)), (self.words, former)):
+            index = bisect_left(starts, last + 1) - 1
+            if index >= 0 and starts[index] > lowest:
+                return starts[index]
         return None

@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Exchange two folders in one step, so that there is a whole one at both paths at any time.
 
     False, and nothing is done, where the system cannot: elsewhere than on Linux, and on some network file systems.
@@ -42,12 +42,12 @@ def exchange(one: Path, other: Path) -> bool:
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if call is None:
         return False
-    if call(HERE, os.fsencode(one), HERE, os.fsencode(other), EXCHANGE) == 0:
+    if call(HERE, os.fsencode(first), HERE, os.fsencode(second), EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in NOT_HERE:
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -55,9 +55,9 @@ class ClassifierHead(BaseModel):
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise BundleError(f"{path} is not a head ({reason}); make it again: `cloze head`") from error
-        if (found := len(head.weights[0])) != dimension:
+        if (width := len(head.weights[0])) != dimension:
             raise BundleError(
-                f"{path} takes {found} dimensions, the bundle has {dimension}; make it again: `cloze head`"
+                f"{path} takes {width} dimensions, the bundle has {dimension}; make it again: `cloze head`"
             )
         return head
 

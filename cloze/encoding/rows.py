@@ -58,14 +58,14 @@ def uncompressed(raw: IO[bytes], name: str) -> IO[bytes]:
 
 def read_rows(stream: IO[bytes], name: str) -> Iterator[tuple[int, Row]]:
     """Yield the line where a row ends, and the row, of a file whose `name` has one of ENDINGS. Raises RowsError."""
-    kind = ending_of(name)
-    if kind in SEPARATORS:
-        yield from _cells(stream, name, SEPARATORS[kind])
+    ending = ending_of(name)
+    if ending in SEPARATORS:
+        yield from _cells(stream, name, SEPARATORS[ending])
         return
-    read = _record if kind == ".jsonl" else _text
+    parse = _record if ending == ".jsonl" else _text
     for number, line in read_lines(stream, name):
-        if kind == ".txt" or line.strip():
-            yield number, read(line)
+        if ending == ".txt" or line.strip():
+            yield number, parse(line)
 
 
 def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:

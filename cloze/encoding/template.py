@@ -38,9 +38,9 @@ class Template:
             )
         if "<mask>" in source:
             raise TemplateError(f"template {source!r}: write {MASK}, not <mask>, whichever the tokenizer")
-        masks, wanted = source.count(MASK), int(pooling == "mask")
-        if masks != wanted:
-            advice = f"write {MASK} exactly once" if wanted else f"remove {MASK}, or choose the pooling 'mask'"
+        masks, expected = source.count(MASK), int(pooling == "mask")
+        if masks != expected:
+            advice = f"write {MASK} exactly once" if expected else f"remove {MASK}, or choose the pooling 'mask'"
             raise TemplateError(f"template {source!r} has {MASK} {masks} times, pooling is {pooling!r}; {advice}")
         prefix, suffix = source.strip().split(TEXT)
         return cls(prefix, suffix)

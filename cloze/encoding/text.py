@@ -110,12 +110,12 @@ class SpecialTokens:
             return None if content is None else tokenizer.token_to_id(content)
 
         def required(role: str) -> int:
-            found = token_id(role)
-            if found is None:
+            token = token_id(role)
+            if token is None:
                 raise BundleError(
                     f"{path} names no {role}_token of the vocabulary; Cloze needs an encoder that has one"
                 )
-            return found
+            return token
 
         return cls(token_id("cls"), required("sep"), required("pad"), token_id("mask"))
 
@@ -133,16 +133,16 @@ def _reserve(tokenizer: Tokenizer, special: SpecialTokens) -> None:
     """
     tokenizer.encode_special_tokens = True  # tokenizer.json cannot say so
     spellings = {token: tokenizer.id_to_token(token) for token in special.ids}
-    found = [
+    reachable = [
         spelling
         for token, spelling in spellings.items()
         if spelling and token in tokenizer.encode(spelling, add_special_tokens=False).ids
     ]
-    if found:
-        pattern = "|".join(f"{re.escape(spelling[0])}(?={re.escape(spelling[1:])})" for spelling in found)
+    if reachable:
+        pattern = "|".join(f"{re.escape(spelling[0])}(?={re.escape(spelling[1:])})" for spelling in reachable)
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
-        rest = tokenizer.pre_tokenizer
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, rest]) if rest else split
+        former = tokenizer.pre_tokenizer
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, former]) if former else split
 
 
 class TextEncoder:
@@ -186,9 +186,9 @@ class TextEncoder:
 
     def within(self, template: Template) -> Self:
         """Return an encoder for another template with the same tokenizer and limit. Raises TemplateError."""
-        other = copy.copy(self)
-        other._use(template)
-        return other
+        encoder = copy.copy(self)
+        encoder._use(template)
+        return encoder
 
     @property
     def template_tokens(self) -> int:
@@ -238,16 +238,19 @@ class TextEncoder:
         truncate: bool = True,
         direction: Direction = "right",
         first: int = 0,
-        most: int | None = None,
+        max_text_tokens: int | None = None,
     ) -> list[Tokens]:
         """Encode each text in the template, in order.
 
-        A text of more tokens than fit, or than `most`, is truncated on the side of `direction`; with `truncate=False`
-        it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both have its position, counted
-        from `first`: a caller may pass a slice of its texts.
+        A text of more tokens than fit, or than `max_text_tokens`, is truncated on the side of `direction`; with
+        `truncate=False` it raises TextTooLong. A text that the tokenizer cannot encode raises TextError. Both have its
+        position, counted from `first`: a caller may pass a slice of its texts.
         """
         encodings = self._tokenize(texts, first=first)
-        return [self._place(each.ids, place, truncate, direction, most) for place, each in enumerate(encodings, first)]
+        return [
+            self._place(encoding.ids, position, truncate, direction, max_text_tokens)
+            for position, encoding in enumerate(encodings, first)
+        ]
 
     def encode_ids(
         self,
@@ -265,7 +268,7 @@ class TextEncoder:
         """
         for position, ids in enumerate(sequences, first):
             self._check(ids, position)
-        return [self._place(list(ids), place, truncate, direction) for place, ids in enumerate(sequences, first)]
+        return [self._place(list(ids), position, truncate, direction) for position, ids in enumerate(sequences, first)]
 
     def explain(self, text: str, *, direction: Direction = "right") -> list[Token]:
         """Return every token of the text's sequence, the truncated ones included, in order.
@@ -285,8 +288,8 @@ class TextEncoder:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where each token of the text begins and ends in it. Raises TextError."""
         [encoding] = self._tokenize([text], offsets=True)
-        found = self._spans(text, encoding.offsets)
-        return [(start, stop) for start, stop in found if start is not None and stop is not None]
+        spans = self._spans(text, encoding.offsets)
+        return [(start, stop) for start, stop in spans if start is not None and stop is not None]
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text, however long, without the template's. Raises TextError."""
@@ -331,20 +334,20 @@ class TextEncoder:
         for position, text in enumerate(prepared, first):
             try:
                 self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-            except Exception as alone:
-                reason = f"{type(alone).__name__}: {alone}"
+            except Exception as own_error:
+                reason = f"{type(own_error).__name__}: {own_error}"
                 return TextError(f" cannot be tokenised ({reason}); change it", position=position)
         return TextError(f"the tokenizer cannot take these {len(prepared)} texts together ({error}); send fewer")
 
     def _place(
-        self, ids: list[int], position: int, truncate: bool, direction: Direction, most: int | None = None
+        self, ids: list[int], position: int, truncate: bool, direction: Direction, max_text_tokens: int | None = None
     ) -> Tokens:
-        kept = self._kept(len(ids), direction, most)
+        kept = self._kept(len(ids), direction, max_text_tokens)
         cut = len(ids) - len(kept)
         if cut and not truncate:
             limit = f"{self.text_tokens} fit beside the template's {self.template_tokens}"
-            if most is not None and most < self.text_tokens:
-                limit = f"{most} are asked for"
+            if max_text_tokens is not None and max_text_tokens < self.text_tokens:
+                limit = f"{max_text_tokens} are asked for"
             raise TextTooLong(
                 f" has {len(ids)} tokens; at most {limit}: shorten it or allow truncation", position=position
             )
@@ -362,9 +365,9 @@ class TextEncoder:
                 f"raise max_tokens to {self.template_tokens + 1} or more"
             )
 
-    def _kept(self, count: int, direction: Direction, most: int | None = None) -> range:
-        """Return the indices of a text's `count` tokens that are kept: as many as fit, or `most`."""
-        room = self.text_tokens if most is None else min(most, self.text_tokens)
+    def _kept(self, count: int, direction: Direction, max_text_tokens: int | None = None) -> range:
+        """Return the indices of a text's `count` tokens that are kept: as many as fit, or `max_text_tokens`."""
+        room = self.text_tokens if max_text_tokens is None else min(max_text_tokens, self.text_tokens)
         cut = max(0, count - room)
         return range(cut, count) if direction == "left" else range(count - cut)
 

@@ -104,7 +104,7 @@ def test_explain_shows_what_encode_gives(
     assert [token.id for token in explained if not token.cut] == encoder.encode([text], direction=direction)[0].ids
     whole = [token.id for token in explained if not token.template]
     assert encoder.encode_ids([whole], direction=direction) == encoder.encode([text], direction=direction)
-    [fewer] = encoder.encode([text], direction=direction, most=most)
+    [fewer] = encoder.encode([text], direction=direction, max_text_tokens=most)
     kept = len(fewer.ids) - encoder.template_tokens
     assert kept == min(len(whole), encoder.text_tokens, most or len(whole))
     at = fewer.ids[len(encoder.prefix_ids) : len(encoder.prefix_ids) + kept]

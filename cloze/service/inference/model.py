@@ -50,12 +50,12 @@ logger = logging.getLogger(__name__)
 class Part(NamedTuple):
     """Inputs of a request that share a template: the one of this name, or the bundle's own.
 
-    Of a text, at most `most` tokens are taken; None: as many as fit.
+    Of a text, at most `max_text_tokens` tokens are taken; None: as many as fit.
     """
 
     inputs: Inputs
     template: str | None = None
-    most: int | None = None
+    max_text_tokens: int | None = None
 
 
 class Timing(NamedTuple):
@@ -347,7 +347,9 @@ class Model:
         inputs, encoder = part.inputs, self.text_encoders[part.template]
         if isinstance(inputs[0], str):
             texts = cast(Sequence[str], inputs)
-            found = encoder.encode(texts, truncate=truncate, direction=direction, first=first, most=part.most)
+            found = encoder.encode(
+                texts, truncate=truncate, direction=direction, first=first, max_text_tokens=part.max_text_tokens
+            )
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
