@@ -58,23 +58,23 @@ ACTIVATED: Final[dict[str, Callable[[Floats], NDArray[Any]]]] = {
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, 0),
     "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "GELU": lambda x: 0.5 * x * (1 + np.array([erf(each / sqrt(2)) for each in x])),
+    "GELU": lambda x: 0.5 * x * (1 + np.array([erf(value / sqrt(2)) for value in x])),
 }
 
 
 def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -> None:
     """Write the bundle `out` of the model `source`, whose files are in `folder`, or nothing. Raises ClozeError."""
-    _, pooling, *rest = modules_of(folder, source)
-    behind = [(module, _weights(folder, module, source)) for module in rest]
-    config = _embedding_config(folder, pooling, rest, source, max_tokens)
+    _, pooling, *modules = modules_of(folder, source)
+    behind = [(module, _weights(folder, module, source)) for module in modules]
+    config = _embedding_config(folder, pooling, modules, source, max_tokens)
     if behind and behind[-1][0].kind == "Normalize":  # a bundle's graph does not normalise
         behind.pop()
     graph = repository_graph(folder, source)
-    with staging(out) as made:
-        _copy_tokenizer(folder, made, source)
-        shutil.copyfile(folder / "config.json", made / "config.json")
-        text_encoder = config.text_encoder(made)
-        _compare_tokens(text_encoder, config, made, source)
+    with staging(out) as staged:
+        _copy_tokenizer(folder, staged, source)
+        shutil.copyfile(folder / "config.json", staged / "config.json")
+        text_encoder = config.text_encoder(staged)
+        _compare_tokens(text_encoder, config, staged, source)
         _show("fp32: adding the pooling to the model's own graph")
         sequences = [tokens.ids for tokens in text_encoder.encode(CANARY_TEXTS)]
         try:
@@ -85,17 +85,20 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
                 f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer ({reason}); give a "
                 f"lower --max-tokens than {config.max_tokens}, or get the model again"
             ) from error
-        path = made / GRAPHS["fp32"]
+        path = staged / GRAPHS["fp32"]
         path.parent.mkdir()
         onnx.save(with_pooling(graph, config.pooling, behind, expected.shape[1]), path)
         vectors, difference = _compared(path, text_encoder, sequences, expected, source)
-        Canaries.write(made, {"fp32": vectors})
+        Canaries.write(staged, {"fp32": vectors})
         provenance = _provenance(source, difference)
-        (made / "README.md").write_text(_card(out.absolute().name, config, provenance), encoding="utf-8")
-        files = [*sorted(folder.glob(f"{GRAPHS['fp32']}*")), *(_file(folder, module) for module, own in behind if own)]
+        (staged / "README.md").write_text(_card(out.absolute().name, config, provenance), encoding="utf-8")
+        files = [
+            *sorted(folder.glob(f"{GRAPHS['fp32']}*")),
+            *(_file(folder, module) for module, weights in behind if weights),
+        ]
         digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
-        spec = seal(made, config, expected.shape[1], digest, provenance)
-    size = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
+        spec = seal(staged, config, expected.shape[1], digest, provenance)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     _show(f"{out}: {size / 1e6:.1f} MB, fp32, vector space {spec.space}")
 
 
@@ -108,8 +111,8 @@ def _embedding_config(
     settings = json_of(folder / ST_CONFIG_FILE) or {}
     check_behind(inputs, settings.get("truncate_dim"), source)
     template, templates = templates_of(settings.get("prompts") or {}, settings.get("default_prompt_name"), source)
-    own, positions = limit_of(folder)
-    if max_tokens is None and own > MOST_TOKENS:
+    limit, positions = limit_of(folder)
+    if max_tokens is None and limit > MOST_TOKENS:
         raise AdoptionError(f"{source!r} does not say how many tokens it reads; give --max-tokens")
     if max_tokens is not None and max_tokens > positions:
         raise AdoptionError(f"max_tokens is {max_tokens}; {source!r} has positions for {positions}: lower it")
@@ -117,20 +120,20 @@ def _embedding_config(
         template=template,
         templates=templates,
         pooling=mode,
-        max_tokens=max_tokens or own,
+        max_tokens=max_tokens or limit,
         final_period=False,
         denoising=False,
     )
 
 
-def _copy_tokenizer(folder: Path, made: Path, source: str) -> None:
+def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
     """Copy the tokenizer; special tokens that only special_tokens_map.json names are added to its configuration."""
     if not (folder / "tokenizer.json").is_file():
         raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
-    shutil.copyfile(folder / "tokenizer.json", made / "tokenizer.json")
+    shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
     named = json_of(folder / "special_tokens_map.json") or {}
     config = {role: named[role] for role in ROLES if role in named} | (json_of(folder / "tokenizer_config.json") or {})
-    (made / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False) + "\n", encoding="utf-8")
+    (staged / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _weights(folder: Path, module: Module, source: str) -> Weights:
@@ -153,18 +156,18 @@ def _file(folder: Path, module: Module) -> Path:
     return folder / module.path / "model.safetensors"
 
 
-def _compare_tokens(text_encoder: TextEncoder, config: EmbeddingConfig, made: Path, source: str) -> None:
+def _compare_tokens(text_encoder: TextEncoder, config: EmbeddingConfig, staged: Path, source: str) -> None:
     """Compare the ids of each template with those of the tokenizer's own post-processor. Raises AdoptionError."""
-    own = Tokenizer.from_file(str(made / "tokenizer.json"))
-    own.no_padding()
-    own.enable_truncation(config.max_tokens)
-    own.encode_special_tokens = True  # "[MASK]" in a text is text
+    tokenizer = Tokenizer.from_file(str(staged / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(config.max_tokens)
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
     for template in dict.fromkeys([config.template, *config.templates.values()]):
-        within = text_encoder.within(Template.parse(template, config.pooling))
+        encoder = text_encoder.within(Template.parse(template, config.pooling))
         prompt = template.removesuffix(TEXT)
         texts = [text for text in CANARY_TEXTS if text or not prompt]  # a prompt's last blank may be a token of its own
-        for text, tokens in zip(texts, within.encode(texts), strict=True):
-            ids = own.encode(f"{prompt}{text}").ids
+        for text, tokens in zip(texts, encoder.encode(texts), strict=True):
+            ids = tokenizer.encode(f"{prompt}{text}").ids
             if ids != tokens.ids:
                 raise AdoptionError(
                     f"{source!r} encodes {text[:40]!r} as the tokens {ids[:8]}, and a bundle as {tokens.ids[:8]} "
@@ -195,32 +198,32 @@ def _own_vectors(
 
 def _pooled(states: Floats, mode: PoolingMode) -> Floats:
     """States (L, d) of one text without padding -> its vector (d)."""
-    places = np.arange(1, len(states) + 1, dtype=np.float32)[:, None]
-    ways: dict[str, Callable[[], NDArray[Any]]] = {
+    positions = np.arange(1, len(states) + 1, dtype=np.float32)[:, None]
+    poolings: dict[str, Callable[[], NDArray[Any]]] = {
         "cls": lambda: states[0],
         "lasttoken": lambda: states[-1],
         "max": lambda: states.max(0),
         "mean": lambda: states.mean(0),
         "mean_sqrt_len_tokens": lambda: states.sum(0) / np.sqrt(len(states)),
-        "weightedmean": lambda: (states * places).sum(0) / places.sum(),
+        "weightedmean": lambda: (states * positions).sum(0) / positions.sum(),
     }
-    return ways[mode]().astype(np.float32)
+    return poolings[mode]().astype(np.float32)
 
 
 def _applied(module: Module, weights: Weights, vector: Floats) -> Floats:
     """What a module behind the pooling makes of a vector (d)."""
     config = module.config or {}
-    made: NDArray[Any]
+    output: NDArray[Any]
     if module.kind == "Normalize":
-        made = vector / np.maximum(np.linalg.norm(vector), EPSILONS["Normalize"])
+        output = vector / np.maximum(np.linalg.norm(vector), EPSILONS["Normalize"])
     elif module.kind == "LayerNorm":
         normed = (vector - vector.mean()) / np.sqrt(vector.var() + EPSILONS["LayerNorm"])
-        made = normed * weights["norm.weight"] + weights["norm.bias"]
+        output = normed * weights["norm.weight"] + weights["norm.bias"]
     else:
-        made = ACTIVATED[activation_of(config)](weights["linear.weight"] @ vector + weights.get("linear.bias", 0))
+        output = ACTIVATED[activation_of(config)](weights["linear.weight"] @ vector + weights.get("linear.bias", 0))
         if config.get("use_residual"):
-            made = made + (weights["residual.weight"] @ vector if "residual.weight" in weights else vector)
-    return made.astype(np.float32)
+            output = output + (weights["residual.weight"] @ vector if "residual.weight" in weights else vector)
+    return output.astype(np.float32)
 
 
 def _compared(
@@ -233,23 +236,27 @@ def _compared(
     session = _session(str(path))
 
     def run(rows: Sequence[Sequence[int]]) -> Floats:
-        found: Floats = session.run([OUTPUT], dict(zip(INPUTS, text_encoder.pad(rows), strict=True)))[0]
-        return found
+        vectors: Floats = session.run([OUTPUT], dict(zip(INPUTS, text_encoder.pad(rows), strict=True)))[0]
+        return vectors
 
-    alone, among = np.concatenate([run([ids]) for ids in sequences]), run(sequences)
-    first, second = (float(np.abs(_units(found) - _units(expected)).max()) for found in (alone, among))
-    _show(f"fp32: differs from the model's own graph by {max(first, second):.1e} of a vector's length")
-    if first <= LARGEST_DIFFERENCE < second:
+    alone, batched = np.concatenate([run([ids]) for ids in sequences]), run(sequences)
+    difference, batched_difference = (
+        float(np.abs(_units(vectors) - _units(expected)).max()) for vectors in (alone, batched)
+    )
+    largest = max(difference, batched_difference)
+    _show(f"fp32: differs from the model's own graph by {largest:.1e} of a vector's length")
+    if difference <= LARGEST_DIFFERENCE < batched_difference:
         raise AdoptionError(
-            f"{source!r} gives a text another vector beside longer texts, by {second:.1e}: its layers do not leave out "
-            "the padding. The service puts texts of several requests into a batch, so Cloze cannot serve this model"
+            f"{source!r} gives a text another vector beside longer texts, by {batched_difference:.1e}: its layers "
+            "do not leave out the padding. The service puts texts of several requests into a batch, so Cloze cannot "
+            "serve this model"
         )
-    if not max(first, second) <= LARGEST_DIFFERENCE:
+    if not largest <= LARGEST_DIFFERENCE:
         raise AdoptionError(
-            f"{source!r}: the vectors differ from those of its own graph by {first:.1e}, the limit is "
+            f"{source!r}: the vectors differ from those of its own graph by {difference:.1e}, the limit is "
             f"{LARGEST_DIFFERENCE:.0e}; Cloze cannot hold this model"
         )
-    return alone, max(first, second)
+    return alone, largest
 
 
 def _session(graph: bytes | str) -> onnxruntime.InferenceSession:
@@ -259,8 +266,8 @@ def _session(graph: bytes | str) -> onnxruntime.InferenceSession:
 
 
 def _units(vectors: Floats) -> Floats:
-    found: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return found
+    units: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return units
 
 
 def _provenance(source: str, difference: float) -> Provenance:

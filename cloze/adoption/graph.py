@@ -52,7 +52,7 @@ def repository_graph(folder: Path, source: str) -> ModelProto:
         raise AdoptionError(
             f"{source!r} has no {GRAPHS['fp32']}, of which a bundle is made without torch; {NEEDS_TORCH}"
         )
-    size = sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     if size > LARGEST:
         raise AdoptionError(f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB")
     try:
@@ -78,33 +78,33 @@ def with_pooling(
     model: ModelProto, pooling: PoolingMode, behind: Sequence[tuple[Module, Weights]], dimension: int
 ) -> ModelProto:
     """A repository's graph with its pooling and the modules behind it, whose vectors have `dimension` numbers."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
+    pooled = ModelProto()
+    pooled.CopyFrom(model)
+    graph = pooled.graph
     for node in graph.node:  # a graph that pools already has such a tensor
         for names in (node.input, node.output):
             names[:] = [f"repository.{name}" if name == OUTPUT else name for name in names]
-    parts = _Parts(made)
+    builder = _GraphBuilder(pooled)
     if any(value.name == TOKEN_TYPES for value in graph.input):
         zero = helper.make_tensor("zero", TensorProto.INT64, [1], [0])
         nodes = (
             helper.make_node("Shape", [INPUTS[0]], [f"{TOKEN_TYPES}.shape"]),
             helper.make_node("ConstantOfShape", [f"{TOKEN_TYPES}.shape"], [TOKEN_TYPES], value=zero),
         )
-        for place, node in enumerate(nodes):
-            graph.node.insert(place, node)
+        for index, node in enumerate(nodes):
+            graph.node.insert(index, node)
     states = next(value.name for value in graph.output if value.name in STATES)
-    vectors = _pooled(parts, parts.cast(states, TensorProto.FLOAT), pooling)
+    vectors = _pooled(builder, builder.cast(states, TensorProto.FLOAT), pooling)
     for module, weights in behind:
-        vectors = _BEHIND[module.kind](parts, vectors, module.config or {}, weights)
+        vectors = _BEHIND[module.kind](builder, vectors, module.config or {}, weights)
     graph.node.append(helper.make_node("Identity", [vectors], [OUTPUT]))
     del graph.input[:], graph.output[:]
     graph.input.extend(helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in INPUTS)
     graph.output.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["batch", dimension]))
-    return made
+    return pooled
 
 
-class _Parts:
+class _GraphBuilder:
     """Adds nodes and constants to a graph."""
 
     def __init__(self, model: ModelProto) -> None:
@@ -112,10 +112,10 @@ class _Parts:
         self.opset = _opset(model)
         self.count = 0
 
-    def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
+    def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, and return the name of what it gives."""
-        output = self._name(kind)
-        self.graph.node.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+        output = self._name(op_type)
+        self.graph.node.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
         return output
 
     def constant(self, value: Any, dtype: type[np.generic] = np.float32) -> str:
@@ -123,74 +123,78 @@ class _Parts:
         self.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype=dtype), name))
         return name
 
-    def cast(self, tensor: str, kind: int) -> str:
-        return self.add("Cast", tensor, to=kind)
+    def cast(self, tensor: str, dtype: int) -> str:
+        return self.add("Cast", tensor, to=dtype)
 
-    def reduce(self, kind: str, tensor: str, axis: int, *, keepdims: bool) -> str:
-        if self.opset >= AXES_AS_INPUT[kind]:
-            return self.add(kind, tensor, self.constant([axis], np.int64), keepdims=int(keepdims))
-        return self.add(kind, tensor, axes=[axis], keepdims=int(keepdims))
+    def reduce(self, op_type: str, tensor: str, axis: int, *, keepdims: bool) -> str:
+        if self.opset >= AXES_AS_INPUT[op_type]:
+            return self.add(op_type, tensor, self.constant([axis], np.int64), keepdims=int(keepdims))
+        return self.add(op_type, tensor, axes=[axis], keepdims=int(keepdims))
 
     def _name(self, kind: str) -> str:
         self.count += 1
         return f"cloze.{kind}.{self.count}"
 
 
-def _pooled(parts: _Parts, states: str, mode: PoolingMode) -> str:
+def _pooled(builder: _GraphBuilder, states: str, mode: PoolingMode) -> str:
     """States (n, L, d) -> vectors (n, d), as `cloze.training.model.pooling` reads them; padding is on the right."""
     if mode == "cls":
-        return parts.add("Gather", states, parts.constant(0, np.int64), axis=1)
-    mask = parts.cast(INPUTS[1], TensorProto.FLOAT)  # (n, L)
-    weights = parts.add("Reshape", mask, parts.constant([0, -1, 1], np.int64))  # (n, L, 1)
+        return builder.add("Gather", states, builder.constant(0, np.int64), axis=1)
+    mask = builder.cast(INPUTS[1], TensorProto.FLOAT)  # (n, L)
+    weights = builder.add("Reshape", mask, builder.constant([0, -1, 1], np.int64))  # (n, L, 1)
     if mode == "max":
-        seen = parts.cast(weights, TensorProto.BOOL)
-        return parts.reduce("ReduceMax", parts.add("Where", seen, states, parts.constant(-np.inf)), 1, keepdims=False)
-    places = parts.add("CumSum", weights, parts.constant(1, np.int64))  # of the tokens from 1 on, (n, L, 1)
+        attended = builder.cast(weights, TensorProto.BOOL)
+        return builder.reduce(
+            "ReduceMax", builder.add("Where", attended, states, builder.constant(-np.inf)), 1, keepdims=False
+        )
+    positions = builder.add("CumSum", weights, builder.constant(1, np.int64))  # of the tokens from 1 on, (n, L, 1)
     if mode == "lasttoken":
-        length = parts.reduce("ReduceSum", weights, 1, keepdims=True)  # (n, 1, 1)
-        last = parts.cast(parts.add("Equal", places, length), TensorProto.FLOAT)  # and the padding behind it
-        return parts.reduce("ReduceSum", parts.add("Mul", states, parts.add("Mul", last, weights)), 1, keepdims=False)
+        length = builder.reduce("ReduceSum", weights, 1, keepdims=True)  # (n, 1, 1)
+        last = builder.cast(builder.add("Equal", positions, length), TensorProto.FLOAT)  # and the padding behind it
+        return builder.reduce(
+            "ReduceSum", builder.add("Mul", states, builder.add("Mul", last, weights)), 1, keepdims=False
+        )
     if mode == "weightedmean":
-        weights = parts.add("Mul", weights, places)
-    total = parts.reduce("ReduceSum", parts.add("Mul", states, weights), 1, keepdims=False)  # (n, d)
-    divisor = parts.reduce("ReduceSum", weights, 1, keepdims=False)  # (n, 1)
-    return parts.add("Div", total, parts.add("Sqrt", divisor) if mode == "mean_sqrt_len_tokens" else divisor)
+        weights = builder.add("Mul", weights, positions)
+    total = builder.reduce("ReduceSum", builder.add("Mul", states, weights), 1, keepdims=False)  # (n, d)
+    divisor = builder.reduce("ReduceSum", weights, 1, keepdims=False)  # (n, 1)
+    return builder.add("Div", total, builder.add("Sqrt", divisor) if mode == "mean_sqrt_len_tokens" else divisor)
 
 
-def _dense(parts: _Parts, vectors: str, config: dict[str, Any], weights: Weights) -> str:
-    made = parts.add("MatMul", vectors, parts.constant(weights["linear.weight"].T))
+def _dense(builder: _GraphBuilder, vectors: str, config: dict[str, Any], weights: Weights) -> str:
+    output = builder.add("MatMul", vectors, builder.constant(weights["linear.weight"].T))
     if "linear.bias" in weights:
-        made = parts.add("Add", made, parts.constant(weights["linear.bias"]))
-    made = _activated(parts, made, activation_of(config))
+        output = builder.add("Add", output, builder.constant(weights["linear.bias"]))
+    output = _activated(builder, output, activation_of(config))
     if not config.get("use_residual"):
-        return made
+        return output
     if "residual.weight" in weights:
-        vectors = parts.add("MatMul", vectors, parts.constant(weights["residual.weight"].T))
-    return parts.add("Add", made, vectors)
+        vectors = builder.add("MatMul", vectors, builder.constant(weights["residual.weight"].T))
+    return builder.add("Add", output, vectors)
 
 
-def _activated(parts: _Parts, vectors: str, name: str) -> str:
+def _activated(builder: _GraphBuilder, vectors: str, name: str) -> str:
     if name == "Identity":
         return vectors
     if name == "GELU":
-        error = parts.add("Erf", parts.add("Mul", vectors, parts.constant(1 / sqrt(2))))
-        half = parts.add("Mul", vectors, parts.constant(0.5))
-        return parts.add("Mul", half, parts.add("Add", error, parts.constant(1)))
-    return parts.add({"ReLU": "Relu"}.get(name, name), vectors)
+        error = builder.add("Erf", builder.add("Mul", vectors, builder.constant(1 / sqrt(2))))
+        half = builder.add("Mul", vectors, builder.constant(0.5))
+        return builder.add("Mul", half, builder.add("Add", error, builder.constant(1)))
+    return builder.add({"ReLU": "Relu"}.get(name, name), vectors)
 
 
-def _layer_norm(parts: _Parts, vectors: str, config: dict[str, Any], weights: Weights) -> str:
-    centred = parts.add("Sub", vectors, parts.reduce("ReduceMean", vectors, 1, keepdims=True))
-    variance = parts.reduce("ReduceMean", parts.add("Mul", centred, centred), 1, keepdims=True)
-    deviation = parts.add("Sqrt", parts.add("Add", variance, parts.constant(EPSILONS["LayerNorm"])))
-    scaled = parts.add("Mul", parts.add("Div", centred, deviation), parts.constant(weights["norm.weight"]))
-    return parts.add("Add", scaled, parts.constant(weights["norm.bias"]))
+def _layer_norm(builder: _GraphBuilder, vectors: str, config: dict[str, Any], weights: Weights) -> str:
+    centred = builder.add("Sub", vectors, builder.reduce("ReduceMean", vectors, 1, keepdims=True))
+    variance = builder.reduce("ReduceMean", builder.add("Mul", centred, centred), 1, keepdims=True)
+    deviation = builder.add("Sqrt", builder.add("Add", variance, builder.constant(EPSILONS["LayerNorm"])))
+    scaled = builder.add("Mul", builder.add("Div", centred, deviation), builder.constant(weights["norm.weight"]))
+    return builder.add("Add", scaled, builder.constant(weights["norm.bias"]))
 
 
-def _normalize(parts: _Parts, vectors: str, config: dict[str, Any], weights: Weights) -> str:
-    squares = parts.reduce("ReduceSum", parts.add("Mul", vectors, vectors), 1, keepdims=True)
-    length = parts.add("Max", parts.add("Sqrt", squares), parts.constant(EPSILONS["Normalize"]))
-    return parts.add("Div", vectors, length)
+def _normalize(builder: _GraphBuilder, vectors: str, config: dict[str, Any], weights: Weights) -> str:
+    squares = builder.reduce("ReduceSum", builder.add("Mul", vectors, vectors), 1, keepdims=True)
+    length = builder.add("Max", builder.add("Sqrt", squares), builder.constant(EPSILONS["Normalize"]))
+    return builder.add("Div", vectors, length)
 
 
 _BEHIND: Final = {"Dense": _dense, "LayerNorm": _layer_norm, "Normalize": _normalize}

@@ -55,27 +55,27 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT
-    for each in _chain(error):
-        if isinstance(each, errors.RevisionNotFoundError):
+    for cause in _chain(error):
+        if isinstance(cause, errors.RevisionNotFoundError):
             return f"{name} has no revision {revision!r} at {endpoint}; name a branch, a tag or a commit"
-        if isinstance(each, errors.GatedRepoError):
+        if isinstance(cause, errors.GatedRepoError):
             return (
                 f"{name} is gated at {endpoint}; accept its terms at {endpoint}/{name}, and set HF_TOKEN to your token"
             )
-        if isinstance(each, errors.RepositoryNotFoundError):
+        if isinstance(cause, errors.RepositoryNotFoundError):
             return (
                 f"{endpoint} has no repository {name}, or it is private; check the name, or set HF_TOKEN to a token "
                 "that may read it"
             )
-        if isinstance(each, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
+        if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
             if constants.HF_HUB_OFFLINE:
                 return (
                     f"{name} is not complete in the local cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; "
                     "unset it, or give a folder"
                 )
-        elif isinstance(each, errors.HfHubHTTPError) or type(each).__module__.partition(".")[0] in HTTP_LIBRARIES:
+        elif isinstance(cause, errors.HfHubHTTPError) or type(cause).__module__.partition(".")[0] in HTTP_LIBRARIES:
             return (
-                f"the hub {endpoint} could not be reached for {name} ({_first_line(each)}); check the network and "
+                f"the hub {endpoint} could not be reached for {name} ({_first_line(cause)}); check the network and "
                 "HF_ENDPOINT, or give a folder"
             )
     return None

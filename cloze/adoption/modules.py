@@ -70,8 +70,8 @@ def modules_of(folder: Path, source: str) -> list[Module]:
     kinds = [module.kind for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind not in BEHIND for kind in kinds[2:]):
         raise AdoptionError(f"{source!r} has the modules {', '.join(kinds)}; {SERVED}")
-    if own := [row["type"] for row in rows if not row["type"].startswith("sentence_transformers.")]:
-        raise AdoptionError(f"{source!r} has the module {own[0]}, code of its own, which Cloze does not run")
+    if foreign := [row["type"] for row in rows if not row["type"].startswith("sentence_transformers.")]:
+        raise AdoptionError(f"{source!r} has the module {foreign[0]}, code of its own, which Cloze does not run")
     for kind, path, config in modules[1:]:
         if config is None and kind != "Normalize":  # which has no file
             raise AdoptionError(f"{source!r} has no {path}/config.json, which its {kind} needs; get the model again")
@@ -120,13 +120,13 @@ def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -
 def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -> tuple[str, dict[str, str]]:
     """The template and the named templates that stand for a model's prompts. Raises AdoptionError."""
     templates = {name: _template(name, prompt, source) for name, prompt in prompts.items() if prompt}
-    own = templates.get(default or "", TEXT)
+    template = templates.get(default or "", TEXT)
     for name in DOCUMENT_PROMPTS[1:]:
         if name in templates:
             templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
-    if own != TEXT:  # a prompt that is empty is not the default one
+    if template != TEXT:  # a prompt that is empty is not the default one
         templates = dict.fromkeys(prompts, TEXT) | templates
-    return own, templates
+    return template, templates
 
 
 def limit_of(folder: Path) -> tuple[int, int]:
@@ -135,9 +135,9 @@ def limit_of(folder: Path) -> tuple[int, int]:
     first = config.get("pad_token_id", 1) + 1 if config.get("model_type") in FROM_TWO else 0
     largest = int(config.get("max_position_embeddings") or 2**31) - first
     settings = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
-    stated = (json_of(settings) or {}).get("max_seq_length") if settings else None
-    stated = stated or (json_of(folder / "tokenizer_config.json") or {}).get("model_max_length") or largest
-    return min(int(stated), largest), largest
+    limit = (json_of(settings) or {}).get("max_seq_length") if settings else None
+    limit = limit or (json_of(folder / "tokenizer_config.json") or {}).get("model_max_length") or largest
+    return min(int(limit), largest), largest
 
 
 def json_of(path: Path) -> Any:
@@ -151,8 +151,8 @@ def json_of(path: Path) -> Any:
 
 
 def _config(folder: Path, path: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = json_of(folder / path / "config.json")
-    return found
+    config: dict[str, Any] | None = json_of(folder / path / "config.json")
+    return config
 
 
 def _template(name: str, prompt: str, source: str) -> str:
