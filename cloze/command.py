@@ -100,7 +100,7 @@ def _dispatch() -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage() if words else GUIDE)
         return 0
-    name, *rest = words
+    name, *arguments = words
     if name not in COMMANDS:
         raise ClozeError(f"cloze has no command {name!r}; it has {', '.join(COMMANDS)}")
     module, _ = COMMANDS[name]
@@ -109,7 +109,7 @@ def _dispatch() -> int:
     side = f"cloze.{module.partition('.')[0]}"
     if find_spec(side) is None:  # an image has one of the two
         raise ClozeError(f"cloze {name} is not in this installation; use the image or the package that has {side}")
-    sys.argv = [f"cloze {name}", *rest]
+    sys.argv = [f"cloze {name}", *arguments]
     try:
         runpy.run_module(f"cloze.{module}", run_name="__main__")
     except ModuleNotFoundError as error:
@@ -119,7 +119,7 @@ def _dispatch() -> int:
     return 0
 
 
-def end_in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def end_in_one_line(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The `sys.excepthook` of `python -m training.NAME`: for a package that is not installed, one line and status 2.
 
     `run` cannot do it, because a command's module imports some packages before it calls `run`.
@@ -128,7 +128,7 @@ def end_in_one_line(kind: type[BaseException], error: BaseException, trace: Trac
     module = spec.name.removeprefix("cloze.").removesuffix(".__main__") if spec else "training"
     advice = _advice(module, error) if isinstance(error, ModuleNotFoundError) else None
     if advice is None:
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(error_type, error, trace)
     else:
         print(f"error: {advice}", file=sys.stderr)
         sys.exit(2)
@@ -142,7 +142,7 @@ def _advice(module: str, error: ModuleNotFoundError) -> str | None:
         return None
     if missing in REPORTS:
         extra = "report"
-    started = (f"cloze {name}" for name, (own, _) in COMMANDS.items() if module in (own, WITHOUT_TORCH.get(name)))
+    started = (f"cloze {name}" for name, (named, _) in COMMANDS.items() if module in (named, WITHOUT_TORCH.get(name)))
     command = next(started, module)
     return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
 

@@ -41,8 +41,8 @@ class Embedder:
         self._pool = ThreadPoolExecutor(shared.batches if self._session.provider == "cpu" else 1)
 
     def __repr__(self) -> str:
-        where = f"{self._session.precision} on {self._session.provider}"
-        return f"<{self.bundle.name}: {self.template!r}, {self.dimension} dimensions, {where}>"
+        graph = f"{self._session.precision} on {self._session.provider}"
+        return f"<{self.bundle.name}: {self.template!r}, {self.dimension} dimensions, {graph}>"
 
     @property
     def dimension(self) -> int:
@@ -100,7 +100,7 @@ class Embedder:
 def _listed(texts: Sequence[str]) -> list[str]:
     """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
     listed = [texts] if isinstance(texts, str) else list(texts)
-    for place, text in enumerate(listed):
+    for index, text in enumerate(listed):
         if not isinstance(text, str):
-            raise OptionError(f"text {place} is {text!r}, a {type(text).__name__}; give strings")
+            raise OptionError(f"text {index} is {text!r}, a {type(text).__name__}; give strings")
     return listed

@@ -21,9 +21,9 @@ VECTOR_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8",
 
 def processor(file: Path = PROCESSORS) -> str:
     """Name the CPU, and which of the vector extensions that int8 arithmetic uses it has."""
-    found = _facts(file)
-    name = found.get("model name") or platform.processor() or platform.machine()
-    flags = ", ".join(flag for flag in VECTOR_FLAGS if flag in _flags(found))
+    facts = _facts(file)
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    flags = ", ".join(flag for flag in VECTOR_FLAGS if flag in _flags(facts))
     return f"{name} ({flags or 'no vector extensions known'})"
 
 
@@ -56,25 +56,25 @@ def memory_limit(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | N
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Versions of the packages that are installed."""
-    found = {}
+    installed = {}
     for name in packages:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def resident_memory(status: Path = STATUS) -> int | None:
     """Bytes of memory that this process has now; None where the system is not Linux."""
-    found = re.search(r"VmRSS:\s*(\d+) kB", _read(status))
-    return 1024 * int(found[1]) if found else None
+    match = re.search(r"VmRSS:\s*(\d+) kB", _read(status))
+    return 1024 * int(match[1]) if match else None
 
 
 def peak_memory() -> int | None:
     """Bytes that this process has used at most; None where the system does not say, as on Windows."""
-    if found := re.search(r"VmHWM:\s*(\d+) kB", _read(STATUS)):  # Linux's getrusage also counts the parent program
-        return 1024 * int(found[1])
+    if match := re.search(r"VmHWM:\s*(\d+) kB", _read(STATUS)):  # Linux's getrusage also counts the parent program
+        return 1024 * int(match[1])
     try:
         from resource import RUSAGE_SELF, getrusage  # here, because Windows has no such module
     except ImportError:

@@ -81,15 +81,15 @@ class Options(BaseSettings):
 
     @classmethod
     def _explain_usage(cls, reason: str, arguments: Sequence[str]) -> str:
-        kind, _, found = reason.partition(": ")
-        if kind != "unrecognized arguments":
+        problem, _, words = reason.partition(": ")
+        if problem != "unrecognized arguments":
             return reason
         if any("key" in argument.lower() for argument in arguments):  # as in `--api-key KEY` for `--api-keys KEY`
-            found = " ".join(word.partition("=")[0] if word.startswith("--") else "***" for word in found.split())
-        known = [flag(field.alias or name) for name, field in cls.model_fields.items()]
-        option = re.search(r"--[\w-]+", found)
-        close = difflib.get_close_matches(option[0], known, 1) if option else []
-        return f"{kind}: {found}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
+            words = " ".join(word.partition("=")[0] if word.startswith("--") else "***" for word in words.split())
+        flags = [flag(field.alias or name) for name, field in cls.model_fields.items()]
+        option = re.search(r"--[\w-]+", words)
+        close = difflib.get_close_matches(option[0], flags, 1) if option else []
+        return f"{problem}: {words}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
 
     @classmethod
     def _explain(cls, detail: ErrorDetails) -> str:
@@ -162,11 +162,11 @@ def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[
     """Lists as JSON: pydantic-settings would split their words at commas. So many options are not listed twice."""
     if grouped:
         parser.usage = "%(prog)s [--NAME VALUE ...]"
-    found = parser.parse_args(arguments)
-    for name, value in vars(found).items():
+    namespace = parser.parse_args(arguments)
+    for name, value in vars(namespace).items():
         if isinstance(value, list):
-            setattr(found, name, json.dumps(value))
-    return found
+            setattr(namespace, name, json.dumps(value))
+    return namespace
 
 
 def key_of(file: Path) -> str:
