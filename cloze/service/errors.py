@@ -151,6 +151,6 @@ ERROR_TYPES: Final = sorted(
 STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ANSWERS.values())})
 
 
-def too_many(found: int, things: str, limit: int) -> ValidationFailed:
+def too_many(count: int, unit: str, limit: int) -> ValidationFailed:
     """Make the error of a list that is too long."""
-    return ValidationFailed(f"{found} {things} in one request; at most {limit} are allowed: split it", "input")
+    return ValidationFailed(f"{count} {unit} in one request; at most {limit} are allowed: split it", "input")

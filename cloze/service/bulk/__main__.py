@@ -108,23 +108,23 @@ def _embed(options: BulkOptions) -> int:
         vectors = _vectors(options) | {"precision": precision}
         output.begin(_manifest(bundle, source, vectors))
         complete = output.finished()
-        before = Counts.total(complete.values())
+        earlier = Counts.total(complete.values())
         started = perf_counter()
         with job.connection(options.address):
             waiting = int(bool(options.server))  # one worker, whose CPU is enough for its requests
-            given = resources(
+            allocation = resources(
                 options.worker_cpus or waiting,
                 options.worker_gpus,
                 options.workers or waiting,
                 wait=bool(options.address),
             )
-            vectors |= {"provider": "cuda" if given.gpus else "cpu", "threads": given.cpus}
+            vectors |= {"provider": "cuda" if allocation.gpus else "cpu", "threads": allocation.cpus}
             vectors |= {"server": options.server, "key": _key(options)}
             make = partial(Embed, bundle.path.absolute(), **vectors)
-            parts = lock.guard(job.run(make, source, output, given, complete))
-            counts, seconds = show(parts, sum(file.size for file in source.files), before)
+            parts = lock.guard(job.run(make, source, output, allocation, complete))
+            counts, seconds = show(parts, sum(file.size for file in source.files), earlier)
             engine = perf_counter() - started - seconds
-    return _report(options.out, counts, before, seconds, engine)
+    return _report(options.out, counts, earlier, seconds, engine)
 
 
 def _check(options: BulkOptions) -> int:
@@ -135,13 +135,17 @@ def _check(options: BulkOptions) -> int:
     former = output.manifest()
     if former is None:
         raise OptionError(f"{options.out} has no job; start it without --check")
-    here = options.model_copy(update={"server": ""})  # nothing is embedded
-    vectors = _vectors(options) | {"precision": _precision(here, bundle, former)}
+    local = options.model_copy(update={"server": ""})  # nothing is embedded
+    vectors = _vectors(options) | {"precision": _precision(local, bundle, former)}
     output.check_same(former, _manifest(bundle, source, vectors))
     complete = output.finished()
     counts = Counts.total(complete.values())
-    done = [{number for of, number in complete if of == file} for file in range(len(source.files))]
-    parts = chain.from_iterable(source.parts(file, known.__contains__) for file, known in enumerate(done))
+    complete_numbers = [
+        {number for part_file, number in complete if part_file == file} for file in range(len(source.files))
+    ]
+    parts = chain.from_iterable(
+        source.parts(file, numbers.__contains__) for file, numbers in enumerate(complete_numbers)
+    )
     missing = sum(len(part.table) + len(part.failures) for part in parts)
     print(f"{counts.rows} rows have vectors, {counts.failed} have none for good, {missing} are still to be embedded")
     return INCOMPLETE if missing else SOME_FAILED if counts.failed else 0
@@ -187,15 +191,15 @@ def _vectors(options: BulkOptions) -> dict[str, Any]:
     }
 
 
-def _report(out: str, counts: "Counts", before: "Counts", seconds: float, engine: float) -> int:
+def _report(out: str, counts: "Counts", earlier: "Counts", seconds: float, engine: float) -> int:
     """Print what was done; `engine` is what Ray took in seconds. Return the exit status."""
     print(
         f"embedded {counts.rows} rows with {counts.tokens} tokens ({counts.truncated} truncated) in {seconds:.1f} s, "
         f"{counts.rows / max(seconds, 1e-9):.0f} rows/s; starting Ray and its workers took {engine:.1f} s"
     )
-    if before.rows or before.failed:
-        print(f"{before.rows} rows had their vectors from an earlier start")
-    if failed := before.failed + counts.failed:
+    if earlier.rows or earlier.failed:
+        print(f"{earlier.rows} rows had their vectors from an earlier start")
+    if failed := earlier.failed + counts.failed:
         print(f"{failed} rows have no vector; {out}/errors says which, and why")
         return SOME_FAILED
     return 0
@@ -214,8 +218,8 @@ def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | No
     if options.precision != "auto":
         return options.precision
     if former is not None and former.get("precision") in GRAPHS:
-        found: Precision = former["precision"]
-        return found
+        precision: Precision = former["precision"]
+        return precision
     if options.worker_gpus:
         return next(precision for precision in PROFILES["cuda"].precisions if precision in bundle.precisions)
     return Session.load(bundle, provider="cpu", threads=1).precision

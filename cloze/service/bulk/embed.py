@@ -96,7 +96,7 @@ class Embed:
         else:
             session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
             pad = self._text_encoder.pad
-            self._compute = lambda texts, tokens: session.run(pad([each.ids for each in tokens]))
+            self._compute = lambda texts, tokens: session.run(pad([sequence.ids for sequence in tokens]))
             self._limits, on_cpu = (session.batches.tokens, sys.maxsize), session.provider == "cpu"
             batches = shared.batches if on_cpu else 1
         self.text_column = text_column
@@ -111,15 +111,15 @@ class Embed:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Return the table with the columns ADDED. Raises OptionError where its columns do not allow that."""
         check_columns(table.schema, self.text_column)
-        found = self.embed(as_texts(table.column(self.text_column)))
-        failed = np.isin(np.arange(len(table)), list(found.errors))
-        _, kind = FORMATS[self.dtype]
-        values = pa.array(found.vectors.reshape(-1), kind)
+        embedded = self.embed(as_texts(table.column(self.text_column)))
+        failed = np.isin(np.arange(len(table)), list(embedded.errors))
+        _, number_type = FORMATS[self.dtype]
+        values = pa.array(embedded.vectors.reshape(-1), number_type)
         columns: tuple[Any, ...] = (
-            pa.FixedSizeListArray.from_arrays(values, found.vectors.shape[1], mask=pa.array(failed)),
-            pa.array(found.tokens),
-            pa.array(found.truncated),
-            pa.array([found.errors.get(row) for row in range(len(table))], pa.string()),
+            pa.FixedSizeListArray.from_arrays(values, embedded.vectors.shape[1], mask=pa.array(failed)),
+            pa.array(embedded.tokens),
+            pa.array(embedded.truncated),
+            pa.array([embedded.errors.get(row) for row in range(len(table))], pa.string()),
         )
         for name, column in zip(ADDED, columns, strict=True):
             table = table.append_column(name, column)
@@ -135,24 +135,25 @@ class Embed:
         for part, reason in (failed | refused).items():
             errors |= dict.fromkeys(rows[distinct[owners[part]]], reason)
         lengths = np.zeros(len(distinct) + 1, dtype=np.int32)
-        np.add.at(lengths, owners, [len(each.ids) for each in tokens])
+        np.add.at(lengths, owners, [len(sequence.ids) for sequence in tokens])
         cut = np.zeros(len(distinct) + 1, dtype=np.bool_)
-        np.logical_or.at(cut, owners, [each.cut > 0 for each in tokens])
-        places = np.full(len(texts), len(distinct))  # of each text's vector; the last one is zeros
-        for place, text in enumerate(distinct):
-            places[rows[text]] = place
+        np.logical_or.at(cut, owners, [sequence.cut > 0 for sequence in tokens])
+        indices = np.full(len(texts), len(distinct))  # of each text's vector; the last one is zeros
+        for index, text in enumerate(distinct):
+            indices[rows[text]] = index
         if self.chunk_tokens is not None:
             vectors = chunk_means(vectors, [*owners, len(distinct)], [*map(len, parts), 1])
-        finished = self._finish(vectors)[places]
+        finished = self._finish(vectors)[indices]
         finished[list(errors)] = 0
-        return Embedded(finished, lengths[places], cut[places], errors)
+        return Embedded(finished, lengths[indices], cut[indices], errors)
 
     def _parts(self, texts: list[str]) -> tuple[list[str], list[int]]:
         """Return the chunks of all texts, or the texts where none are asked for, and the index of each one's text."""
         if self.chunk_tokens is None:
             return texts, list(range(len(texts)))
-        found = list(self._tokenizers.map(self._chunks, texts))
-        return [part for parts in found for part in parts], [text for text, parts in enumerate(found) for _ in parts]
+        chunks = list(self._tokenizers.map(self._chunks, texts))
+        owners = [owner for owner, parts in enumerate(chunks) for _ in parts]
+        return [part for parts in chunks for part in parts], owners
 
     def _chunks(self, text: str) -> list[str]:
         assert self.chunk_tokens is not None
@@ -164,9 +165,13 @@ class Embed:
     def _tokenize(self, texts: list[str]) -> tuple[list[Tokens], dict[int, str]]:
         """Return the tokens of each text, none for a text that was refused, and the reasons by index."""
         firsts = range(0, len(texts), SLICE)
-        parts = list(self._tokenizers.map(lambda first: self._encode(texts[first : first + SLICE]), firsts))
-        refused = {first + place: why for first, (_, found) in zip(firsts, parts, strict=True) for place, why in found}
-        return [each for tokens, _ in parts for each in tokens], refused
+        slices = list(self._tokenizers.map(lambda first: self._encode(texts[first : first + SLICE]), firsts))
+        refused = {
+            first + index: reason
+            for first, (_, refusals) in zip(firsts, slices, strict=True)
+            for index, reason in refusals
+        }
+        return [sequence for tokens, _ in slices for sequence in tokens], refused
 
     def _encode(self, texts: list[str]) -> tuple[list[Tokens], list[tuple[int, str]]]:
         try:
@@ -175,10 +180,10 @@ class Embed:
             if len(texts) == 1:
                 return [Tokens([], 0)], [(0, str(error.args[0]).strip())]
         tokens, refused = list[Tokens](), list[tuple[int, str]]()
-        for place, text in enumerate(texts):
-            found, reasons = self._encode([text])
-            tokens += found
-            refused += [(place, reason) for _, reason in reasons]
+        for index, text in enumerate(texts):
+            encoded, reasons = self._encode([text])
+            tokens += encoded
+            refused += [(index, reason) for _, reason in reasons]
         return tokens, refused
 
     def _run(self, texts: list[str], tokens: list[Tokens]) -> tuple[NDArray[np.float32], dict[int, str]]:
@@ -186,17 +191,19 @@ class Embed:
         vectors = np.zeros((len(tokens) + 1, self.bundle.spec.dimension), dtype=np.float32)
         errors: dict[int, str] = {}
 
-        def run(places: list[int]) -> None:
+        def run(indices: list[int]) -> None:
             try:
-                vectors[places] = self._compute([texts[place] for place in places], [tokens[place] for place in places])
+                vectors[indices] = self._compute(
+                    [texts[index] for index in indices], [tokens[index] for index in indices]
+                )
             except BackendFailed as error:
-                if len(places) == 1:
-                    errors[places[0]] = str(error)
+                if len(indices) == 1:
+                    errors[indices[0]] = str(error)
                     return
-                run(places[: len(places) // 2])
-                run(places[len(places) // 2 :])
+                run(indices[: len(indices) // 2])
+                run(indices[len(indices) // 2 :])
 
-        lengths = {place: len(each.ids) for place, each in enumerate(tokens) if each.ids}
+        lengths = {index: len(sequence.ids) for index, sequence in enumerate(tokens) if sequence.ids}
         _finished(self._graphs, run, _batches(lengths, *self._limits))
         return vectors, errors
 
@@ -215,19 +222,21 @@ def check_columns(schema: pa.Schema, text_column: str) -> None:
     """Raise OptionError where there is no such column of texts, or a column that is added is there already."""
     if text_column not in schema.names:
         raise OptionError(f"there is no column {text_column!r}; the columns are {', '.join(schema.names)}")
-    kind = schema.field(text_column).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        raise OptionError(f"the column {text_column!r} is of type {kind}, not text; choose another column")
-    if taken := [name for name in ADDED if name in schema.names]:
-        raise OptionError(f"the column {taken[0]!r} exists already; rename it, or keep only the columns that you need")
+    column_type = schema.field(text_column).type
+    if pa.types.is_dictionary(column_type):
+        column_type = column_type.value_type
+    if not any(test(column_type) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+        raise OptionError(f"the column {text_column!r} is of type {column_type}, not text; choose another column")
+    if existing := [name for name in ADDED if name in schema.names]:
+        raise OptionError(
+            f"the column {existing[0]!r} exists already; rename it, or keep only the columns that you need"
+        )
 
 
 def as_texts(column: pa.ChunkedArray) -> list[bytes | None]:
     """Return the bytes of a column of texts, because a text may be no valid UTF-8."""
-    found: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
-    return found
+    texts: list[bytes | None] = column.cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+    return texts
 
 
 def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]], dict[int, str]]:
@@ -236,27 +245,27 @@ def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]]
     errors: dict[int, str] = {}
     for row, text in enumerate(texts):
         try:
-            known = text.decode() if isinstance(text, bytes) else text
+            decoded = text.decode() if isinstance(text, bytes) else text
         except UnicodeDecodeError as error:
             errors[row] = f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}"
             continue
-        if known is None:
+        if decoded is None:
             errors[row] = "the text is null"
-        elif len(known) > MAX_TEXT_CHARACTERS:
-            errors[row] = f"has {len(known)} characters; at most {MAX_TEXT_CHARACTERS} are allowed"
+        elif len(decoded) > MAX_TEXT_CHARACTERS:
+            errors[row] = f"has {len(decoded)} characters; at most {MAX_TEXT_CHARACTERS} are allowed"
         else:
-            rows.setdefault(known, []).append(row)
+            rows.setdefault(decoded, []).append(row)
     return rows, errors
 
 
 def _batches(lengths: dict[int, int], max_tokens: int, max_texts: int) -> Iterator[list[int]]:
-    """Yield batches of places, the longest first, each of at most `max_tokens`, padding included, and `max_texts`."""
+    """Yield batches of indices, the longest first, each of at most `max_tokens`, padding included, and `max_texts`."""
     batch: list[int] = []
-    for place in sorted(lengths, key=lengths.__getitem__, reverse=True):
+    for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
         if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_texts):
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch
 

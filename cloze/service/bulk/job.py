@@ -47,14 +47,14 @@ class _Embedder:
         self._embed, self._source, self._output = make(), source, output
 
     def __call__(self, batch: Batch) -> Batch:
-        found = [self._complete(pickle.loads(part)) for part in batch["part"]]  # noqa: S301, the job's own bytes
-        return {"progress": _objects([pickle.dumps(each) for each in found])}
+        parts = [pickle.loads(part) for part in batch["part"]]  # noqa: S301, the job's own bytes
+        return {"progress": _objects([pickle.dumps(self._complete(part)) for part in parts])}
 
     def _complete(self, part: Part) -> Progress:
         started = perf_counter()
         table = self._embed(part.table)
         errors = enumerate(table.column("error").to_pylist())
-        failed = [Failure(self._source.row_id(table, row), why) for row, why in errors if why is not None]
+        failed = [Failure(self._source.row_id(table, row), reason) for row, reason in errors if reason is not None]
         counts = self._output.write(part.file, part.number, table, [*part.failures, *failed])
         return Progress(part.bytes, counts, perf_counter() - started)
 
@@ -86,19 +86,23 @@ def _check_reachable(address: str | None) -> None:
 
 
 def run(
-    make: Callable[[], Embed], source: Source, output: Output, given: Resources, complete: Iterable[tuple[int, int]]
+    make: Callable[[], Embed],
+    source: Source,
+    output: Output,
+    allocation: Resources,
+    complete: Iterable[tuple[int, int]],
 ) -> Iterator[Progress]:
     """Embed all parts but the complete ones, named by file and number; yield what is known whenever one is complete.
 
     Raises the error of the part that cannot be completed; the complete parts are kept.
     """
-    done: dict[int, set[int]] = {}
+    numbers: dict[int, set[int]] = {}
     for file, number in complete:
-        done.setdefault(file, set()).add(number)
+        numbers.setdefault(file, set()).add(number)
 
     def read(batch: Batch) -> Iterator[Batch]:
         for file in map(int, batch["item"]):
-            for part in source.parts(file, done.get(file, set()).__contains__):
+            for part in source.parts(file, numbers.get(file, set()).__contains__):
                 yield {"part": _objects([pickle.dumps(part)])}
 
     context = DataContext.get_current()
@@ -112,11 +116,11 @@ def run(
         _Embedder,
         fn_constructor_args=(make, source, output),
         batch_size=1,
-        num_cpus=given.cpus,
-        num_gpus=given.gpus or None,
+        num_cpus=allocation.cpus,
+        num_gpus=allocation.gpus or None,
         compute=ActorPoolStrategy(
-            min_size=given.actors,
-            max_size=given.most,
+            min_size=allocation.actors,
+            max_size=allocation.max_actors,
             max_tasks_in_flight_per_actor=2 * AT_ONCE,
             max_concurrent_calls_per_actor=AT_ONCE,
             enable_true_multi_threading=True,
@@ -124,7 +128,7 @@ def run(
     )
     try:
         for batch in finished.iter_batches(batch_size=None, prefetch_batches=0):
-            yield from (pickle.loads(each) for each in batch["progress"])  # noqa: S301
+            yield from (pickle.loads(progress) for progress in batch["progress"])  # noqa: S301
     except Exception as error:
         raise _cause(error) from error
 
@@ -137,10 +141,10 @@ def _objects(values: list[bytes]) -> Any:
 
 def _cause(error: BaseException) -> Exception:
     """Return the ClozeError that Ray has wrapped in its own errors; any other error is what ended the job."""
-    found: BaseException | None = error
-    while found is not None:
-        inner = getattr(found, "cause", None)  # of Ray's errors
-        if inner is None and isinstance(found, ClozeError):
-            return JobError(str(found).partition("\n")[0])  # Ray adds advice for its own users
-        found = inner or found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        inner = getattr(cause, "cause", None)  # of Ray's errors
+        if inner is None and isinstance(cause, ClozeError):
+            return JobError(str(cause).partition("\n")[0])  # Ray adds advice for its own users
+        cause = inner or cause.__cause__
     return JobError(f"the job ended: {error}; start it again to continue with the next part")

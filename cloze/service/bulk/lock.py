@@ -107,7 +107,9 @@ class Lock:
         self._renewer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Release the lock. Raises LockError if the lock was lost, which then explains the block's own error."""
         self._ended.set()
         self._renewer.join()
@@ -131,16 +133,16 @@ class Lock:
 
     def _take(self) -> None:
         while True:
-            found = self._read()
-            if found is None:
+            content = self._read()
+            if content is None:
                 if self._create():
                     return
-            elif self._is_stale(found):
-                self._remove(found)
+            elif self._is_stale(content):
+                self._remove(content)
 
-    def _is_stale(self, found: bytes) -> bool:
+    def _is_stale(self, content: bytes) -> bool:
         """Return False if the lock has another owner meanwhile, or none. Raises LockError if its owner runs."""
-        owner = Owner.parse(found)
+        owner = Owner.parse(content)
         if owner is not None and owner.is_visible_to(self._owner):
             if owner.runs():
                 raise self._refusal(owner)
@@ -151,11 +153,11 @@ class Lock:
             file=sys.stderr,
         )
         end = monotonic() + STALE_SECONDS
-        while (now := self._read()) == found:
+        while (current := self._read()) == content:
             if monotonic() >= end:
                 return True
             sleep(POLL_SECONDS)
-        renewed = Owner.parse(now or b"")
+        renewed = Owner.parse(current or b"")
         if owner is not None and renewed is not None and renewed.token == owner.token:
             raise self._refusal(owner)
         return False
@@ -202,9 +204,9 @@ class Lock:
                 self._renew()
 
     def _renew(self) -> None:
-        found = self._read()
-        owner = Owner.parse(found or b"")
-        if found is None:
+        content = self._read()
+        owner = Owner.parse(content or b"")
+        if content is None:
             self.lost = "was deleted"
         elif owner is not None and owner.token != self._owner.token:
             self.lost = f"is now the lock of {owner}"

@@ -80,12 +80,12 @@ class Output:
             if self.filesystem.get_file_info(path).type != fs.FileType.File:
                 return None
             with self.filesystem.open_input_file(path) as file:
-                found = json.loads(file.read())
+                manifest = json.loads(file.read())
         except (OSError, ValueError) as error:
             raise OutputError(f"{path} cannot be read: {error}; choose another folder") from error
-        if not isinstance(found, dict):
+        if not isinstance(manifest, dict):
             raise OutputError(f"{path} is not the record of a job of Cloze; choose another folder")
-        return found
+        return manifest
 
     def begin(self, manifest: dict[str, Any]) -> None:
         """Write the record of a new job, or check that the job that began the folder was the same.
@@ -124,24 +124,31 @@ class Output:
         folder = f"{self.root}/vectors"
         if self.filesystem.get_file_info(folder).type != fs.FileType.Directory:
             return {}
-        found = self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
-        paths = [info.path for info in found if info.path.endswith(".parquet")]
+        infos = self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
+        paths = [info.path for info in infos if info.path.endswith(".parquet")]
         with ThreadPoolExecutor(16) as pool:
             counts = pool.map(self._counts, paths)
-            return {_place(path): each for path, each in zip(paths, counts, strict=True) if each is not None}
+            return {
+                _place(path): part_counts
+                for path, part_counts in zip(paths, counts, strict=True)
+                if part_counts is not None
+            }
 
     def write(self, file: int, number: int, table: pa.Table, failures: list[Failure]) -> Counts:
         """Write one part: rows with the columns of `Embed`. Raises OutputError where it cannot be written."""
         rows = [row for row, error in enumerate(table.column("error").to_pylist()) if error is None]
         good = table.take(rows) if len(rows) < len(table) else table
         counts = Counts(len(good), _sum(good.column("tokens")), _sum(good.column("truncated")), len(failures))
-        place = f"{file:05}-{number * self.rows_per_part // SHARD:03}/part-{number:06}.parquet"
+        path = f"{file:05}-{number * self.rows_per_part // SHARD:03}/part-{number:06}.parquet"
         try:
             if failures:
-                columns = {"id": [each.id for each in failures], "reason": [each.reason for each in failures]}
-                self._write(f"errors/{place}", pa.table(columns, pa.schema({"id": pa.string(), "reason": pa.string()})))
+                columns = {
+                    "id": [failure.id for failure in failures],
+                    "reason": [failure.reason for failure in failures],
+                }
+                self._write(f"errors/{path}", pa.table(columns, pa.schema({"id": pa.string(), "reason": pa.string()})))
             metadata = {COUNTS: json.dumps(counts._asdict()), SPACE: (good.schema.metadata or {}).get(SPACE, b"")}
-            self._write(f"vectors/{place}", good.drop_columns(["error"]).replace_schema_metadata(metadata))
+            self._write(f"vectors/{path}", good.drop_columns(["error"]).replace_schema_metadata(metadata))
         except OSError as error:
             raise OutputError(
                 f"{self.root} cannot be written: {error}; the complete parts are kept: make room, and start again"

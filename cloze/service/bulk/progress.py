@@ -38,17 +38,17 @@ def show(progress: Iterable[Progress], total_bytes: int, earlier: Counts) -> tup
     total, read_bytes, began, now = Counts(), 0, None, 0.0
     # The speed is the mean (smoothing 0), because parts arrive in bursts.
     with tqdm(initial=earlier.all_rows, unit=" rows", smoothing=0, miniters=1, bar_format=ESTIMATED) as bar:
-        for each in progress:
+        for part in progress:
             now = perf_counter()
             if began is None:
-                began = now - each.seconds
-                bar.start_t = time() - each.seconds  # the speed is that of the workers, without the start of Ray
-            total = Counts.total([total, each.counts])
-            read_bytes += each.bytes
-            done = earlier.all_rows + total.all_rows
+                began = now - part.seconds
+                bar.start_t = time() - part.seconds  # the speed is that of the workers, without the start of Ray
+            total = Counts.total([total, part.counts])
+            read_bytes += part.bytes
+            rows = earlier.all_rows + total.all_rows
             estimate = estimated_rows(total_bytes, total.all_rows, read_bytes)
-            bar.total = estimate and max(estimate, done)
-            bar.update(done - bar.n)
+            bar.total = estimate and max(estimate, rows)
+            bar.update(rows - bar.n)
         bar.bar_format, bar.total = BAR, bar.n
         bar.refresh()
     return total, now - (began or now)

@@ -109,9 +109,9 @@ class Remote:
 def _served(url: str, info: dict[str, Any], bundle: Bundle) -> Precision:
     """Return the precision of the graph that is served. Raises OptionError where it is not one of the bundle's."""
     spec = bundle.spec
-    found = [precision for precision in bundle.precisions if spec.files[GRAPHS[precision]] == info["model_sha"]]
-    if found and (info["embedding_space"], info["max_input_length"]) == (spec.space, spec.max_tokens):
-        return found[0]
+    precisions = [precision for precision in bundle.precisions if spec.files[GRAPHS[precision]] == info["model_sha"]]
+    if precisions and (info["embedding_space"], info["max_input_length"]) == (spec.space, spec.max_tokens):
+        return precisions[0]
     raise OptionError(
         f"{url} serves another model or graph than {bundle.path}: space {info['embedding_space']}, at most "
         f"{info['max_input_length']} tokens, and the bundle has {spec.space} and {spec.max_tokens}; give the bundle "

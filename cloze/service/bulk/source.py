@@ -127,38 +127,41 @@ class Source:
             numbers = range(number, number - (-facts.num_rows // size))
             if not all(map(skip, numbers)):
                 batches = contents.iter_batches(size, [group], self.schema.names)
-                for own, batch in zip(numbers, batches, strict=True):
-                    if not skip(own):
+                for part_number, batch in zip(numbers, batches, strict=True):
+                    if not skip(part_number):
                         table = pa.Table.from_batches([batch]).select(self.schema.names)
-                        ids = range(first + (own - number) * size, first + (own - number) * size + len(table))
-                        yield Part(file, own, self._with_ids(table, file, ids), [], round(len(table) * row_bytes))
+                        start = first + (part_number - number) * size
+                        ids = range(start, start + len(table))
+                        yield Part(
+                            file, part_number, self._with_ids(table, file, ids), [], round(len(table) * row_bytes)
+                        )
             number, first = numbers.stop, first + facts.num_rows
 
     def _text_parts(self, file: int, raw: pa.NativeFile, skip: Callable[[int], bool]) -> Iterator[Part]:
         path = self.files[file].path
         stream = io.BufferedReader(raw, BUFFER)
         content = uncompressed(stream, path)
-        rows, number, before = (row for _, row in read_rows(content, path)), 0, 0
+        rows, number, start = (row for _, row in read_rows(content, path)), 0, 0
         while chunk := list(islice(rows, self.rows_per_part)):
-            after = stream.tell()
+            end = stream.tell()
             if not skip(number):
                 table, failures = self._table(file, number * self.rows_per_part, chunk)
-                yield Part(file, number, table, failures, after - before)
-            number, before = number + 1, after
+                yield Part(file, number, table, failures, end - start)
+            number, start = number + 1, end
 
     def _table(self, file: int, first: int, rows: list[Row]) -> tuple[pa.Table, list[Failure]]:
         """Return the rows as a table, and those that are not like the others. `first` is the first row's index."""
-        good = [place for place, row in enumerate(rows) if not isinstance(row, str)]
-        reasons = {place: row for place, row in enumerate(rows) if isinstance(row, str)}
+        good = [index for index, row in enumerate(rows) if not isinstance(row, str)]
+        reasons = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
         try:
-            table = pa.Table.from_pylist([rows[place] for place in good], self.schema)
+            table = pa.Table.from_pylist([rows[index] for index in good], self.schema)
         except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError, ValueError):
-            reasons |= {place: why for place in good if (why := self._mismatch(rows[place]))}
-            good = [place for place in good if place not in reasons]
-            table = pa.Table.from_pylist([rows[place] for place in good], self.schema)
+            reasons |= {index: reason for index in good if (reason := self._mismatch(rows[index]))}
+            good = [index for index in good if index not in reasons]
+            table = pa.Table.from_pylist([rows[index] for index in good], self.schema)
         name = self.files[file].name
-        failures = [Failure(f"{name}:{first + place + 1}", why) for place, why in sorted(reasons.items())]
-        return self._with_ids(table, file, [first + place for place in good]), failures
+        failures = [Failure(f"{name}:{first + index + 1}", reason) for index, reason in sorted(reasons.items())]
+        return self._with_ids(table, file, [first + index for index in good]), failures
 
     def _mismatch(self, row: Row) -> str | None:
         for field in self.schema:
@@ -177,10 +180,10 @@ class Source:
 
 def _find(location: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
     try:
-        filesystem, found = _list(location)
+        filesystem, infos = _list(location)
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SourceError(f"{location} cannot be listed: {error}") from error
-    files = [info for info in found if info.type == fs.FileType.File]
+    files = [info for info in infos if info.type == fs.FileType.File]
     if not files:
         raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
     unknown = [info.path for info in files if ending_of(info.path) not in KNOWN]
@@ -207,7 +210,7 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
         filesystem, path, pattern = fs.LocalFileSystem(), str(Path(location).absolute()), None
         if glob.has_magic(location) and not Path(location).exists():
             return filesystem, filesystem.get_file_info(
-                [str(Path(each).absolute()) for each in glob.glob(location, recursive=True)]
+                [str(Path(match).absolute()) for match in glob.glob(location, recursive=True)]
             )
     top = filesystem.get_file_info(path)
     if top.type != fs.FileType.Directory:
@@ -239,11 +242,11 @@ def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[
 def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, Any]]]:
     with _opened(filesystem, path) as raw:
         rows = list(islice(read_rows(uncompressed(io.BufferedReader(raw, BUFFER), path), path), SAMPLE))
-    found = [(line, row) for line, row in rows if not isinstance(row, str)]
-    if not found:
-        why = f"; line {rows[0][0]}: {rows[0][1]}" if rows else ""
-        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows{why}")
-    return found
+    records = [(line, row) for line, row in rows if not isinstance(row, str)]
+    if not records:
+        reason = f"; line {rows[0][0]}: {rows[0][1]}" if rows else ""
+        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows{reason}")
+    return records
 
 
 @contextmanager
@@ -263,23 +266,23 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
     Raises SourceError where these have none together.
     """
     kinds = [type(value) for _, value in values if value is not None]
-    most = max(dict.fromkeys(kinds), key=kinds.count, default=str)
-    numbers = {int, float} if most in (int, float) else {most}
+    commonest = max(dict.fromkeys(kinds), key=kinds.count, default=str)
+    numbers = {int, float} if commonest in (int, float) else {commonest}
     kept = [(line, value) for line, value in values if type(value) in numbers]
-    found = _common([value for _, value in kept])
-    if found is None:
+    column_type = _common([value for _, value in kept])
+    if column_type is None:
         ends = (end for end in range(1, len(kept)) if _common([value for _, value in kept[: end + 1]]) is None)
         line, value = kept[next(ends, 0)]
         raise SourceError(
             f"{path}, line {line}: the column {name!r} is {value!r:.100}, which does not fit the rows before; name the "
             "columns to keep with --columns"
         )
-    if _has_empty_struct(found):
+    if _has_empty_struct(column_type):
         raise SourceError(
             f"{path}: the column {name!r} holds empty objects, which a parquet file cannot; name the columns to keep "
             "with --columns"
         )
-    return pa.string() if pa.types.is_null(found) else found
+    return pa.string() if pa.types.is_null(column_type) else column_type
 
 
 def _common(values: list[Any]) -> pa.DataType | None:
@@ -294,6 +297,6 @@ def _common(values: list[Any]) -> pa.DataType | None:
     return None
 
 
-def _has_empty_struct(found: pa.DataType) -> bool:
-    inside = [found.field(place).type for place in range(found.num_fields)]
-    return (pa.types.is_struct(found) and not inside) or any(map(_has_empty_struct, inside))
+def _has_empty_struct(column_type: pa.DataType) -> bool:
+    inside = [column_type.field(index).type for index in range(column_type.num_fields)]
+    return (pa.types.is_struct(column_type) and not inside) or any(map(_has_empty_struct, inside))

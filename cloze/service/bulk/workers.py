@@ -27,11 +27,11 @@ class Resources:
     cpus: int
     gpus: float
     actors: int
-    most: int | None
+    max_actors: int | None
 
 
-def resources(cpus: int, gpus: float, most: int, *, wait: bool) -> Resources:
-    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; `most` 0 means any number.
+def resources(cpus: int, gpus: float, max_actors: int, *, wait: bool) -> Resources:
+    """Share the cluster between actors. 0 CPUs means those of the smallest node, at most 4; 0 actors, any number.
 
     Nodes with less than one CPU have no workers. If no node has room for one, `wait` asks the cluster for such a node
     and waits for it. Raises OptionError if there is none at last.
@@ -44,7 +44,7 @@ def resources(cpus: int, gpus: float, most: int, *, wait: bool) -> Resources:
         raise OptionError(
             f"{_shortage(nodes, cpus, gpus)}: ask for less with --worker-cpus or --worker-gpus, or add a larger node"
         )
-    return Resources(_cpus(nodes, cpus), gpus, min(room, most or room), most or None)
+    return Resources(_cpus(nodes, cpus), gpus, min(room, max_actors or room), max_actors or None)
 
 
 def _nodes() -> list[Node]:
@@ -65,9 +65,9 @@ def _room(nodes: list[Node], cpus: int, gpus: float) -> int:
 
 
 def _shortage(nodes: list[Node], cpus: int, gpus: float) -> str:
-    kinds = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
-    found = "; ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items())
-    has = f"the nodes have {found}" if nodes else "no node is alive"
+    counts = Counter(_size(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
+    sizes = "; ".join(f"{count} x {size}" if count > 1 else size for size, count in counts.items())
+    has = f"the nodes have {sizes}" if nodes else "no node is alive"
     return f"no node has {_size(cpus or 1, gpus)}; {has}"
 
 

@@ -53,11 +53,11 @@ class RequestContext:
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """Return the first value of each header of a request, which are read once."""
-    found: dict[str, str] | None = scope.get("cloze.headers")
-    if found is None:
-        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        scope["cloze.headers"] = found
-    return found
+    headers: dict[str, str] | None = scope.get("cloze.headers")
+    if headers is None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        scope["cloze.headers"] = headers
+    return headers
 
 
 async def _context(request: Request) -> RequestContext:
@@ -70,11 +70,11 @@ async def _context(request: Request) -> RequestContext:
 
 def _spaces(headers: Mapping[str, str]) -> frozenset[str]:
     """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
-    asked = ",".join(headers[name] for name in ("if-match", SPACE_HEADER) if name in headers)
-    if not asked:
+    header = ",".join(headers[name] for name in ("if-match", SPACE_HEADER) if name in headers)
+    if not header:
         return frozenset()
-    found = frozenset(each.strip().removeprefix("W/").strip('"') for each in asked.split(","))
-    return frozenset() if "*" in found else found - {""}
+    spaces = frozenset(tag.strip().removeprefix("W/").strip('"') for tag in header.split(","))
+    return frozenset() if "*" in spaces else spaces - {""}
 
 
 Context = Annotated[RequestContext, Depends(_context)]
@@ -109,8 +109,8 @@ def named_template(context: RequestContext, model: Model, name: str | None) -> s
         return context.record.template
     if name in model.bundle.named:
         return name
-    there = ", ".join(model.bundle.named) or "none"
-    message = f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {there}"
+    names = ", ".join(model.bundle.named) or "none"
+    message = f"prompt_name is {name!r:.200}; the templates that model {model.name} names are: {names}"
     raise ValidationFailed(message, "prompt_name")
 
 
@@ -156,13 +156,15 @@ class JSONRoute(APIRoute):
         settings = services.settings
         if len(content) <= SMALL or settings.token_ids:
             return
-        most = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
+        limit = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
         if len(content) <= LARGE:
-            found = _values(content, most)
+            count = _values(content, limit)
         else:
-            found = await asyncio.get_running_loop().run_in_executor(services.executors.workers, _values, content, most)
-        if found > most:
-            raise ValidationFailed(f"the body has more than {most} values; send fewer texts at a time", "input")
+            count = await asyncio.get_running_loop().run_in_executor(
+                services.executors.workers, _values, content, limit
+            )
+        if count > limit:
+            raise ValidationFailed(f"the body has more than {limit} values; send fewer texts at a time", "input")
 
     def _parse(self, content: bytes, max_texts: int) -> Any:
         """Return what the endpoint takes. Of a field that it does not take, nothing is kept."""
@@ -174,26 +176,26 @@ class JSONRoute(APIRoute):
         try:
             return self._body.validate_python(value)
         except ValidationError as error:
-            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+            errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors(include_url=False)]
             raise RequestValidationError(errors) from None
 
 
-def _values(content: bytes, most: int) -> int:
+def _values(content: bytes, limit: int) -> int:
     """Count the commas and opening brackets of JSON outside strings: at least as many as its values, less one.
 
-    Behind `most` strings, all counts as outside.
+    Behind `limit` strings, all counts as outside.
     """
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    parts = content.split(b'"', 2 * most)  # outside and inside strings by turns; the last is all that is left
+    parts = content.split(b'"', 2 * limit)  # outside and inside strings by turns; the last is all that is left
     return sum(part.count(mark) for part in parts[::2] for mark in (b",", b"[", b"{"))
 
 
 def _check_headers(content_type: str | None, encoding: str) -> None:
     essence = (content_type or "").partition(";")[0].strip().lower()
     if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
-        found = (content_type or "not set")[:100]
-        raise UnsupportedMediaType(f"content-type is {found}; send 'content-type: application/json'")
+        received = (content_type or "not set")[:100]
+        raise UnsupportedMediaType(f"content-type is {received}; send 'content-type: application/json'")
     if encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"content-encoding is {encoding[:100]}; send the body without compression")
 
@@ -204,12 +206,12 @@ def _check_lists(body: Any, max_texts: int) -> None:
     A list is a field of the body or of its `inputs`; other lists are inside these.
     """
     for fields in (body, body.get("inputs")) if isinstance(body, dict) else ():
-        for found in fields.values() if isinstance(fields, dict) else ():
-            if isinstance(found, list):
-                ids = bool(found) and isinstance(found[0], int)
-                limit, things = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
-                if len(found) > limit:
-                    raise too_many(len(found), things, limit)
+        for value in fields.values() if isinstance(fields, dict) else ():
+            if isinstance(value, list):
+                ids = bool(value) and isinstance(value[0], int)
+                limit, unit = (MAX_TEXT_CHARACTERS, "token ids") if ids else (max_texts, "texts")
+                if len(value) > limit:
+                    raise too_many(len(value), unit, limit)
 
 
 def one_of(kinds: str, item: Any = "") -> Discriminator:

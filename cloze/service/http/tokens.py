@@ -49,17 +49,17 @@ async def decode(body: DecodeRequest, context: Context) -> Response:
     sequences = [ids for ids in body.ids if isinstance(ids, list)] or [[i for i in body.ids if isinstance(i, int)]]
     with lease(context, body.model) as model:
         model.check_lengths(sequences)
-        if (ids := sum(map(len, sequences))) > MAX_DECODE_IDS:
-            raise too_many(ids, "token ids", MAX_DECODE_IDS)
+        if (count := sum(map(len, sequences))) > MAX_DECODE_IDS:
+            raise too_many(count, "token ids", MAX_DECODE_IDS)
         encoder = model.bundle.text_encoder
 
         def write() -> bytes:
             texts = []
-            for place, each in enumerate(sequences):
+            for index, ids in enumerate(sequences):
                 try:
-                    texts.append(encoder.decode(each, body.skip_special_tokens))
+                    texts.append(encoder.decode(ids, body.skip_special_tokens))
                 except TextError as error:
-                    error.subject = f"ids[{place}], " if isinstance(body.ids[0], list) else "ids, "
+                    error.subject = f"ids[{index}], " if isinstance(body.ids[0], list) else "ids, "
                     raise
             return orjson.dumps(texts)
 
