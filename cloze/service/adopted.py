@@ -36,13 +36,13 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
     if revision is not None and not hub:
         raise SessionError(f"--revision is {revision!r}, and {model} is not a name on the hub: leave it out")
     if hub:
-        source, place = str(model), Path("hub", quote(revision or "main", safe=""), model)
+        source, path = str(model), Path("hub", quote(revision or "main", safe=""), model)
     elif (model / SPEC_FILE).is_file() or not any((model / name).is_file() for name in MODEL_FILES):
         return model  # a bundle, a folder of bundles, or nothing that is known
     else:
         folder = model.resolve()
-        source, place = str(folder), Path(_digest(folder), folder.name)
-    bundle = _cache(environ) / place
+        source, path = str(folder), Path(_digest(folder), folder.name)
+    bundle = _cache(environ) / path
     if (bundle / SPEC_FILE).is_file():
         logger.info("%s is served as the bundle that was made of it: %s", model, bundle)
     else:
@@ -54,14 +54,14 @@ def _adopt(model: str, bundle: Path, revision: str | None) -> None:
     """Make a bundle of a model in a process of its own, whose progress and errors are shown."""
     logger.info("making a bundle of %s, once: %s", model, bundle)
     pinned = [] if revision is None else [f"--revision={revision}"]
-    done = subprocess.run(  # noqa: S603 - no shell, and neither path begins with a dash
+    completed = subprocess.run(  # noqa: S603 - no shell, and neither path begins with a dash
         [sys.executable, "-m", "cloze", "adopt", model, str(bundle), *pinned], check=False
     )
-    if done.returncode == CANNOT:
+    if completed.returncode == CANNOT:
         sys.exit(CANNOT)
-    if done.returncode:
+    if completed.returncode:
         raise SessionError(
-            f"`cloze adopt {model}` ended with status {done.returncode}; run it by itself, or serve another model"
+            f"`cloze adopt {model}` ended with status {completed.returncode}; run it by itself, or serve another model"
         )
 
 

@@ -131,7 +131,7 @@ def _show(services: Services, cache: Cache) -> None:
 
 def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     needs_key = [Security(BEARER)] if keys else []
-    for router in (openai.router, *(each for each in JSON_ROUTERS if each is not openai.posts), status.router):
+    for router in (openai.router, *(posts for posts in JSON_ROUTERS if posts is not openai.posts), status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
     app.include_router(status.admin, dependencies=[Security(BEARER)])

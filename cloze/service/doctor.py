@@ -84,7 +84,7 @@ def _memory(status: Path = Path("/proc/meminfo"), limit: int | None = None) -> s
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     parts = [(total, ""), (free, " of it available"), (limit, " allowed to this container")]
-    return ", ".join(f"{size / 2**30:.1f} GiB{what}" for size, what in parts if size is not None)
+    return ", ".join(f"{size / 2**30:.1f} GiB{note}" for size, note in parts if size is not None)
 
 
 def _versions(packages: Sequence[str]) -> str:
@@ -99,8 +99,8 @@ def _gpus(drivers: Path) -> list[str]:
 
 def _gpu(drivers: Path = DRIVERS) -> str:
     """The devices, and what ONNX Runtime could use."""
-    found = ", ".join(_gpus(drivers)) or "no NVIDIA driver"
-    return f"{found}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
+    gpus = ", ".join(_gpus(drivers)) or "no NVIDIA driver"
+    return f"{gpus}; ONNX Runtime offers {', '.join(ort.get_available_providers())}"
 
 
 def _verdict(options: DoctorOptions, drivers: Path = DRIVERS) -> str:
@@ -117,16 +117,16 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
     limit_free_memory()  # as the service does
     started, threads = perf_counter(), share_threads(0)
     bundle = Bundle.load(path)
-    before = resident_memory()
+    memory_before = resident_memory()
     yield "bundle", f"{bundle.spec.template!r}, pooling {bundle.spec.pooling}, {', '.join(bundle.precisions)}"
     session = Session.load(bundle, precision=options.precision, provider=options.provider, threads=threads.per_batch)
     seconds = perf_counter() - started
     yield "graph", f"{session.precision} on {session.provider}, loaded and checked in {seconds:.2f} s"
     encoder = bundle.text_encoder
-    if session.provider == "cpu" and before is not None:
+    if session.provider == "cpu" and memory_before is not None:
         run_largest(session, encoder, session.batches.tokens, threads.batches)
-        taken = (resident_memory() or before) - before
-        yield "takes", f"{taken / 2**20:.0f} MiB, the process {before / 2**20:.0f} before"
+        memory_taken = (resident_memory() or memory_before) - memory_before
+        yield "takes", f"{memory_taken / 2**20:.0f} MiB, the process {memory_before / 2**20:.0f} before"
     length = min(TOKENS, len(encoder.longest))
     batch, runs, started = encoder.pad([encoder.longest[:length]] * TEXTS), 0, perf_counter()
     while perf_counter() < started + SECONDS:

@@ -61,14 +61,14 @@ def app(arguments: Replicas) -> serve.Application:
     settings = Settings.read([])
     if settings.admin_keys.get_secret_value():
         raise OptionError("CLOZE_ADMIN_KEYS is set, but /admin/reload would reach one replica only; unset it")
-    most = settings.max_concurrent_requests
+    limit = settings.max_concurrent_requests
     deployment = serve.deployment(
         autoscaling_config=AutoscalingConfig(
             min_replicas=arguments.min_replicas, max_replicas=arguments.max_replicas, target_ongoing_requests=TARGET
         ),
         ray_actor_options={"num_cpus": arguments.num_cpus, "num_gpus": arguments.num_gpus},
-        max_ongoing_requests=2 * most,  # a replica refuses what is over its own limit, and says when to try again
-        max_queued_requests=most,  # in each proxy, while no replica takes requests
+        max_ongoing_requests=2 * limit,  # a replica refuses what is over its own limit, and says when to try again
+        max_queued_requests=limit,  # in each proxy, while no replica takes requests
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER),
         graceful_shutdown_timeout_s=settings.drain_seconds + STOPPING,
     )(Cloze)

@@ -59,9 +59,9 @@ OF_MODEL: Final = re.compile(f"/models/([^/]+)({'|'.join(route.path for route in
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
     """Return the path of the route that serves a request's path, and the model that the path names."""
-    if path.startswith("/models/") and (found := OF_MODEL.fullmatch(path)):
-        name, rest = found.groups()
-        return (rest or ROOT.path, name) if rest or method == "POST" else (f"{MODELS.path}/{name}", None)
+    if path.startswith("/models/") and (match := OF_MODEL.fullmatch(path)):
+        name, route_path = match.groups()
+        return (route_path or ROOT.path, name) if route_path or method == "POST" else (f"{MODELS.path}/{name}", None)
     return ALIASES.get(path, path), None
 
 
@@ -74,9 +74,9 @@ def meant(path: str) -> str | None:
 def label(method: str, path: str) -> str:
     """Return what the metrics call the route of a resolved path, also where the request did not reach it."""
     under, slash, name = path.rpartition("/")
-    found = path if path in LABELS else PATTERNS.get(under + slash, OTHER) if name else OTHER
-    if method == "POST" or found not in POST_ROUTES:
-        return found
+    route_path = path if path in LABELS else PATTERNS.get(under + slash, OTHER) if name else OTHER
+    if method == "POST" or route_path not in POST_ROUTES:
+        return route_path
     return PAGE if path == ROOT.path and method in ("GET", "HEAD") else OTHER
 
 

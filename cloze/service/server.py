@@ -66,12 +66,14 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        traffic, before = self.services.traffic, self.services.traffic.answered
+        traffic, answered_before = self.services.traffic, self.services.traffic.answered
         traffic.stopping = True
         await self.services.background.stop("reload")
         logger.info("stopping: no new connections, draining requests=%d", traffic.in_flight)
         await super().shutdown(sockets)
-        drained = traffic.answered - (traffic.given_up - traffic.cut_short) - before  # a 503 counts as answered
+        drained = (
+            traffic.answered - (traffic.given_up - traffic.cut_short) - answered_before
+        )  # a 503 counts as answered
         logger.log(
             logging.WARNING if traffic.given_up else logging.INFO,
             "drained requests=%d given_up=%d answered_in_all=%d",
@@ -124,9 +126,9 @@ def resolve(host: str, port: int) -> tuple[Any, ...]:
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind the address; clients can connect once it is served. Raises OptionError where it is not available."""
-    family, kind, number, _, address = resolve(host, port)
+    family, socket_type, number, _, address = resolve(host, port)
     try:
-        listener = socket.socket(family, kind, number)
+        listener = socket.socket(family, socket_type, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:

@@ -131,13 +131,13 @@ class Settings(Options):
     @classmethod
     def _are_names(cls, value: str) -> str:
         names = set[str]()
-        for each in _split(value):
-            name, model = _name_and_model(each)
+        for alias in _split(value):
+            name, model = _name_and_model(alias)
             if not name or not model or "/" in name:
                 raise PydanticCustomError(
                     "alias",
-                    "{each} is not NAME=MODEL or NAME=MODEL:TEMPLATE, as text-embedding-3-small=cloze-mini",
-                    {"each": repr(each)},
+                    "{alias} is not NAME=MODEL or NAME=MODEL:TEMPLATE, as text-embedding-3-small=cloze-mini",
+                    {"alias": repr(alias)},
                 )
             if name in names:
                 raise PydanticCustomError("alias", "{name} stands for two models; name one", {"name": name})
@@ -191,15 +191,15 @@ def _values(environ: Mapping[str, str]) -> dict[str, str]:
     What Kubernetes sets in every container of a namespace that has a service called `cloze`, or `cloze-...`, is left
     out, with a warning.
     """
-    known = {name for name in environ if name.upper().startswith(PREFIX)}
-    links = {name for name in known if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
+    variables = {name for name in environ if name.upper().startswith(PREFIX)}
+    links = {name for name in variables if SERVICE_LINK.match(name) or (PORT.match(name) and "://" in environ[name])}
     if links:
         logger.warning(
             "left out: %s, which Kubernetes sets for a service; enableServiceLinks: false keeps them away",
             ", ".join(sorted(links)),
         )
-    found = {name: name.upper().removeprefix(PREFIX).lower() for name in known - links}
-    for name in sorted(name for name, setting in found.items() if setting not in Settings.model_fields):
-        nearest = difflib.get_close_matches(found[name], Settings.model_fields, n=1, cutoff=0)[0]
+    settings = {name: name.upper().removeprefix(PREFIX).lower() for name in variables - links}
+    for name in sorted(name for name, setting in settings.items() if setting not in Settings.model_fields):
+        nearest = difflib.get_close_matches(settings[name], Settings.model_fields, n=1, cutoff=0)[0]
         raise OptionError(f"the environment variable {name} is not a setting; the nearest is {variable(nearest)}")
-    return {setting: environ[name] for name, setting in found.items()}
+    return {setting: environ[name] for name, setting in settings.items()}

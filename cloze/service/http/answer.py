@@ -37,7 +37,7 @@ class PartsResponse(Response):
 
 
 async def respond(
-    task: Callable[[], Iterable[bytes] | Raw], context: RequestContext, model: Model, found: Embeddings
+    task: Callable[[], Iterable[bytes] | Raw], context: RequestContext, model: Model, embeddings: Embeddings
 ) -> Response:
     """Answer with JSON or with raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
 
@@ -48,40 +48,40 @@ async def respond(
         shape = {"x-embedding-type": content.dtype, "x-embedding-shape": "{},{}".format(*content.shape)}
         return list(_joined(content.parts)), shape
 
-    if found.vectors.size <= SMALL:
+    if embeddings.vectors.size <= SMALL:
         parts, shape = write()
     else:
         parts, shape = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)
-    return PartsResponse(parts, BYTES if shape else JSON, report(found, context, model) | shape)
+    return PartsResponse(parts, BYTES if shape else JSON, report(embeddings, context, model) | shape)
 
 
 def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the parts, small ones together."""
-    held, size = list[bytes](), 0
+    small, size = list[bytes](), 0
     for part in parts:
-        held.append(part)
+        small.append(part)
         size += len(part)
         if size >= PART:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
+            yield b"".join(small)
+            small, size = [], 0
+    if small:
+        yield b"".join(small)
 
 
-def report(found: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
+def report(embeddings: Embeddings, context: RequestContext, model: Model) -> dict[str, str]:
     """Return the vector space, text-embeddings-inference's headers, in whole milliseconds, and Server-Timing.
 
     Queue and inference are means over the request's texts; compute is tokenising and the graph, total all until now.
     """
     total = perf_counter() - context.record.started
-    ms = {name: 1000 * seconds for name, seconds in (found.timing._asdict() | {"total": total}).items()}
+    ms = {name: 1000 * seconds for name, seconds in (embeddings.timing._asdict() | {"total": total}).items()}
     return {
         SPACE_HEADER: model.space,
         "x-compute-type": model.session.provider,
         "x-compute-time": f"{ms['tokenize'] + ms['inference']:.0f}",
-        "x-compute-characters": str(found.characters),
-        "x-compute-tokens": str(found.tokens),
-        "x-truncated-texts": str(found.truncated),
+        "x-compute-characters": str(embeddings.characters),
+        "x-compute-tokens": str(embeddings.tokens),
+        "x-truncated-texts": str(embeddings.truncated),
         "x-total-time": f"{ms['total']:.0f}",
         "x-tokenization-time": f"{ms['tokenize']:.0f}",
         "x-queue-time": f"{ms['queue']:.0f}",

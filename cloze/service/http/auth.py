@@ -40,11 +40,11 @@ class Keys(dict[bytes, Client]):
         ignored. A key without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
         """
         keys = cls()
-        for place, name, key, priority in _read_setting(setting):
-            _check(place, name, key)
+        for label, name, key, priority in _read_setting(setting):
+            _check(label, name, key)
             digest = _digest(key)
             if digest in keys:
-                raise OptionError(f"{place} is the same as another key; remove it, or give the client its own")
+                raise OptionError(f"{label} is the same as another key; remove it, or give the client its own")
             keys[digest] = Client(name or f"key-{len(keys) + 1}", priority)
         return keys
 
@@ -133,13 +133,13 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str, Priority]]:
         yield f"the API key in line {number} of {file}", name, key, priority
 
 
-def _check(place: str, name: str, key: str) -> None:
+def _check(label: str, name: str, key: str) -> None:
     if name and not NAME.fullmatch(name):
-        raise OptionError(f"{place}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
+        raise OptionError(f"{label}: its name may have 1 to 64 letters, digits, '.', '_' and '-'")
     if not VISIBLE.fullmatch(key):
-        raise OptionError(f"{place} contains a character that is not visible ASCII; a header cannot carry it")
+        raise OptionError(f"{label} contains a character that is not visible ASCII; a header cannot carry it")
     if len(key) < SHORTEST:
-        raise OptionError(f"{place} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
+        raise OptionError(f"{label} has {len(key)} characters; at least {SHORTEST} are needed: `openssl rand -hex 32`")
 
 
 def _digest(key: str) -> bytes:

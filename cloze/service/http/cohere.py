@@ -95,19 +95,19 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         )
         named = template if template in model.bundle.named else context.record.template
         part = Part(texts, named, body.max_tokens)
-        found = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
-        return await respond(lambda: _as_json(body, texts, found), context, model, found)
+        embeddings = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
+        return await respond(lambda: _as_json(body, texts, embeddings), context, model, embeddings)
 
 
-def _as_json(body: CohereRequest, texts: list[str], found: Embeddings) -> Iterator[bytes]:
-    vectors = finish(found.vectors, normalize=True, dimensions=body.output_dimension)
+def _as_json(body: CohereRequest, texts: list[str], embeddings: Embeddings) -> Iterator[bytes]:
+    vectors = finish(embeddings.vectors, normalize=True, dimensions=body.output_dimension)
     yield b'{"response_type":"embeddings_by_type","id":"%b","embeddings":{' % str(uuid4()).encode()
-    for place, kind in enumerate(dict.fromkeys(body.embedding_types)):
-        yield (b',"%b":' if place else b'"%b":') % kind.encode()
-        yield from to_json(vectors, kind)
+    for index, embedding_type in enumerate(dict.fromkeys(body.embedding_types)):
+        yield (b',"%b":' if index else b'"%b":') % embedding_type.encode()
+        yield from to_json(vectors, embedding_type)
     yield b'},"texts":'
     yield orjson.dumps(texts)
-    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": found.tokens}}
+    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": embeddings.tokens}}
     yield b',"meta":%b}' % orjson.dumps(meta)
 
 
@@ -120,10 +120,10 @@ def _texts(body: CohereRequest) -> tuple[list[str], str]:
     if body.texts:
         return body.texts, "texts"
     texts = []
-    for place, each in enumerate(body.inputs or []):
-        if any(part.type != "text" or part.text is None for part in each.content):
-            raise ValidationFailed(f"inputs[{place}] has content that is not text; send texts")
-        texts.append(" ".join(part.text or "" for part in each.content))
+    for index, entry in enumerate(body.inputs or []):
+        if any(part.type != "text" or part.text is None for part in entry.content):
+            raise ValidationFailed(f"inputs[{index}] has content that is not text; send texts")
+        texts.append(" ".join(part.text or "" for part in entry.content))
     if not texts:
         raise EmptyInput("texts is missing or empty; send at least one text")
     return texts, "inputs"

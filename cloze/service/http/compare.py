@@ -51,8 +51,8 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     with lease(context, body.model, options.model) as model:
         parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
         meaning = _meaning(model, body.calibrated)
-        found = await embed(parts, context, model, options, layout.field)
-        return await respond(lambda: to_json(meaning(layout.compare(found.vectors))), context, model, found)
+        embeddings = await embed(parts, context, model, options, layout.field)
+        return await respond(lambda: to_json(meaning(layout.compare(embeddings.vectors))), context, model, embeddings)
 
 
 @router.post(
@@ -80,13 +80,13 @@ async def search(body: SearchRequest, context: Context) -> Response:
             Part(body.texts, document),
         ]
         meaning = _meaning(model, body.calibrated)
-        found = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
-        return await respond(lambda: [_ranked(body, cosines(found.vectors), meaning)], context, model, found)
+        embeddings = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
+        return await respond(lambda: [_ranked(body, cosines(embeddings.vectors), meaning)], context, model, embeddings)
 
 
-def _meaning(model: Model, asked: bool) -> Callable[[Array], Array]:
+def _meaning(model: Model, calibrated: bool) -> Callable[[Array], Array]:
     """Return what turns cosines into the answer's numbers. Raises ValidationFailed where the model has no curve."""
-    if not asked:
+    if not calibrated:
         return lambda cosines: cosines
     curve = model.calibration and model.calibration.curves.get(model.session.precision)
     if not curve and model.bridge and model.bundle.calibration:
@@ -110,7 +110,7 @@ def _ranked(body: SearchRequest, cosines: Array, meaning: Callable[[Array], Arra
         best = best[scores[best] >= body.threshold]
     ranked: list[dict[str, Any]] = [{"index": int(index), "score": float(scores[index])} for index in best]
     if body.return_text:
-        ranked = [{**each, "text": body.texts[each["index"]]} for each in ranked]
+        ranked = [{**row, "text": body.texts[row["index"]]} for row in ranked]
     return orjson.dumps(ranked)
 
 

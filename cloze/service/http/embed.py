@@ -52,13 +52,13 @@ async def embed_texts(body: EmbedRequest, context: Context) -> Response:
         inputs = as_list(body.inputs, token_ids=context.services.settings.token_ids)
         if body.chunk is not None:
             return await embed_chunks(body, body.chunk, inputs, context, model, in_format)
-        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
+        embeddings = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
         def write() -> Iterable[bytes] | Raw:
-            vectors = finish(found.vectors, normalize=body.normalize, dimensions=body.dimensions)
+            vectors = finish(embeddings.vectors, normalize=body.normalize, dimensions=body.dimensions)
             return in_format(vectors, body.encoding_format or "float")
 
-        return await respond(write, context, model, found)
+        return await respond(write, context, model, embeddings)
 
 
 async def embed_chunks(
@@ -77,19 +77,25 @@ async def embed_chunks(
     tokens = _chunk_tokens(chunking, encoder)
     model.check_lengths(texts)
     chunks = await _cut(texts, encoder, tokens, chunking.overlap, context)
-    owners = [place for place, each in enumerate(chunks) for _ in each]
-    parts = [texts[place][chunk.start : chunk.stop] for place, each in enumerate(chunks) for chunk in each]
-    found = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
+    owners = [owner for owner, text_chunks in enumerate(chunks) for _ in text_chunks]
+    parts = [
+        texts[owner][chunk.start : chunk.stop] for owner, text_chunks in enumerate(chunks) for chunk in text_chunks
+    ]
+    embeddings = await embed([Part(parts, template)], context, model, body, lambda index: f"text {owners[index]}")
 
     def write() -> Iterable[bytes] | Raw:
-        vectors = found.vectors
-        kind = body.encoding_format or "float"
+        vectors = embeddings.vectors
+        encoding_format = body.encoding_format or "float"
         if chunking.mean:
             vectors = chunk_means(vectors, owners, list(map(len, parts)))
         vectors = finish(vectors, normalize=body.normalize, dimensions=body.dimensions)
-        return in_format(vectors, kind) if chunking.mean else _chunks_json(chunks, rows(vectors, kind))
+        return (
+            in_format(vectors, encoding_format)
+            if chunking.mean
+            else _chunks_json(chunks, rows(vectors, encoding_format))
+        )
 
-    return await respond(write, context, model, found)
+    return await respond(write, context, model, embeddings)
 
 
 async def _cut(
@@ -99,16 +105,16 @@ async def _cut(
     limit = context.services.settings.max_client_batch_size
 
     def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
-        found = []
+        part_chunks = []
         for text in part:
-            found.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
-            room -= len(found[-1])
+            part_chunks.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
+            room -= len(part_chunks[-1])
             if room < 0:
                 raise ValidationFailed(
                     f"the texts have more than {limit} chunks, the most in one request; send fewer texts, or raise "
                     "chunk.tokens"
                 )
-        return found
+        return part_chunks
 
     loop, workers, chunks = asyncio.get_running_loop(), context.services.executors.workers, list[list[Chunk]]()
     for part in slices([Part(texts)]):
@@ -128,18 +134,20 @@ def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
 
 
 def _chunks_json(chunks: Sequence[Sequence[Chunk]], vectors: Iterator[bytes]) -> Iterator[bytes]:
-    for place, each in enumerate(chunks):
-        yield b",[" if place else b"[["
-        yield from with_commas(b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in each)
+    for index, text_chunks in enumerate(chunks):
+        yield b",[" if index else b"[["
+        yield from with_commas(
+            b'{"start":%d,"stop":%d,"embedding":%b}' % (*chunk, next(vectors)) for chunk in text_chunks
+        )
         yield b"]"
     yield b"]"
 
 
 def check_dimensions(dimensions: int | None, model: Model, field: str = "dimensions") -> None:
     """Raise ValidationFailed where more dimensions are asked for, in the body's `field`, than there are."""
-    most = model.dimension
-    if dimensions is not None and dimensions > most:
-        raise ValidationFailed(f"{field} is {dimensions}; the model has {most}: ask for that or fewer", field)
+    limit = model.dimension
+    if dimensions is not None and dimensions > limit:
+        raise ValidationFailed(f"{field} is {dimensions}; the model has {limit}: ask for that or fewer", field)
 
 
 async def embed(
@@ -159,18 +167,18 @@ async def embed(
     direction: Direction = "left" if options.truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
-        found = await model.embed(*parts, truncate=truncate, direction=direction, client=record.client)
+        embeddings = await model.embed(*parts, truncate=truncate, direction=direction, client=record.client)
     except TextError as error:
         if type(error) is TextError and not isinstance(parts[0].inputs[0], str):  # token ids, perhaps of another model
             error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)
         if field is not None and error.position is not None:
             error.subject = field(error.position)
         raise error from error.__cause__
-    record.tokens = found.tokens
+    record.tokens = embeddings.tokens
     if services.tracing.provider is not None:
-        timing = found.timing._asdict()
-        services.tracing.stages(begun, timing, model=model.name, texts=record.texts, tokens=found.tokens)
-    return found
+        timing = embeddings.timing._asdict()
+        services.tracing.stages(begun, timing, model=model.name, texts=record.texts, tokens=embeddings.tokens)
+    return embeddings
 
 
 def _prefers_bytes(accept: str) -> bool:
@@ -178,7 +186,7 @@ def _prefers_bytes(accept: str) -> bool:
     if BYTES not in accept.lower():
         return False
     qualities = {}
-    for each in accept.lower().split(","):
-        quality = QUALITY.search(each)
-        qualities[each.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
+    for media_range in accept.lower().split(","):
+        quality = QUALITY.search(media_range)
+        qualities[media_range.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
     return qualities.get(BYTES, 0.0) > qualities.get(JSON, 0.0)

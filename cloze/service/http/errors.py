@@ -67,14 +67,17 @@ BODIES: Final[dict[Shape, type[BaseModel]]] = {
 
 def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
-    found = {known.status: known.description for known in ANSWERS.values() if known.status != 409 or 409 in statuses}
+    descriptions = {
+        entry.status: entry.description for entry in ANSWERS.values() if entry.status != 409 or 409 in statuses
+    }
     if shape != "native":  # its clients do not know 424
-        found[500] = found.pop(424)
+        descriptions[500] = descriptions.pop(424)
     if shape == "openai":  # its clients raise BadRequestError at 400
-        found[400] += f"; {INVALID.description[0].lower()}{INVALID.description[1:]}"
-        del found[422]
+        descriptions[400] += f"; {INVALID.description[0].lower()}{INVALID.description[1:]}"
+        del descriptions[422]
     answers: dict[int | str, dict[str, Any]] = {
-        status: {"model": BODIES[shape], "description": found[status]} for status in sorted(statuses or found)
+        status: {"model": BODIES[shape], "description": descriptions[status]}
+        for status in sorted(statuses or descriptions)
     }
     if shape == "openai":  # FastAPI would add a 422 of its own
         answers["default"] = {"model": BODIES[shape], "description": "Another error"}
@@ -87,20 +90,20 @@ def answer(error: Exception) -> Answer:
         return Answer(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
     if isinstance(error, RequestValidationError):
         return INVALID
-    return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), INTERNAL)
+    return next((ANSWERS[error_class] for error_class in type(error).__mro__ if error_class in ANSWERS), INTERNAL)
 
 
 def respond(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
     """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
-    found = answer(error)
-    status = 500 if shape != "native" and isinstance(error, BackendFailed) else found.status
+    reply = answer(error)
+    status = 500 if shape != "native" and isinstance(error, BackendFailed) else reply.status
     if shape == "openai" and status == INVALID.status:
         status = 400
-    message = _message(error, found, where, docs)
-    content: Any = {"error": message, "error_type": found.error_type}
+    message = _message(error, reply, where, docs)
+    content: Any = {"error": message, "error_type": reply.error_type}
     if shape == "openai":
-        named = {"param": _param(error), "code": found.openai_code}
-        content = {"error": {"message": message, "type": found.openai_type, **named}}
+        named = {"param": _param(error), "code": reply.openai_code}
+        content = {"error": {"message": message, "type": reply.openai_type, **named}}
     if shape == "cohere":
         content = {"message": message}
     return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
@@ -115,8 +118,8 @@ def _param(error: Exception) -> str | None:
     return "model" if isinstance(error, ModelNotFound) else getattr(error, "field", None)
 
 
-def _message(error: Exception, found: Answer, where: str, docs: bool) -> str:
-    if found is INTERNAL:
+def _message(error: Exception, reply: Answer, where: str, docs: bool) -> str:
+    if reply is INTERNAL:
         return "an error inside the service; see its log"
     if isinstance(error, HTTPException):
         detail = error.detail or HTTPStatus(error.status_code).phrase

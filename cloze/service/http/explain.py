@@ -37,13 +37,18 @@ class Word(NamedTuple):
 async def explain(body: ExplainRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         words = _words(body.inputs, most_words(context.services.settings))
-        owners = [place for place, each in enumerate(words) if len(each) > 1 for _ in each]
+        owners = [owner for owner, text_words in enumerate(words) if len(text_words) > 1 for _ in text_words]
         rests = [
-            without(body.inputs[place], word) for place, each in enumerate(words) if len(each) > 1 for word in each
+            without(body.inputs[owner], word)
+            for owner, text_words in enumerate(words)
+            if len(text_words) > 1
+            for word in text_words
         ]
         part = Part([*body.inputs, *rests], named_template(context, model, body.prompt_name))
-        found = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
-        return await respond(lambda: [_answer(body.inputs, words, owners, found.vectors)], context, model, found)
+        embeddings = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
+        return await respond(
+            lambda: [_answer(body.inputs, words, owners, embeddings.vectors)], context, model, embeddings
+        )
 
 
 def most_words(settings: Settings) -> int:
@@ -59,16 +64,16 @@ def without(text: str, word: Word) -> str:
     return before.rstrip() + after.lstrip()
 
 
-def _words(texts: list[str], most: int) -> list[list[Word]]:
+def _words(texts: list[str], limit: int) -> list[list[Word]]:
     """Find the words of each text. Raises ValidationFailed where they are too many."""
     if (characters := sum(map(len, texts))) > MAX_EXPLAINED_CHARACTERS:
         raise ValidationFailed(
             f"the two texts have {characters} characters; at most {MAX_EXPLAINED_CHARACTERS} are explained: "
             "shorten them"
         )
-    words = [[Word(*found.span()) for found in WORD.finditer(text)] for text in texts]
-    if (count := sum(map(len, words))) > most:
-        raise ValidationFailed(f"the two texts have {count} words; at most {most} are explained: shorten them")
+    words = [[Word(*match.span()) for match in WORD.finditer(text)] for text in texts]
+    if (count := sum(map(len, words))) > limit:
+        raise ValidationFailed(f"the two texts have {count} words; at most {limit} are explained: shorten them")
     return words
 
 
@@ -79,9 +84,13 @@ def _answer(texts: list[str], words: list[list[Word]], owners: list[int], vector
     changes = iter([other - cosine for other in others])
     explained = [
         [
-            {"word": text[word.start : word.stop], **word._asdict(), "change": next(changes) if len(each) > 1 else None}
-            for word in each
+            {
+                "word": text[word.start : word.stop],
+                **word._asdict(),
+                "change": next(changes) if len(text_words) > 1 else None,
+            }
+            for word in text_words
         ]
-        for text, each in zip(texts, words, strict=True)
+        for text, text_words in zip(texts, words, strict=True)
     ]
     return orjson.dumps({"cosine": cosine, "texts": explained})

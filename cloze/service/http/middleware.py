@@ -149,14 +149,14 @@ class _Exchange:
             running.uncancel()
             raise self._reason() from None
         finally:
-            for each in self._watches:
-                each.cancel()
+            for watch in self._watches:
+                watch.cancel()
 
     def _look_later(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
         """Look in a while, at the next limit at the latest, and never from the running task itself."""
         loop = asyncio.get_running_loop()
-        left = began + self._limit(seconds) - loop.time()
-        wait = max(0.0, min(left, DAY if self._watched else LOOK))
+        remaining = began + self._limit(seconds) - loop.time()
+        wait = max(0.0, min(remaining, DAY if self._watched else LOOK))
         self._watches.append(loop.call_later(wait, self._look, running, seconds, began))
 
     def _look(self, running: "asyncio.Task[object] | None", seconds: float, began: float) -> None:
@@ -221,14 +221,14 @@ class _Exchange:
                 return message
             if not message.get("more_body"):
                 break
-        found = declared or f"more than {limit}"
-        raise BodyTooLarge(f"the body has {found} bytes; at most {limit} are allowed: send fewer texts at a time")
+        size = declared or f"more than {limit}"
+        raise BodyTooLarge(f"the body has {size} bytes; at most {limit} are allowed: send fewer texts at a time")
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            own = ((b"x-request-id", self.request.id.encode()), NOSNIFF)
-            message = {**message, "headers": [*message["headers"], *own]}
+            added = ((b"x-request-id", self.request.id.encode()), NOSNIFF)
+            message = {**message, "headers": [*message["headers"], *added]}
         if message["type"] != "http.response.body" or message.get("more_body"):
             await self._send(message)
             return
@@ -247,8 +247,8 @@ class _Exchange:
 
         A client that does not read would keep both for as long as it likes.
         """
-        found = answer(error)
-        self._status, self.request.error_type = found.status, found.error_type
+        reply = answer(error)
+        self._status, self.request.error_type = reply.status, reply.error_type
         connection = self.scope.get("extensions", {}).get(ABORT)
         if connection is not None:
             connection["abort"]()
@@ -285,21 +285,21 @@ def _too_late(seconds: float, *, body: bool) -> Exception:
 
 def _in_class(client: Client, scope: Scope) -> Client:
     """Return the client in the class that its request's `x-priority` says; one whose key is bulk stays in it."""
-    asked = headers_of(scope).get("x-priority", client.priority)
-    if asked not in STRIDES:
-        raise ValidationFailed(f"the header x-priority is {asked!r:.50}; write interactive, the default, or bulk")
-    return client._replace(priority="bulk") if asked == "bulk" else client
+    priority = headers_of(scope).get("x-priority", client.priority)
+    if priority not in STRIDES:
+        raise ValidationFailed(f"the header x-priority is {priority!r:.50}; write interactive, the default, or bulk")
+    return client._replace(priority="bulk") if priority == "bulk" else client
 
 
-def _deadline(scope: Scope, most: float) -> float:
+def _deadline(scope: Scope, limit: float) -> float:
     """Return the seconds that a request has: the setting's, or fewer where its `x-request-timeout` says so."""
-    asked = headers_of(scope).get("x-request-timeout")
-    if asked is None:
-        return most
+    header = headers_of(scope).get("x-request-timeout")
+    if header is None:
+        return limit
     try:
-        seconds = float(asked)
+        seconds = float(header)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise ValidationFailed(f"the header x-request-timeout is {asked!r:.50}; write seconds, more than 0")
-    return min(seconds, most)
+        raise ValidationFailed(f"the header x-request-timeout is {header!r:.50}; write seconds, more than 0")
+    return min(seconds, limit)

@@ -87,20 +87,20 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         check_dimensions(body.dimensions, model)
         inputs = as_list(body.input, token_ids=context.services.settings.token_ids)
-        found = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
+        embedded = await embed([Part(inputs, named_template(context, model, body.prompt_name))], context, model, body)
 
         def as_json() -> Iterator[bytes]:
             """Write the parts in OpenAI's order, the rows one by one."""
-            vectors = finish(found.vectors, normalize=True, dimensions=body.dimensions)
+            vectors = finish(embedded.vectors, normalize=True, dimensions=body.dimensions)
             yield b'{"object":"list","id":%b,"data":[' % orjson.dumps(context.record.id)
             yield from with_commas(
                 b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
                 for index, row in enumerate(rows(vectors, body.encoding_format or "float"))
             )
-            usage = orjson.dumps({"prompt_tokens": found.tokens, "total_tokens": found.tokens})
+            usage = orjson.dumps({"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens})
             yield b'],"model":%b,"usage":%b}' % (orjson.dumps(model.name), usage)
 
-        return await respond(as_json, context, model, found)
+        return await respond(as_json, context, model, embedded)
 
 
 @router.get(MODELS.path, responses=documented(401, shape="openai"), summary="What is served")
@@ -108,8 +108,8 @@ async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
     models = context.services.models
     names = models.served | {alias: models.aliased(alias) for alias in models.aliases}
-    with lease(context) as asked:
-        shown = (name for name, model in names.items() if model is asked or not context.model)
+    with lease(context) as leased:
+        shown = (name for name, model in names.items() if model is leased or not context.model)
         return ModelList(data=[_card(names[name], name, models.template(name)) for name in shown])
 
 
@@ -117,8 +117,8 @@ async def list_models(context: Context) -> ModelList:
 async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
-    with lease(context, model) as found:
-        return _card(found, model, context.record.template)
+    with lease(context, model) as leased:
+        return _card(leased, model, context.record.template)
 
 
 def _card(model: Model, name: str, template: str | None) -> ModelCard:

@@ -23,8 +23,8 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
 }
 
-for suffix, kind in ((".css", "text/css"), (".js", "text/javascript"), (".svg", "image/svg+xml")):
-    mimetypes.add_type(kind, suffix)  # a machine's own table may differ: with nosniff the script would not run
+for suffix, media_type in ((".css", "text/css"), (".js", "text/javascript"), (".svg", "image/svg+xml")):
+    mimetypes.add_type(media_type, suffix)  # a machine's own table may differ: with nosniff the script would not run
 
 router = APIRouter(include_in_schema=False)
 

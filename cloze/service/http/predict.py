@@ -36,31 +36,33 @@ async def predict(body: PredictRequest, context: Context) -> Response:
         if context.record.template is not None:
             raise ValidationFailed(OWN)
         heads = _heads(model, body.head)
-        texts = [body.inputs] if isinstance(body.inputs, str) else [_only(each) for each in body.inputs]
-        one = isinstance(body.inputs, str)
+        texts = [body.inputs] if isinstance(body.inputs, str) else [_only(text) for text in body.inputs]
+        single = isinstance(body.inputs, str)
         labels = sum(len(head.labels) for head in heads.values())
         if (count := labels * len(texts)) > MAX_PREDICTIONS:
             raise ValidationFailed(
                 f"{len(texts)} texts and {labels} labels make {count} predictions; at most {MAX_PREDICTIONS} are "
                 "allowed: send fewer texts, or name fewer heads"
             )
-        found = await embed([Part(texts)], context, model, body, lambda at: "inputs" if one else f"inputs[{at}]")
-        return await respond(lambda: [_answer(body, heads, found.vectors)], context, model, found)
+        embeddings = await embed(
+            [Part(texts)], context, model, body, lambda index: "inputs" if single else f"inputs[{index}]"
+        )
+        return await respond(lambda: [_answer(body, heads, embeddings.vectors)], context, model, embeddings)
 
 
-def _heads(model: Model, asked: str | list[str] | None) -> dict[str, ClassifierHead]:
+def _heads(model: Model, requested: str | list[str] | None) -> dict[str, ClassifierHead]:
     """Return the heads by name. Raises ValidationFailed where the model has no such head."""
     if model.bridge and model.bundle.heads:
         raise ValidationFailed(
             f"the heads of model {model.name} do not fit the vectors that its bridge gives; serve it without --bridge"
         )
-    there = ", ".join(model.heads) or "none; add one to the bundle with `cloze head`"
-    if asked is None and len(model.heads) != 1:
-        raise ValidationFailed(f"head is not given; the heads of model {model.name} are: {there}")
-    names = list(model.heads) if asked is None else [asked] if isinstance(asked, str) else asked
+    available = ", ".join(model.heads) or "none; add one to the bundle with `cloze head`"
+    if requested is None and len(model.heads) != 1:
+        raise ValidationFailed(f"head is not given; the heads of model {model.name} are: {available}")
+    names = list(model.heads) if requested is None else [requested] if isinstance(requested, str) else requested
     for name in names:
         if name not in model.heads:
-            raise ValidationFailed(f"head is {name!r:.200}; the heads of model {model.name} are: {there}")
+            raise ValidationFailed(f"head is {name!r:.200}; the heads of model {model.name} are: {available}")
     return {name: model.heads[name] for name in names}
 
 
@@ -72,7 +74,7 @@ def _answer(body: PredictRequest, heads: dict[str, ClassifierHead], vectors: Vec
     units = finish(vectors, normalize=True)
     answers = {name: _labels(body, head, units) for name, head in heads.items()}
     if isinstance(body.inputs, str) or isinstance(body.inputs[0], str):
-        answers = {name: each[0] for name, each in answers.items()}
+        answers = {name: labels[0] for name, labels in answers.items()}
     return orjson.dumps(answers if isinstance(body.head, list) else next(iter(answers.values())))
 
 

@@ -92,14 +92,16 @@ class Protocol(HttpToolsProtocol):
     def _offered(self) -> bool:
         return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
-    def _begin_again(self, rest: bytes) -> None:
+    def _begin_again(self, unparsed: bytes) -> None:
         """Read the request once more, without the offer."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
         for name, value in self.headers:
             if name == b"connection":
-                value = b", ".join(each for each in value.split(b",") if each.strip().lower() not in OFFER).strip()
+                value = b", ".join(
+                    option for option in value.split(b",") if option.strip().lower() not in OFFER
+                ).strip()
             if name not in OFFER and (value or name != b"connection"):
                 lines.append(b"%s: %s" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + unparsed)

@@ -106,11 +106,11 @@ async def info(context: Context) -> Info:
 
 
 def _calibration(model: Model) -> CalibrationInfo | None:
-    found, precision = model.calibration, model.session.precision
-    if found is None or precision not in found.curves:
+    calibration, precision = model.calibration, model.session.precision
+    if calibration is None or precision not in calibration.curves:
         return None
-    facts = found.model_dump(include={"meaning", "lowest", "highest", "source", "pairs"})
-    curve = found.curves[precision]
+    facts = calibration.model_dump(include={"meaning", "lowest", "highest", "source", "pairs"})
+    curve = calibration.curves[precision]
     return CalibrationInfo(**facts, error=curve.error, thresholds=curve.thresholds)
 
 

@@ -40,10 +40,10 @@ class _Rate:
     def seconds(self, tokens: int, now: float) -> float:
         """Return the seconds that `tokens` take; 0.0 while nothing is known."""
         memory = self._memory(now)
-        known = self._tokens * memory
-        if not known:
+        counted = self._tokens * memory
+        if not counted:
             return math.inf if self._tokens else 0.0
-        return tokens * (self._seconds * memory + now - self._at) / known
+        return tokens * (self._seconds * memory + now - self._at) / counted
 
     def _memory(self, now: float) -> float:
         """Return the weight of what was counted at the last call, at most 1."""
@@ -64,8 +64,8 @@ class _InFlight:
 
     def change(self, amount: int, client: Client) -> None:
         self.total += amount
-        if left := self.clients.get(client, 0) + amount:
-            self.clients[client] = left
+        if remaining := self.clients.get(client, 0) + amount:
+            self.clients[client] = remaining
         else:
             self.clients.pop(client, None)
 
@@ -108,18 +108,18 @@ class Admission:
         self._check(self._requests, 1, client)
         self._check(self._tokens, 1, client)
         self._requests.change(1, client)
-        held = 0
+        held_bytes = 0
 
         def hold(count: int) -> None:
-            nonlocal held
-            self._fit(self._bytes, count, client, held)
+            nonlocal held_bytes
+            self._fit(self._bytes, count, client, held_bytes)
             self._bytes.change(count, client)
-            held += count
+            held_bytes += count
 
         try:
             yield hold
         finally:
-            self._bytes.change(-held, client)
+            self._bytes.change(-held_bytes, client)
             self._requests.change(-1, client)
 
     @contextmanager
@@ -138,25 +138,25 @@ class Admission:
         """Refuse all from now on with Unavailable; requests in flight finish."""
         self._closed = True
 
-    def _check(self, used: _InFlight, amount: int, client: Client) -> None:
+    def _check(self, in_flight: _InFlight, amount: int, client: Client) -> None:
         if self._closed:
             raise Unavailable("the service is stopping; send the request to another instance")
-        self._fit(used, amount, client)
+        self._fit(in_flight, amount, client)
 
-    def _fit(self, used: _InFlight, amount: int, client: Client, own: int = 0) -> None:
-        """Raise Overloaded where the amount does not fit; `own` is what its request has in flight already."""
-        if used.total + amount <= used.shared or used.total == own:
+    def _fit(self, in_flight: _InFlight, amount: int, client: Client, own_amount: int = 0) -> None:
+        """Raise Overloaded where the amount does not fit; `own_amount` is what its request has in flight already."""
+        if in_flight.total + amount <= in_flight.shared or in_flight.total == own_amount:
             return
-        bulk, known = client.priority == "bulk", used.clients.get(client, 0) > own
-        most = used.shared if bulk or known else used.limit
-        if used.total + amount <= most:
+        bulk, known = client.priority == "bulk", in_flight.clients.get(client, 0) > own_amount
+        limit = in_flight.shared if bulk or known else in_flight.limit
+        if in_flight.total + amount <= limit:
             return
-        rest = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
-        seconds = max(1, math.ceil(min(LONGEST, rest)))
+        remaining = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
+        seconds = max(1, math.ceil(min(LONGEST, remaining)))
         whom = " for bulk requests" if bulk else " for a client that has some in flight" if known else ""
         raise Overloaded(
-            f"{used.total} {used.unit} are in flight and the request brings {amount}; the limit is {most}{whom}; send "
-            f"it again in {seconds} s",
+            f"{in_flight.total} {in_flight.unit} are in flight and the request brings {amount}; the limit is "
+            f"{limit}{whom}; send it again in {seconds} s",
             retry_after=seconds,
         )
 

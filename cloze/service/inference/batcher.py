@@ -162,10 +162,10 @@ class Batcher(Generic[Item, Result]):
         self._abandon(Unavailable(STOPPED))
 
     def _enqueue(self, request: _Request[Item, Result], client: Client) -> None:
-        places = dict[int, list[int]]()  # by cost
+        by_cost = dict[int, list[int]]()  # indices of the items
         for place, cost in enumerate(map(self.cost, request.items)):
-            places.setdefault(cost, []).append(place)
-        request.entries = [_Entry(cost, client, len(each), request, each) for cost, each in places.items()]
+            by_cost.setdefault(cost, []).append(place)
+        request.entries = [_Entry(cost, client, len(places), request, places) for cost, places in by_cost.items()]
         for entry in request.entries:
             self._queue.add(entry)
         if self._expiry is None:

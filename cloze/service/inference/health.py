@@ -67,8 +67,8 @@ class Health:
             raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
         for name, error in self.background.failing.items():
             raise Unavailable(f"the background task {name} fails: {error!r}; see the log")
-        for each in [model] if model else self.models():
-            await each.check()
+        for served in [model] if model else self.models():
+            await served.check()
 
     def watch(self) -> None:
         """Look every second in the event loop, and judge in a thread."""
@@ -81,14 +81,14 @@ class Health:
         self._unwatched.set()
 
     def _guard(self) -> None:
-        said = ""
+        logged = ""
         while not self._unwatched.wait(PERIOD):
             try:
                 self.judge()
-                said = ""
+                logged = ""
             except Exception as error:  # the thread goes on; `look` meets the same error, and readiness shows it
-                if said != repr(error):
-                    said = repr(error)
+                if logged != repr(error):
+                    logged = repr(error)
                     logger.exception("the watch failed")
 
     def judge(self) -> None:
@@ -97,9 +97,9 @@ class Health:
         if now - self._looked > FROZEN:
             self._awake_since = now
         self._looked, awake = now, now - self._awake_since
-        for what, seconds in (("a batch", self.busy_for()), ("the event loop", now - self._beat)):
+        for subject, seconds in (("a batch", self.busy_for()), ("the event loop", now - self._beat)):
             if min(seconds, awake) > HUNG_AFTER * self.stall_seconds:
-                logger.critical("%s has hung for %.0f s: the process ends with status %d", what, seconds, HUNG)
+                logger.critical("%s has hung for %.0f s: the process ends with status %d", subject, seconds, HUNG)
                 self.end(HUNG)
         for model in self.models():
             if min(model.failing_for, awake) > LOST_AFTER * self.stall_seconds:
@@ -114,8 +114,8 @@ class Health:
     async def look(self) -> None:
         """Try failed models again, and show that the event loop runs."""
         self._beat = self.clock()
-        tried = self._probe is None or self._probe.done()
-        if tried and not self._stalled and any(model.failing_for for model in self.models()):
+        probed = self._probe is None or self._probe.done()
+        if probed and not self._stalled and any(model.failing_for for model in self.models()):
             self._probe = self.background.once("probe", self._try)
 
     @property

@@ -196,10 +196,10 @@ class Model:
             "space": self.space,
         }
         session.running = self._executors.running  # not before: only a batch of a served model stalls the service
-        self._metrics = found = metrics.serve(self.name, self.load_seconds, facts)
-        found.queue_age_seconds.set_function(lambda: batcher.age)
-        found.queue_texts.set_function(lambda: batcher.waiting_items)
-        found.queue_tokens.set_function(lambda: batcher.waiting)
+        self._metrics = series = metrics.serve(self.name, self.load_seconds, facts)
+        series.queue_age_seconds.set_function(lambda: batcher.age)
+        series.queue_texts.set_function(lambda: batcher.waiting_items)
+        series.queue_tokens.set_function(lambda: batcher.waiting)
         batcher.start()
         threads = {"parallel_batches": self._parallel, "threads_per_batch": session.threads}
         fields = {
@@ -261,11 +261,11 @@ class Model:
         Needs a lease. Raises ValidationFailed, TextError, Overloaded, Unavailable, DeadlineExceeded or BackendFailed;
         then none of the texts is embedded.
         """
-        self.check_lengths([each for part in parts for each in part.inputs])
+        self.check_lengths([item for part in parts for item in part.inputs])
         started, metrics = perf_counter(), self._metrics
         tokens, keys = await self._tokenize(parts, truncate, direction)
         now = perf_counter()
-        ids, cut = [each.ids for each in tokens], [each.cut for each in tokens]
+        ids, cut = [sequence.ids for sequence in tokens], [sequence.cut for sequence in tokens]
         vectors = np.empty((len(ids), self.dimension), np.float32)
         missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
         await _turn(len(ids))
@@ -305,11 +305,11 @@ class Model:
 
     def _remember(self, keys: Sequence[bytes], vectors: Vector, computed: list[int]) -> None:
         """Cache the vectors of the rows `computed`, and write them to the rows of equal texts."""
-        found = {keys[row]: row for row in computed}
-        for key, row in found.items():
+        row_of = {keys[row]: row for row in computed}
+        for key, row in row_of.items():
             self._cache.add(key, vectors[row])
         for row, key in enumerate(keys):
-            if (first := found.get(key, row)) != row:
+            if (first := row_of.get(key, row)) != row:
                 vectors[row] = vectors[first]
 
     def check_lengths(self, inputs: Sequence[Sequence[object]]) -> None:
@@ -317,27 +317,27 @@ class Model:
         limit = self._settings.max_client_batch_size
         if len(inputs) > limit:
             raise too_many(len(inputs), "texts", limit)
-        for position, each in enumerate(inputs):
-            if len(each) > MAX_TEXT_CHARACTERS:
-                unit = "characters" if isinstance(each, str) else "token ids"
+        for position, item in enumerate(inputs):
+            if len(item) > MAX_TEXT_CHARACTERS:
+                unit = "characters" if isinstance(item, str) else "token ids"
                 raise TextTooLong(
-                    f" has {len(each)} {unit}; at most {MAX_TEXT_CHARACTERS} are allowed: shorten it", position=position
+                    f" has {len(item)} {unit}; at most {MAX_TEXT_CHARACTERS} are allowed: shorten it", position=position
                 )
 
     async def _tokenize(
         self, parts: Sequence[Part], truncate: bool, direction: Direction
     ) -> tuple[list[Tokens], Sequence[bytes]]:
         """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off."""
-        todo, first = list[Callable[[], tuple[list[Tokens], Sequence[bytes]]]](), 0
+        tasks, first = list[Callable[[], tuple[list[Tokens], Sequence[bytes]]]](), 0
         for part in slices(parts):
-            todo.append(partial(self._encode, first, part, truncate, direction))
+            tasks.append(partial(self._encode, first, part, truncate, direction))
             first += len(part.inputs)
-        if len(todo) == 1 and sum(len(each) + EACH for part in parts for each in part.inputs) <= SMALL:
-            return todo[0]()  # a thread would take longer
+        if len(tasks) == 1 and sum(len(item) + EACH for part in parts for item in part.inputs) <= SMALL:
+            return tasks[0]()  # a thread would take longer
         loop, workers = asyncio.get_running_loop(), self._executors.workers
         width, encoded = self._executors.tokenization_workers, list[tuple[list[Tokens], Sequence[bytes]]]()
-        for start in range(0, len(todo), width):  # so that the slices of another request come in between
-            running = [loop.run_in_executor(workers, encode) for encode in todo[start : start + width]]
+        for start in range(0, len(tasks), width):  # so that the slices of another request come in between
+            running = [loop.run_in_executor(workers, encode) for encode in tasks[start : start + width]]
             encoded += await asyncio.gather(*running)
         return list(chain.from_iterable(tokens for tokens, _ in encoded)), [key for _, keys in encoded for key in keys]
 
@@ -347,13 +347,13 @@ class Model:
         inputs, encoder = part.inputs, self.text_encoders[part.template]
         if isinstance(inputs[0], str):
             texts = cast(Sequence[str], inputs)
-            found = encoder.encode(
+            tokens = encoder.encode(
                 texts, truncate=truncate, direction=direction, first=first, max_text_tokens=part.max_text_tokens
             )
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
-            found = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return found, [_key(self._decides, tokens.ids) for tokens in found] if self._cache.maxsize else ()
+            tokens = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
+        return tokens, [_key(self._decides, sequence.ids) for sequence in tokens] if self._cache.maxsize else ()
 
     async def _compute(self, sequences: list[list[int]], positions: list[int], client: Client) -> list[Share[_Batch]]:
         """Run the texts that are not cached; `positions` are their indices in the request."""
@@ -408,10 +408,10 @@ def slices(parts: Iterable[Part]) -> Iterator[Part]:
     """Cut the parts into slices to tokenise at once."""
     for part in parts:
         first, size = 0, 0
-        for position, each in enumerate(part.inputs):
-            if position > first and (position - first == SLICE_TEXTS or size + len(each) > SLICE_SIZE):
+        for position, item in enumerate(part.inputs):
+            if position > first and (position - first == SLICE_TEXTS or size + len(item) > SLICE_SIZE):
                 yield part._replace(inputs=part.inputs[first:position])
                 first, size = position, 0
-            size += len(each)
+            size += len(item)
         if part.inputs:
             yield part._replace(inputs=part.inputs[first:])

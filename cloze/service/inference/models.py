@@ -99,15 +99,15 @@ class Models:
 
         Raises ModelNotFound, and ValidationFailed where two models are named.
         """
-        found = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
-        asked = list(dict.fromkeys(name for name in found if name))
-        if len(asked) > 1:
-            message = f"two models are named, {asked[0]!r:.200} and {asked[1]!r:.200}; name one of them"
+        resolved = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
+        requested = list(dict.fromkeys(name for name in resolved if name))
+        if len(requested) > 1:
+            message = f"two models are named, {requested[0]!r:.200} and {requested[1]!r:.200}; name one of them"
             raise ValidationFailed(message, "model")
-        model = self.served.get(asked[0] if asked else self.default)
+        model = self.served.get(requested[0] if requested else self.default)
         if model is None:
-            there = ", ".join((*self.served, *self.aliases))
-            raise ModelNotFound(f"no model {asked[0]!r:.200} is served; there are {there}")
+            available = ", ".join((*self.served, *self.aliases))
+            raise ModelNotFound(f"no model {requested[0]!r:.200} is served; there are {available}")
         with model.lease():
             yield model
 
@@ -140,34 +140,34 @@ class Models:
                 logger.error("the reload failed, nothing has changed: %s", error, exc_info=bug)
                 _free(error)
                 raise
-            found = self._swap(served)
-            outcome = "unchanged" if found.unchanged == list(self.served) and not found.removed else "swapped"
+            reloaded = self._swap(served)
+            outcome = "unchanged" if reloaded.unchanged == list(self.served) and not reloaded.removed else "swapped"
             self._metrics.reloads.labels(outcome).inc()
-            logger.info("reloaded in %.2f s: %s", perf_counter() - started, found.model_dump())
-            return found
+            logger.info("reloaded in %.2f s: %s", perf_counter() - started, reloaded.model_dump())
+            return reloaded
 
     def _swap(self, served: dict[str, Model]) -> Reloaded:
         """Serve these models from now on; the others finish the requests that have begun."""
         former, self.served = self.served, served
         self.default = self._settings.model or next(iter(served))
-        found = Reloaded(
+        reloaded = Reloaded(
             added=[name for name in served if name not in former],
             changed=[name for name in served if name in former and former[name] is not served[name]],
             removed=[name for name in former if name not in served],
             unchanged=[name for name in served if former.get(name) is served[name]],
             default=self.default,
         )
-        for name in found.removed:
+        for name in reloaded.removed:
             self._metrics.forget(name)
-        for name in found.added + found.changed:
+        for name in reloaded.added + reloaded.changed:
             served[name].start(self._metrics)
-        for name in found.removed + found.changed:
+        for name in reloaded.removed + reloaded.changed:
             leaving = self._background.once("retire", former[name].stop)
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
             # Reference cycles hold a model that has stopped, and Python rarely looks for them by itself.
             leaving.add_done_callback(lambda _: asyncio.get_running_loop().call_soon(gc.collect))
-        return found
+        return reloaded
 
     async def _load_changed(self) -> dict[str, Model]:
         """Load the folder's bundles; the served model is kept where its bundle is the same, byte for byte."""
@@ -181,8 +181,8 @@ class Models:
         return {bundle.name: (kept | loaded)[bundle.name] for bundle in bundles}
 
     def _serves(self, bundle: Bundle, bridge: Bridge | None) -> bool:
-        known = self.served.get(bundle.name)
-        return known is not None and known.bundle.spec == bundle.spec and _same(known.bridge, _over(bridge, bundle))
+        model = self.served.get(bundle.name)
+        return model is not None and model.bundle.spec == bundle.spec and _same(model.bridge, _over(bridge, bundle))
 
     async def _step(self, step: Callable[[Argument], Result], argument: Argument) -> Result:
         """Run a step of a reload. Raises SessionError where it hangs."""
@@ -217,10 +217,10 @@ def _check(settings: Settings, bundles: list[Bundle], bridge: Bridge | None) -> 
 
 def _free(error: BaseException) -> None:
     """Free the models that were loaded before an error, which frames of its traceback and reference cycles hold."""
-    each: BaseException | None = error
-    while each:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__ or each.__context__
+    cause: BaseException | None = error
+    while cause:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
     gc.collect()
 
 
@@ -230,15 +230,17 @@ def _folders(path: Path) -> list[Path]:
     try:
         if (path / SPEC_FILE).exists() or not path.is_dir():
             return [path]
-        found = sorted(folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file())
+        folders = sorted(
+            folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file()
+        )
     except OSError as error:
         raise unreadable(path, error) from error
-    if not found:
+    if not folders:
         raise BundleError(
             f"{path} is not a bundle and contains none: neither it nor a folder in it has {SPEC_FILE}; make a bundle "
             "with `cloze export RUN OUT`"
         )
-    return found
+    return folders
 
 
 def _bridge(path: str) -> Bridge | None:
@@ -250,15 +252,15 @@ def _over(bridge: Bridge | None, bundle: Bundle) -> Bridge | None:
     return bridge if bridge and bridge.about.new == bundle.spec.space else None
 
 
-def _same(one: Bridge | None, other: Bridge | None) -> bool:
-    return (one and one.sha256) == (other and other.sha256)
+def _same(first: Bridge | None, second: Bridge | None) -> bool:
+    return (first and first.sha256) == (second and second.sha256)
 
 
 def _check_bridge(bridge: Bridge | None, bundles: list[Bundle]) -> None:
     if bridge and not any(_over(bridge, bundle) for bundle in bundles):
-        there = ", ".join(f"{bundle.name} {bundle.spec.space}" for bundle in bundles)
+        spaces = ", ".join(f"{bundle.name} {bundle.spec.space}" for bundle in bundles)
         raise BridgeError(
-            f"the bridge leads from space {bridge.about.new} to {bridge.about.old}, but the models have {there}; "
+            f"the bridge leads from space {bridge.about.new} to {bridge.about.old}, but the models have {spaces}; "
             "make one with `cloze bridge OLD NEW OUT`, or leave it out"
         )
 
@@ -278,8 +280,8 @@ def _check_names(settings: Settings, bundles: Mapping[str, Bundle]) -> None:
         if name not in bundles:
             raise OptionError(f"alias is {alias}={words}, but {settings.bundle} has {listed}")
         if template is not None and template not in bundles[name].named:
-            there = ", ".join(bundles[name].named) or "none"
-            raise OptionError(f"alias is {alias}={words}; the templates that model {name} names are: {there}")
+            templates = ", ".join(bundles[name].named) or "none"
+            raise OptionError(f"alias is {alias}={words}; the templates that model {name} names are: {templates}")
         if alias in bundles:
             raise OptionError(
                 f"alias is {alias}={words}, but {settings.bundle} has a model {alias}; choose another name"

@@ -121,8 +121,8 @@ class FairQueue(Generic[Entry]):
         if not self._by_tag:
             return []
         self._time = self._by_tag[0].tag
-        taken = self._fill(_OpenBatch(max_cost, max_padding), self._by_tag[0].cost)
-        for entry, count in taken:
+        batch = self._fill(_OpenBatch(max_cost, max_padding), self._by_tag[0].cost)
+        for entry, count in batch:
             if count == entry.count:
                 self.remove(entry)
                 continue
@@ -130,7 +130,7 @@ class FairQueue(Generic[Entry]):
             entry.count -= count
             entry.tag += entry.cost * count
             self._insert(entry)
-        return taken
+        return batch
 
     def _insert(self, entry: Entry) -> None:
         self._by_tag.add(entry)
@@ -158,7 +158,7 @@ class FairQueue(Generic[Entry]):
             start, stop, room = queue.bisect_key_left((cost,)), queue.bisect_key_left((cost + 1,)), batch.room(cost)
             above, below = (stop, below) if nearest == above else (above, start - 1)
             entries = queue[start : min(stop, start + room)]
-            part = [each for each in zip(entries, _least_tags(entries, room), strict=True) if each[1]]
+            part = [pair for pair in zip(entries, _least_tags(entries, room), strict=True) if pair[1]]
             batch.add(cost, sum(count for _, count in part))
             chosen += part
 
@@ -177,10 +177,10 @@ def _least_tags(entries: Sequence[Waiting], room: int) -> list[int]:
     tags = range(entries[0].tag, max(entry.tag + entry.cost * entry.count for entry in entries))
     first = tags[bisect_right(tags, room, key=lambda tag: sum(up_to(tag)))]  # the first tag with more items than room
     counts, more = up_to(first - 1), up_to(first)
-    equal = [place for place, (before, after) in enumerate(zip(counts, more, strict=True)) if after > before]
-    equal.sort(key=lambda place: entries[place].order or 0)  # of equal tags the first to arrive
-    for place in equal[: room - sum(counts)]:
-        counts[place] += 1
+    equal = [index for index, (before, after) in enumerate(zip(counts, more, strict=True)) if after > before]
+    equal.sort(key=lambda index: entries[index].order or 0)  # of equal tags the first to arrive
+    for index in equal[: room - sum(counts)]:
+        counts[index] += 1
     return counts
 
 

@@ -212,8 +212,10 @@ def fastest(
         best = np.min(rounds, axis=0)
         speeds *= (best[0] / best) ** (1 / len(SHAPES))
     chosen = sessions[int(speeds.argmax())]
-    found = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
-    logger.info("model %s: relative speeds on this machine: %s; precision=auto takes %s", name, found, chosen.precision)
+    ratios = ", ".join(f"{session.precision} {speed:.2f}" for session, speed in zip(sessions, speeds, strict=True))
+    logger.info(
+        "model %s: relative speeds on this machine: %s; precision=auto takes %s", name, ratios, chosen.precision
+    )
     return chosen
 
 
@@ -222,10 +224,10 @@ def _raced(sessions: Sequence[Session], bundle: Bundle) -> Session:
     try:
         return fastest(sessions, bundle.text_encoder, bundle.name)
     except BackendFailed as error:
-        there = " or ".join(session.precision for session in sessions)
+        precisions = " or ".join(session.precision for session in sessions)
         raise SessionError(
-            f"{bundle.path}: a graph fails: {error.__cause__ or error}; name the precision that works, {there}, or "
-            "export the bundle again"
+            f"{bundle.path}: a graph fails: {error.__cause__ or error}; name the precision that works, "
+            f"{precisions}, or export the bundle again"
         ) from error
 
 
@@ -252,8 +254,8 @@ def batch_sizes(
     large = encoder.pad([encoder.longest] * most_texts(encoder, min(sample, SAMPLE_TOKENS)))
     tokens = small.input_ids.size, large.input_ids.size
     seconds = least(small), least(large)
-    each = max((seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), 1e-12)
-    overhead = max(1, round(seconds[0] / each) - tokens[0])
+    token_seconds = max((seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), 1e-12)
+    overhead = max(1, round(seconds[0] / token_seconds) - tokens[0])
     return BatchSizes(min(max(OVERHEADS * overhead, SAMPLE_TOKENS), MOST_TOKENS), min(overhead, SAMPLE_TOKENS))
 
 
@@ -274,8 +276,8 @@ def _measured(session: Session, bundle: Bundle, sample: int) -> BatchSizes:
 def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
     """Return the precisions to choose from by a race, or the preferred one."""
     profile = PROFILES[provider]
-    there = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
-    return tuple(precision for precision in there if precision in profile.raced) or there[:1]
+    available = tuple(precision for precision in profile.precisions if precision in bundle.precisions)
+    return tuple(precision for precision in available if precision in profile.raced) or available[:1]
 
 
 def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
@@ -299,10 +301,10 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
             "`cloze[gpu]`, or choose the provider auto or cpu"
         )
     if not set(choices) & set(PROFILES["cuda"].precisions):
-        there = ", ".join(choices or bundle.precisions)
+        precisions = ", ".join(choices or bundle.precisions)
         raise _NotOnCUDA(
-            f"{bundle.path}: CUDA has no kernel for the products of {there}; make a bundle in fp16 and serve that: "
-            f"`cloze export {bundle.path} OUT --precision fp16`"
+            f"{bundle.path}: CUDA has no kernel for the products of {precisions}; make a bundle in fp16 and serve "
+            f"that: `cloze export {bundle.path} OUT --precision fp16`"
         )
 
 
@@ -350,10 +352,10 @@ def _open(
 
 def _check_placement(session: ort.InferenceSession, path: Path) -> None:
     """Raise SessionError where CUDA leaves a part of the computation to the CPU, with copies before and behind it."""
-    there = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == PROFILES["cpu"].name]
-    left = Counter(node.op_type for part in there for node in part.get_nodes() if node.op_type in COMPUTING)
-    if left:
-        names = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+    partitions = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == PROFILES["cpu"].name]
+    operators = Counter(node.op_type for part in partitions for node in part.get_nodes() if node.op_type in COMPUTING)
+    if operators:
+        names = ", ".join(f"{count} {name}" for name, count in sorted(operators.items()))
         raise SessionError(
             f"{path}: CUDA has no kernel for {names}, which would run on the CPU; export the bundle again in fp16"
         )
@@ -366,8 +368,8 @@ def _register_arena() -> None:
     The arena grows by what a tensor needs, not to the next power of two, so the warm-up with the largest batches gives
     it its final size. Without an arena a batch of 512 tokens takes a tenth longer.
     """
-    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": SAME_AS_REQUESTED}))
 
 
 def _options(threads: int, provider: Provider) -> ort.SessionOptions:
@@ -391,9 +393,9 @@ def _check(session: ort.InferenceSession, bundle: Bundle, precision: Precision) 
     if inputs != dict.fromkeys(INPUTS, ("tensor(int64)", 2)):
         raise SessionError(f"{path} takes {inputs}, not {', '.join(INPUTS)} as int64 (batch, length); export it again")
     outputs = {node.name: (node.type, node.shape) for node in session.get_outputs()}
-    kind, shape = outputs.get(OUTPUT, ("", []))
+    output_type, shape = outputs.get(OUTPUT, ("", []))
     width = shape[1] if len(shape) == 2 else dimension  # a name or None where the graph leaves it open
-    if kind != "tensor(float)" or (isinstance(width, int) and width != dimension):
+    if output_type != "tensor(float)" or (isinstance(width, int) and width != dimension):
         raise SessionError(f"{path} gives {outputs}, not {OUTPUT} as float32 (batch, {dimension}); export it again")
 
 
@@ -408,10 +410,10 @@ def _check_canaries(session: Session, bundle: Bundle) -> None:
     encoder, precision = bundle.text_encoder, session.precision
     *short, longest = [tokens.ids for tokens in encoder.encode(canaries.texts)]  # together they would be all padding
     try:
-        found = np.concatenate([session.run(encoder.pad(part)) for part in (short, [longest]) if part])
+        vectors = np.concatenate([session.run(encoder.pad(part)) for part in (short, [longest]) if part])
     except BackendFailed as error:
         raise SessionError(f"{bundle.graph(precision)} fails on a canary text: {error.__cause__ or error}") from error
-    difference, text = canaries.difference(precision, found)
+    difference, text = canaries.difference(precision, vectors)
     if not difference <= TOLERANCES[precision]:
         raise SessionError(
             f"{bundle.graph(precision)} no longer gives the vectors that it was exported with: they differ by "

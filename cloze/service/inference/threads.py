@@ -55,12 +55,12 @@ class Executors:
 
         Only the end of the process ends such a batch.
         """
-        left = max(0.0, seconds - self.busy_for)
+        remaining = max(0.0, seconds - self.busy_for)
         pools = (self.graphs, self.workers)
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
         ended = [asyncio.wrap_future(run_in_own_thread(pool.shutdown)) for pool in pools]
-        _, hanging = await asyncio.wait(ended, timeout=left)
+        _, hanging = await asyncio.wait(ended, timeout=remaining)
         return not hanging
 
 

@@ -119,17 +119,17 @@ class LogWriter(QueueListener):
         if lost := self._log_queue.dropped - self._said:
             self._said += lost
             message = f"{lost} log records were dropped: stderr was not read"
-            said = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None)
-            self._lines.append(self._form.format(said))
+            notice = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, None, None)
+            self._lines.append(self._form.format(notice))
         if len(self._lines) >= TOGETHER:
             self._write()
 
     def _write(self) -> None:
-        left = "".join(f"{line}\n" for line in self._lines).encode(errors="backslashreplace")
+        unwritten = "".join(f"{line}\n" for line in self._lines).encode(errors="backslashreplace")
         self._lines.clear()
         with suppress(OSError):  # stderr is closed, or its reader disconnected
-            while left:
-                left = left[os.write(STDERR, left) :]
+            while unwritten:
+                unwritten = unwritten[os.write(STDERR, unwritten) :]
 
     def finish(self) -> None:
         if (thread := self._thread) is not None:
@@ -191,8 +191,8 @@ class JSON(logging.Formatter):
         }
         if parts := _parts(self, record):
             line["exception"] = "\n".join(parts)
-        rest = {name: _finite(value) for name, value in _fields(record).items() if name not in line}
-        return json.dumps(line | rest, default=str)
+        fields = {name: _finite(value) for name, value in _fields(record).items() if name not in line}
+        return json.dumps(line | fields, default=str)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -202,9 +202,9 @@ def _time(record: logging.LogRecord) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return what was given as `extra={"fields": …}`, and the id of the request being served."""
-    given: Mapping[str, Any] = getattr(record, "fields", {})
+    fields: Mapping[str, Any] = getattr(record, "fields", {})
     request = current_request.get()
-    return {**given, "request_id": request.id} if request else dict(given)
+    return {**fields, "request_id": request.id} if request else dict(fields)
 
 
 def _parts(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
@@ -215,7 +215,7 @@ def _parts(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 
 
 def _escape(text: str) -> str:
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _value(value: Any) -> str:
@@ -229,7 +229,7 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    if error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
+def _uncaught(error_type: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is None or issubclass(error_type, KeyboardInterrupt | SystemExit):
         return
-    logging.getLogger("cloze").critical("uncaught exception", exc_info=(kind, error, trace))
+    logging.getLogger("cloze").critical("uncaught exception", exc_info=(error_type, error, trace))

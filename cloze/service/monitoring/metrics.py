@@ -140,7 +140,7 @@ class Metrics:
             metric.remove_by_labels({"model": name})
         self.model_info.labels(name, *(facts[fact] for fact in FACTS)).set(1)
         self._samples[name] = drift = DriftSample()
-        series = ModelMetrics(drift, **{metric: made.labels(name) for metric, made in self._per_model.items()})
+        series = ModelMetrics(drift, **{field: metric.labels(name) for field, metric in self._per_model.items()})
         series.model_loaded.set(1)
         series.model_load_seconds.set(load_seconds)
         return series
@@ -153,10 +153,12 @@ class Metrics:
 
     def _make(self, fields: type, *labels: str) -> dict[str, Any]:
         """Make the metrics that a class declares, with these labels and its own."""
-        made = {}
+        metrics = {}
         for name, hint in get_type_hints(fields, include_extras=True).items():
             if get_origin(hint) is Annotated:
-                kind, meaning, *words = get_args(hint)
-                options = {"buckets": words.pop()} if kind is Histogram else {}
-                made[name] = kind(f"cloze_{name}", meaning, [*labels, *words], registry=self.registry, **options)
-        return made
+                metric_class, meaning, *words = get_args(hint)
+                options = {"buckets": words.pop()} if metric_class is Histogram else {}
+                metrics[name] = metric_class(
+                    f"cloze_{name}", meaning, [*labels, *words], registry=self.registry, **options
+                )
+        return metrics
