@@ -33,9 +33,6 @@ def test_the_limit_on_a_body_is_the_services() -> None:
     ("path", "body"),
     [
         ("/embed", {"inputs": TEXTS}),
-        ("/v1/embeddings", {"input": TEXTS, "model": "tiny"}),
-        ("/v1/embeddings", {"input": TEXTS, "model": "tiny", "encoding_format": "base64"}),
-        ("/embed", {"inputs": []}),
         ("/v1/embeddings", {"input": TEXTS, "model": "none"}),
         ("/embed", {"inputs": ["poison"]}),
         ("/nothing", {}),
@@ -51,9 +48,8 @@ def test_an_answer_is_the_services_own(nginx: Nginx, service: Service, path: str
     assert found.headers["content-type"] == direct.headers["content-type"]
 
 
-@pytest.mark.parametrize("size", [8 * 1024 * 1024, LIMIT])
-def test_a_large_body_passes(nginx: Nginx, service: Service, size: int) -> None:
-    body = json.dumps({"inputs": TEXTS}).encode().ljust(size)
+def test_a_body_at_the_limit_passes(nginx: Nginx, service: Service) -> None:
+    body = json.dumps({"inputs": TEXTS}).encode().ljust(LIMIT)
     headers = {"content-type": "application/json"}
     found = httpx.post(f"{nginx.url}/embed", content=body, headers=headers, timeout=PATIENCE)
     assert found.content == httpx.post(f"{service.url}/embed", json={"inputs": TEXTS}).content
@@ -130,15 +126,18 @@ METRICS = ["/metrics", "/metrics?x=1", "/./metrics", "//metrics", "/%6detrics", 
 ADMIN = ["/admin", "/admin/reload", "/%61dmin/reload", "/admin%2freload", "//admin/reload", "/x/%2e%2e/admin/reload"]
 
 
-@pytest.mark.parametrize("path", [*METRICS, *ADMIN, "http://admin.example/admin/reload", "/edge/error"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_what_is_for_operators_is_closed(nginx: Nginx, service: Service, method: str, path: str) -> None:
-    before = len(service.requests())
+def test_what_is_for_operators_is_closed(
+    nginx: Nginx, service: Service, method: str, subtests: pytest.Subtests
+) -> None:
     key = f"authorization: Bearer {ADMIN_KEY}"
-    lines = [f"{method} {path} HTTP/1.1", "host: x", key, "content-length: 0", "connection: close", "", ""]
-    (answer,) = nginx.ask("\r\n".join(lines).encode())
-    refusal(answer, 404, "NotFound")
-    assert service.requests()[before:] == []
+    for path in (*METRICS, *ADMIN, "http://admin.example/admin/reload", "/edge/error"):
+        with subtests.test(path):
+            before = len(service.requests())
+            lines = [f"{method} {path} HTTP/1.1", "host: x", key, "content-length: 0", "connection: close", "", ""]
+            (answer,) = nginx.ask("\r\n".join(lines).encode())
+            refusal(answer, 404, "NotFound")
+            assert service.requests()[before:] == []
 
 
 def test_the_services_own_port_stays_open_for_operators(service: Service) -> None:

@@ -26,65 +26,53 @@ def nginx(edge: Edge, service: Service) -> Nginx:
     return edge(service.url)
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        # The length of the body
-        HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
-        HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-        HEAD + b"content-length: 5\r\ncontent-length: 5\r\n\r\nhello",
-        HEAD + b"content-length: +5\r\n\r\nhello",
-        HEAD + b"content-length: -5\r\n\r\nhello",
-        HEAD + b"content-length: 0x5\r\n\r\nhello",
-        HEAD + b"content-length: 5, 5\r\n\r\nhello",
-        HEAD + b"content-length:\r\n\r\nhello",
-        HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
-        HEAD + b"transfer-encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
-        b"POST /embed HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        # Header lines
-        HEAD + b"x: a\r\n b\r\n\r\n",
-        HEAD + b"x: a\r\n transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n",
-        HEAD + b"x: a\x00b\r\n\r\n",
-        HEAD + b"x\x00y: b\r\n\r\n",
-        HEAD + b"x: a\rb\r\n\r\n",
-        HEAD + b"x y: a\r\n\r\n",
-        HEAD + b": a\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
-        # Chunks
-        CHUNKED + b"zz\r\n",
-        CHUNKED + b"0x5\r\nhello\r\n",
-        CHUNKED + b"5\r\nhelloX",
-        CHUNKED + b"5\rhello\r\n0\r\n\r\n",
-        CHUNKED + b"f" * 17 + b"\r\n",
-        CHUNKED + b"-1\r\n",
-        CHUNKED + b"\r\n5\r\nhello\r\n0\r\n\r\n",
-        # What is not HTTP/1.x
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
-        b"hello\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /health HTTP/0.9\r\nhost: x\r\n\r\n",
-        b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n",
-    ],
-)
-def test_an_ambiguous_request_is_refused_and_ends_the_connection(nginx: Nginx, service: Service, sent: bytes) -> None:
-    before = len(service.requests())
-    (answer,) = nginx.ask(sent + SMUGGLED + LAST)
-    refusal(answer, 400, "BadRequest")
-    assert service.requests()[before:] == []
+# How two parsers could differ. That nginx refuses such a request is its own; these show that its 400 is ours.
+AMBIGUOUS = [
+    # The length of the body
+    HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    HEAD + b"content-length: 0x5\r\n\r\nhello",
+    HEAD + b"content-length: 5, 5\r\n\r\nhello",
+    HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+    HEAD + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"POST /embed HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    # Header lines
+    HEAD + b"x: a\r\n transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n",
+    HEAD + b"x: a\x00b\r\n\r\n",
+    HEAD + b"x: a\rb\r\n\r\n",
+    HEAD + b"x y: a\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    # Chunks
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"5\r\nhelloX",
+    CHUNKED + b"f" * 17 + b"\r\n",
+    # What is not HTTP/1.x
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /health HTTP/2.0\r\nhost: x\r\n\r\n",
+]
 
 
-@pytest.mark.parametrize("sent", [b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n", b"TRACE / HTTP/1.1\r\nhost: a\r\n\r\n"])
-def test_a_method_for_proxies_is_refused(nginx: Nginx, service: Service, sent: bytes) -> None:
+def test_an_ambiguous_request_is_refused_and_ends_the_connection(
+    nginx: Nginx, service: Service, subtests: pytest.Subtests
+) -> None:
+    for sent in AMBIGUOUS:
+        with subtests.test(sent=sent):
+            before = len(service.requests())
+            (answer,) = nginx.ask(sent + SMUGGLED + LAST)
+            refusal(answer, 400, "BadRequest")
+            assert service.requests()[before:] == []
+
+
+def test_a_method_for_proxies_is_refused(nginx: Nginx, service: Service) -> None:
     before = len(service.requests())
-    (answer,) = nginx.ask(sent + SMUGGLED + LAST)
-    assert answer.status in (400, 405)
-    assert service.requests()[before:] == []
+    for sent in (b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n", b"TRACE / HTTP/1.1\r\nhost: a\r\n\r\n"):
+        (answer,) = nginx.ask(sent + SMUGGLED + LAST)
+        assert answer.status in (400, 405), sent
+        assert service.requests()[before:] == [], sent
 
 
 CONTENT = b"%x" % len(SMUGGLED)
