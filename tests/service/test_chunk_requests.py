@@ -62,9 +62,6 @@ async def test_a_truncated_text_is_counted_in_the_answer(both: httpx.AsyncClient
     [
         ({"inputs": LONG, "chunk": {"tokens": ROOM + 1}}, 422, f"chunk.tokens is {ROOM + 1}; at most {ROOM} fit"),
         ({"inputs": LONG, "chunk": {"tokens": 10, "overlap": 6}}, 422, "chunk.overlap is 6; at most half of the 10"),
-        ({"inputs": LONG, "chunk": {"tokens": 0}}, 422, "chunk.tokens"),
-        ({"inputs": LONG, "chunk": {"overlap": -1}}, 422, "chunk.overlap"),
-        ({"inputs": LONG, "chunk": 10}, 422, "chunk"),
         ({"inputs": [], "chunk": {}}, 400, "empty list"),
     ],
 )

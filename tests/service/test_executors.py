@@ -20,11 +20,10 @@ from cloze.service.settings import Settings
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(
-    ("total", "shared"), [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4))]
-)
-async def test_threads_are_shared_between_batches(total: int, shared: tuple[int, int]) -> None:
-    assert share_threads(total) == shared
+async def test_threads_are_shared_between_batches(subtests: pytest.Subtests) -> None:
+    for total, shared in [(1, (1, 1)), (2, (2, 1)), (3, (3, 1)), (4, (2, 2)), (6, (2, 3)), (8, (2, 4)), (16, (4, 4))]:
+        with subtests.test(total=total):
+            assert share_threads(total) == shared
 
 
 async def test_threads_default_to_the_available_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

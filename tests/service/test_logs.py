@@ -50,13 +50,14 @@ def test_json() -> None:
     }
 
 
-@pytest.mark.parametrize("evil", ["a\nb", "a\r\nb", "\x1b[31m", "\x00", "\x85", "\u2028", "\x7f", "\ud800"])
-def test_control_characters_are_escaped(evil: str) -> None:
-    text = Text().format(record("path %s", evil, fields={"id": evil, f"k{evil}": 1}))
-    lines = JSON().format(record("path %s", evil, fields={"id": evil}))
-    assert text.isprintable()
-    assert lines.isprintable() or evil == "\x7f"
-    assert json.loads(lines)["id"] == evil
+def test_control_characters_are_escaped(subtests: pytest.Subtests) -> None:
+    for evil in ["a\nb", "a\r\nb", "\x1b[31m", "\x00", "\x85", "\u2028", "\x7f", "\ud800"]:
+        with subtests.test(evil=evil):
+            text = Text().format(record("path %s", evil, fields={"id": evil, f"k{evil}": 1}))
+            lines = JSON().format(record("path %s", evil, fields={"id": evil}))
+            assert text.isprintable()
+            assert lines.isprintable() or evil == "\x7f"
+            assert json.loads(lines)["id"] == evil
 
 
 def test_a_value_cannot_add_a_field() -> None:
@@ -97,16 +98,18 @@ def test_the_request_id_is_in_every_line_of_its_tasks(formatter: logging.Formatt
     assert "request_id" not in formatter.format(record("outside"))
 
 
-@pytest.mark.parametrize("kept", ["a", "7d1c-4f:/+=", "x" * 128])
-def test_a_clients_id_is_kept(kept: str) -> None:
-    assert accept_id(kept) == kept
+def test_a_clients_id_is_kept(subtests: pytest.Subtests) -> None:
+    for kept in ["a", "7d1c-4f:/+=", "x" * 128]:
+        with subtests.test(kept=kept):
+            assert accept_id(kept) == kept
 
 
-@pytest.mark.parametrize("refused", [None, "", "x" * 129, "a b", "a\n", "\xe9", "a\x7f"])
-def test_any_other_id_is_replaced(refused: str | None) -> None:
-    made = accept_id(refused)
-    assert re.fullmatch("[0-9a-f]{32}", made)
-    assert made != accept_id(refused)
+def test_any_other_id_is_replaced(subtests: pytest.Subtests) -> None:
+    for refused in [None, "", "x" * 129, "a b", "a\n", "\xe9", "a\x7f"]:
+        with subtests.test(refused=refused):
+            made = accept_id(refused)
+            assert re.fullmatch("[0-9a-f]{32}", made)
+            assert made != accept_id(refused)
 
 
 PROGRAM = """

@@ -77,9 +77,8 @@ def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
     assert series(metrics) == ready > before
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "route"),
-    [
+def test_the_label_of_a_path(subtests: pytest.Subtests) -> None:
+    for method, path, route in [
         ("POST", "/embed", "/embed"),
         ("GET", "/v1/models/tiny", "/v1/models/{model}"),
         ("GET", "/v1/models/", OTHER),
@@ -92,10 +91,9 @@ def test_every_label_set_of_a_model_is_there_before_its_first_text() -> None:
         ("PUT", "/", OTHER),
         ("GET", "/embed", OTHER),  # texts come by POST
         ("GET", "/other", OTHER),
-    ],
-)
-def test_the_label_of_a_path(method: str, path: str, route: str) -> None:
-    assert label(method, path) == route
+    ]:
+        with subtests.test(method=method):
+            assert label(method, path) == route
 
 
 @pytest.mark.anyio

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import shutil
@@ -147,15 +146,6 @@ def alter_graph(bundle: Path) -> None:
         file.write(b"x")
 
 
-def alter_spec(bundle: Path) -> None:
-    spec = json.loads((bundle / "embedding.json").read_text())
-    (bundle / "embedding.json").write_text(json.dumps(spec | {"max_tokens": 1}))
-
-
-def cut_spec(bundle: Path) -> None:
-    (bundle / "embedding.json").write_text('{"format_version": 1, "templ')
-
-
 def no_operator() -> onnx.ModelProto:
     model = graph()
     model.graph.node[-1].op_type = "Nothing"
@@ -164,12 +154,8 @@ def no_operator() -> onnx.ModelProto:
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is missing": (lambda bundle: (bundle / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-    "the graph is altered": (alter_graph, "model.onnx is not the file that was exported"),
-    "the contract is altered": (alter_spec, "embedding.json, max_tokens"),
-    "the contract is cut short": (cut_spec, "embedding.json cannot be read"),
     "the graph fails": (lambda bundle: write_bundle(bundle, not_finite()), "the graph fails on 2 texts of 32 tokens"),
     "the graph is none": (lambda bundle: write_bundle(bundle, no_operator()), "model.onnx cannot be loaded"),
-    "the graph is too narrow": (lambda bundle: write_bundle(bundle, graph(dimension=8)), "not sentence_embedding as"),
     "the default is gone": (shutil.rmtree, "model is 'tiny', but"),
 }
 

@@ -68,17 +68,19 @@ async def test_the_same_text_in_two_templates_has_two_vectors_in_the_cache(clien
                 np.testing.assert_allclose(rows, units(TEXTS, template), atol=1e-6)
 
 
-@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/tokenize", "/similarity", "/search"])
-async def test_an_unknown_name_is_refused_with_those_there_are(client: MakeClient, named: Path, path: str) -> None:
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/embeddings": {"input": "a", "prompt_name": "other"},
-        "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"prompt_name": "other"}},
-        "/search": {"query": "a", "texts": ["b"], "prompt_name": "other"},
-    }
+async def test_an_unknown_name_is_refused_with_those_there_are(client: MakeClient, named: Path) -> None:
+    pair = {"source_sentence": "a", "sentences": ["b"]}
     async with client(bundle=named) as http:
-        refused = await http.post(path, json=bodies.get(path, {"inputs": "a", "prompt_name": "other"}))
-        assert refused.status_code == (400 if path == "/v1/embeddings" else 422)
-        assert "prompt_name is 'other'; the templates that model tiny names are: query, document" in refused.text
+        for path, status, body in [
+            ("/embed", 422, {"inputs": "a", "prompt_name": "other"}),
+            ("/tokenize", 422, {"inputs": "a", "prompt_name": "other"}),
+            ("/v1/embeddings", 400, {"input": "a", "prompt_name": "other"}),
+            ("/similarity", 422, {"inputs": pair, "parameters": {"prompt_name": "other"}}),
+            ("/search", 422, {"query": "a", "texts": ["b"], "prompt_name": "other"}),
+        ]:
+            refused = await http.post(path, json=body)
+            assert refused.status_code == status, path
+            assert "prompt_name is 'other'; the templates that model tiny names are: query, document" in refused.text
 
 
 async def test_without_named_templates_search_uses_the_models_own(both: httpx.AsyncClient) -> None:

@@ -30,12 +30,13 @@ async def test_the_page_is_at_the_root(both: httpx.AsyncClient) -> None:
     assert "<title>Cloze playground</title>" in response.text
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_every_file_is_served_as_what_it_is(both: httpx.AsyncClient, name: str) -> None:
-    response = await both.get(f"/playground/{name}")
-    assert response.status_code == 200
-    assert response.headers["content-type"] == TYPES[PurePosixPath(name).suffix]
-    assert response.content == FOLDER.joinpath(name).read_bytes()
+async def test_every_file_is_served_as_what_it_is(both: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    for name in NAMES:
+        with subtests.test(name=name):
+            response = await both.get(f"/playground/{name}")
+            assert response.status_code == 200
+            assert response.headers["content-type"] == TYPES[PurePosixPath(name).suffix]
+            assert response.content == FOLDER.joinpath(name).read_bytes()
 
 
 @pytest.mark.parametrize("path", ["/", "/playground/playground.js"])
@@ -75,13 +76,12 @@ async def test_head_is_get_without_the_body(both: httpx.AsyncClient) -> None:
         assert head.headers["etag"] == got.headers["etag"]
 
 
-@pytest.mark.parametrize(
-    "name", ["no.js", "..%2Fsettings.py", "%2e%2e%2fsettings.py", "index.html%00", "INDEX.HTML", ""]
-)
-async def test_nothing_else_can_be_asked_for(both: httpx.AsyncClient, name: str) -> None:
-    response = await both.get(f"/playground/{name}")
-    assert response.status_code == 404
-    assert response.json()["error_type"] == "NotFound"
+async def test_nothing_else_can_be_asked_for(both: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    for name in ["no.js", "..%2Fsettings.py", "%2e%2e%2fsettings.py", "index.html%00", "INDEX.HTML", ""]:
+        with subtests.test(name=name):
+            response = await both.get(f"/playground/{name}")
+            assert response.status_code == 404
+            assert response.json()["error_type"] == "NotFound"
 
 
 async def test_posts_to_the_root_are_still_the_service(both: httpx.AsyncClient) -> None:

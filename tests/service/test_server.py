@@ -308,23 +308,15 @@ def test_a_second_interrupt_ends_at_once_even_while_a_batch_hangs(serve_held: Se
     assert "Traceback" not in process.log
 
 
-KEYS = {"few": "short\n", "nothing": "# no key\n", "twice": "a-key-of-16-chars\na-key-of-16-chars\n"}
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[str], str]:
     """A path for each word in capitals."""
     folder = tmp_path_factory.mktemp("places")
     write_bundle(folder / "two" / "a")
     write_bundle(folder / "two" / "b")
-    (folder / "empty").mkdir()
     shutil.copytree(bundle, folder / "altered")
     with (folder / "altered" / "onnx" / "model.onnx").open("ab") as file:
         file.write(b"x")
-    shutil.copytree(bundle, folder / "missing")
-    (folder / "missing" / "tokenizer.json").unlink()
-    for name, text in KEYS.items():
-        (folder / name).write_text(text)
     return lambda word: str(bundle) if word == "BUNDLE" else word.replace("TMP", str(folder))
 
 
@@ -333,21 +325,14 @@ no_cuda = pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 BAD_STARTS = [
     (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
     (["--bundle", "absent"], "absent is not a folder"),
-    (["--bundle", "TMP/empty"], "is not a bundle and contains none"),
     (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
-    (["--bundle", "TMP/missing"], "tokenizer.json is missing"),
     (["--bundle", "TMP/two"], "has several models and no default; set model to one of a, b"),
     (["--bundle", "TMP/two", "--model", "c"], "model is 'c', but"),
-    (["--bundle", "BUNDLE", "--model", "c"], "model is 'c', but"),
     (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
-    pytest.param(["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA", marks=no_cuda),
-    (["--bundle", "BUNDLE", "--stall-seconds", "0"], "--stall-seconds (CLOZE_STALL_SECONDS) is '0'"),
     (["--bundle", "BUNDLE", "--hostname", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
     (["--bundle", "BUNDLE", "--api-keys", "@TMP/absent"], "cannot read the API keys"),
-    (["--bundle", "BUNDLE", "--api-keys", "@TMP/few"], "has 5 characters; at least 16 are needed"),
-    (["--bundle", "BUNDLE", "--api-keys", "@TMP/nothing"], "contains no API key"),
-    (["--bundle", "BUNDLE", "--admin-keys", "@TMP/twice"], "is the same as another key"),
     (["--bundle", "BUNDLE", "--admin-keys", "short"], "has 5 characters; at least 16 are needed"),
+    pytest.param(["--bundle", "BUNDLE", "--provider", "cuda"], "CUDA", marks=no_cuda),
 ]
 
 
@@ -362,18 +347,11 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
-        (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
-    ],
-)
-def test_a_process_ends_so_without_a_check_too(place: Callable[[str], str], arguments: list[str], words: str) -> None:
-    found = run(*map(place, arguments))
+def test_a_process_ends_so_without_a_check_too(place: Callable[[str], str]) -> None:
+    found = run("--bundle", place("TMP/altered"))
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
-    assert words in found.stderr
+    assert "model.onnx is not the file that was exported" in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 
@@ -443,14 +421,13 @@ OFFERS = {
 }
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 7])
 @pytest.mark.parametrize("offer", OFFERS)
-def test_an_offer_to_upgrade_is_ignored(server: Process, offer: str, pieces: int) -> None:
+def test_an_offer_to_upgrade_is_ignored(server: Process, offer: str) -> None:
     """As clients of Java and curl --http2 make it; the body is read, and the connection kept."""
     content = request({"inputs": "a man"}, "/embed", *OFFERS[offer])
-    size = -(-len(content) // pieces)
     with connect(server.url) as stream:
-        for _ in range(2):
+        for pieces in (1, 2, 7):
+            size = -(-len(content) // pieces)
             for start in range(0, len(content), size):
                 stream.sendall(content[start : start + size])
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,11 +26,12 @@ pytestmark = pytest.mark.anyio
 PROBES = ("/health", "/health/ready", "/health/live", "/health/startup")
 
 
-@pytest.mark.parametrize("path", PROBES)
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_health_is_empty(both: httpx.AsyncClient, method: str, path: str) -> None:
-    response = await both.request(method, path)
-    assert (response.status_code, response.content) == (200, b"")
+async def test_health_is_empty(both: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    for path in PROBES:
+        for method in ["GET", "HEAD"]:
+            with subtests.test(path=path, method=method):
+                response = await both.request(method, path)
+                assert (response.status_code, response.content) == (200, b"")
 
 
 async def test_ready_says_why_it_is_not_and_is_again(

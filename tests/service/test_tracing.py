@@ -205,13 +205,18 @@ async def test_without_an_endpoint_nothing_is_sent() -> None:
     tracing.close()
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    ["collector:4318", "grpc://collector:4317", "http://", "/v1/traces", "http://[::1:4318", "http://collector:x"],
-)
-def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
-    with pytest.raises(OptionError, match="not an HTTP URL; write http://collector:4318"):
-        configure_tracing(endpoint, "cloze", "1")
+def test_an_endpoint_that_is_no_url(subtests: pytest.Subtests) -> None:
+    message = "not an HTTP URL; write http://collector:4318"
+    for endpoint in (
+        "collector:4318",
+        "grpc://collector:4317",
+        "http://",
+        "/v1/traces",
+        "http://[::1:4318",
+        "http://a:x",
+    ):
+        with subtests.test(endpoint), pytest.raises(OptionError, match=message):
+            configure_tracing(endpoint, "cloze", "1")
 
 
 def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

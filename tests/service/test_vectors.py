@@ -53,9 +53,8 @@ def test_cosines_stay_within_one() -> None:
     assert all(-1 <= value <= 1 for value in cosines(np.stack([same] * 50 + [-same] * 50)))
 
 
-@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 200])
-def test_json_gives_the_same_float32(count: int) -> None:
-    vectors = np.random.default_rng(count).normal(size=(count, 7)).astype(np.float32)
+def test_json_gives_the_same_float32() -> None:
+    vectors = random(200, 7)
     assert np.array_equal(np.array(json.loads(to_json(vectors)), dtype=np.float32), vectors)
 
 
@@ -116,15 +115,15 @@ def test_bits_are_packed_eight_to_a_byte_the_first_highest() -> None:
     assert json.loads(to_json(matrix(signs), "binary")) == [[0b1011_0001 - 128, 0b0100_0000 - 128]]
 
 
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
 @pytest.mark.parametrize("format", FORMATS)
-def test_to_json_is_the_list_of_rows(format: Format, count: int) -> None:
-    vectors = random(count, 20)
-    fragments = list(rows(vectors, format))
-    assert len(fragments) == count
-    assert b"[" + b",".join(fragments) + b"]" == to_json(vectors, format)
-    one_by_one = [json.loads(to_json(vectors[row : row + 1], format))[0] for row in range(count)]
-    assert json.loads(to_json(vectors, format)) == one_by_one
+def test_to_json_is_the_list_of_rows(format: Format) -> None:
+    for count in (0, 1, 63, 64, 65, 200):  # slices of 64 rows
+        vectors = random(count, 20)
+        fragments = list(rows(vectors, format))
+        assert len(fragments) == count
+        assert b"[" + b",".join(fragments) + b"]" == to_json(vectors, format)
+        one_by_one = [json.loads(to_json(vectors[row : row + 1], format))[0] for row in range(count)]
+        assert json.loads(to_json(vectors, format)) == one_by_one
 
 
 @pytest.mark.parametrize("format", FORMATS)
