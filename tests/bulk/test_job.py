@@ -149,11 +149,7 @@ def test_a_file_that_breaks_ends_the_job_with_one_line(bundle: Path, tmp_path: P
     ("options", "message"),
     [
         (["--text-column", "words"], "there is no column 'words'; the columns are text"),
-        (["--dimensions", "99"], "dimensions is 99; tiny has 16"),
-        (["--precision", "int8"], "has no int8 graph"),
-        (["--dtype", "float8"], "--dtype is 'float8': input should be 'float32', 'float16', 'int8' or 'binary'"),
         (["--worker-cpus", "99"], "no node has 99 CPUs and 0 GPUs; the nodes have "),
-        (["--worker-gpus", "0.5"], "no node has"),
         (["--address", "127.0.0.1:1"], "Ray cannot be reached at 127.0.0.1:1"),
     ],
 )

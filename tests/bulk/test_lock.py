@@ -133,8 +133,10 @@ ELSEWHERE = [  # processes with the id of this one, which runs
 ]
 
 
-@pytest.mark.parametrize("filesystem", [LOCAL, SHARED])
-@pytest.mark.parametrize("content", [*(owner.dump() for owner in ELSEWHERE), b"", b"{"])
+@pytest.mark.parametrize(
+    ("filesystem", "content"),
+    [*((LOCAL, content) for content in (*(owner.dump() for owner in ELSEWHERE), b"", b"{")), (SHARED, b"{")],
+)
 def test_a_lock_that_is_not_renewed_is_stale(
     folder: Path,
     filesystem: fs.FileSystem,
@@ -152,8 +154,9 @@ def test_a_lock_that_is_not_renewed_is_stale(
     assert "job.lock is the lock of " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("filesystem", [LOCAL, SHARED])
-@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+@pytest.mark.parametrize(
+    ("filesystem", "elsewhere"), [*((LOCAL, owner) for owner in ELSEWHERE), (SHARED, ELSEWHERE[0])]
+)
 def test_a_lock_that_is_renewed_is_not_stale(
     folder: Path, filesystem: fs.FileSystem, elsewhere: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

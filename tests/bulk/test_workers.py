@@ -41,10 +41,8 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "POLL_SECONDS", 0)
 
 
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize(
-    ("nodes", "asked", "expected"),
-    [
+def test_workers_that_fit(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    for nodes, asked, expected in [
         ([{"CPU": 16.0}], (0, 0, 0), Resources(4, 0, 4, None)),
         ([{"CPU": 16.0}], (0, 0, 3), Resources(4, 0, 3, 3)),
         ([{"CPU": 16.0}], (6, 0, 9), Resources(6, 0, 2, 9)),
@@ -55,15 +53,12 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         ([{"CPU": 0.5}, {"CPU": 2.0}], (1, 0, 0), Resources(1, 0, 2, None)),
         ([{"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}], (1, 0.25, 0), Resources(1, 0.25, 4, None)),
         ([{"CPU": 2.0, "GPU": 4.0}], (1, 1, 0), Resources(1, 1, 2, None)),
-    ],
-)
-def test_workers_that_fit(
-    monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, float]], asked: Any, expected: Resources, wait: bool
-) -> None:
-    ray = FakeRay(nodes)
-    monkeypatch.setattr(workers, "ray", ray)
-    assert resources(*asked, wait=wait) == expected
-    assert ray.asked == []
+    ]:
+        with subtests.test(nodes=nodes):
+            ray = FakeRay(nodes)
+            monkeypatch.setattr(workers, "ray", ray)
+            assert resources(*asked, wait=True) == resources(*asked, wait=False) == expected
+            assert ray.asked == []
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,6 @@ def test_denoising_alone_reads_the_mask_less_the_templates_bias(model: str, tmp_
         (["{model}", "--top-k", "100000"], "--top-k is 100000; write 1 to"),
         (["{model}", "--top-k", "5", "--pooling", "cls"], "leave out --pooling cls"),
         (["{bundle}", "--top-k", "5"], "its configuration is fixed; leave out --top-k"),
-        (["{bundle}", "--denoise"], "its configuration is fixed; leave out --denoise"),
-        (["{model}", "--json", "no/such/folder/figures.json"], "no/such/folder is not a folder; make it first"),
         (
             ["{maskless}", "--template", "[X] [MASK]", "--pooling", "mask"],
             "the tokenizer has no mask token; choose cls",

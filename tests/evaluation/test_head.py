@@ -166,7 +166,6 @@ def test_a_head_goes_into_the_bundle_and_out_again(tmp_path: Path, capsys: pytes
         ([""] * 20, "--separator ; --train", "has no labels; write them into the column label"),
         ([], "--remove", "has no head 'topic'; it has none"),
         ([], "", "give either --train, to learn the head, or --remove"),
-        (["a", "b"] * 8, "--remove --train", "give either --train, to learn the head, or --remove"),
         (["a", "b"] * 8, "--name Topic/.. --train", "Topic/.."),
     ],
 )

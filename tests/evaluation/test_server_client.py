@@ -97,9 +97,7 @@ def test_a_refusal_is_not_repeated() -> None:
         (httpx.Response(200, json=[]), "did not answer 1 texts with as many vectors"),
         (httpx.Response(200, text="<html>"), "did not answer with JSON"),
         (httpx.Response(200, json=["words"]), "did not answer with lists of numbers, all of one length"),
-        (httpx.Response(200, json=[1.0]), "did not answer with lists of numbers"),
         (httpx.Response(200, json=[[None, 1.0]]), "did not answer with lists of numbers"),
-        (httpx.Response(200, json=[{"embedding": [1.0]}]), "did not answer with lists of numbers"),
     ],
 )
 def test_another_answer_is_named(answer: httpx.Response, message: str) -> None:
@@ -154,14 +152,14 @@ def test_the_key_is_sent() -> None:
     assert seen == ["Bearer secret"]
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"])
 @pytest.mark.parametrize(("name", "value"), NO_ROADS)
 def test_this_machine_is_asked_without_the_environments_proxy(
-    url: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ServerError, match=r"cannot be reached .*; start the server first$"):
-        ServerEncoder(url)
+    for url in ("http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"):
+        with pytest.raises(ServerError, match=r"cannot be reached .*; start the server first$"):
+            ServerEncoder(url)
 
 
 @pytest.mark.parametrize(

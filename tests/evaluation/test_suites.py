@@ -47,21 +47,22 @@ FORMATS = {"csv": write_csv, "tsv": write_tsv, "jsonl": write_jsonl, "parquet": 
 EAST, NORTH, NORTH_EAST = text(1, 0), text(0, 1), text(1, 1)
 
 
-@pytest.fixture(params=FORMATS)
-def own(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Rows], Path]:
-    """Writes rows to a file of one format."""
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[Rows], Path]:
+    """Writes rows to a file."""
 
     def write(rows: Rows) -> Path:
-        path = tmp_path / f"mine.{request.param}"
-        FORMATS[request.param](path, rows)
-        return path
+        write_csv(tmp_path / "mine.csv", rows)
+        return tmp_path / "mine.csv"
 
     return write
 
 
-def test_scored_pairs(own: Callable[[Rows], Path]) -> None:
+@pytest.mark.parametrize("ending", FORMATS)
+def test_scored_pairs(ending: str, tmp_path: Path) -> None:
     rows: Rows = [{"sentence1": EAST, "sentence2": other, "score": gold} for other, gold in ((EAST, 5.0), (NORTH, 1.0))]
-    (task,) = load_suites(None, own={"pairs": [own(rows)]})
+    FORMATS[ending](tmp_path / f"mine.{ending}", rows)
+    (task,) = load_suites(None, own={"pairs": [tmp_path / f"mine.{ending}"]})
     assert task == ScoredPairsTask("mine", Pairs([EAST, EAST], [EAST, NORTH], [5.0, 1.0]))
     assert [(score.metric, score.value) for score in task.run(numbers())] == [
         ("spearman", pytest.approx(100)),

@@ -11,23 +11,15 @@ from cloze.training.recipes.recipe import PRESETS, read_toml, shipped_recipes, t
 CORPUS = {"corpus": ["text.txt"]}
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_shipped_recipes_are_whole_but_for_the_corpus_and_a_teacher(name: str) -> None:
-    teacher = {"teacher": ["t"]} if name == "distill" else {}
-    recipe = load_recipe(name, CORPUS | teacher)
-    assert recipe.corpus == ("text.txt",)
-    with pytest.raises(RecipeError, match="corpus is not set; write corpus: files of text"):
-        load_recipe(name, teacher)
-
-
-SHIPPED = [(name, preset) for name in shipped_recipes() for preset in read_toml(name).get(PRESETS, {})]
-
-
-@pytest.mark.parametrize(("name", "preset"), SHIPPED or [pytest.param("", "", marks=pytest.mark.skip("no presets"))])
-def test_shipped_presets_are_whole_and_change_something(name: str, preset: str) -> None:
-    recipe = load_recipe(name, CORPUS, preset)
-    assert recipe != load_recipe(name, CORPUS)
-    assert recipe.encoder == read_toml(name)[PRESETS][preset].get("encoder", recipe.encoder)
+def test_shipped_recipes_and_presets_are_whole_but_for_the_corpus_and_a_teacher() -> None:
+    for name in shipped_recipes():
+        teacher = {"teacher": ["t"]} if name == "distill" else {}
+        recipe = load_recipe(name, CORPUS | teacher)
+        assert recipe.corpus == ("text.txt",)
+        with pytest.raises(RecipeError, match="corpus is not set; write corpus: files of text"):
+            load_recipe(name, teacher)
+        for preset in read_toml(name).get(PRESETS, {}):
+            assert load_recipe(name, CORPUS | teacher, preset) != recipe, (name, preset)
 
 
 def test_a_preset_lies_over_the_recipe_and_words_over_both(tmp_path: Path) -> None:
@@ -94,21 +86,11 @@ def test_words_of_the_command_line_become_values() -> None:
         ("simcse", {"batch_size": ["many"]}, "--batch-size is 'many': .*integer"),
         ("simcse", {"batch_size": ["1"]}, "batch_size is 1: .*greater than 1.*sentences per step"),
         ("simcse", {"batch_size": ["2.5"]}, r"--batch-size is '2\.5'"),
-        ("simcse", {"learning_rate": ["-1"]}, "learning_rate is -1.0: .*greater than 0"),
         ("simcse", {"pooling": ["pooler"]}, "--pooling is 'pooler': .*'mask', 'cls', 'mean', 'max'"),
         ("simcse", {"template": ["no place"]}, r"has \[X\] 0 times"),
         ("simcse", {"pooling": ["mask"]}, r"has \[MASK\] 0 times"),
         ("simcse", {"min_words": ["9"], "max_words": ["3"]}, "max_words is 3 and min_words 9"),
-        ("simcse", {"seed": ["1", "2"]}, "unrecognized arguments: 2"),
-        ("simcse", {"seed": ["2147483648"]}, "seed is 2147483648: .*less than or equal to 2147483647"),
         ("simcse", {"learning_rate": ["inf"]}, "learning_rate is inf: write a finite number"),
-        ("simcse", {"negative_weight": ["nan"]}, "negative_weight is nan: write a finite number"),
-        ("simcse", {"seed": []}, "argument --seed: expected one argument"),
-        ("simcse", {"final_period": ["yes"]}, "unrecognized arguments: yes"),
-        ("promptbert", {"second_template": ['This sentence of "[X]" means [MASK].']}, "needs two templates"),
-        ("promptbert", {"second_template": ["[X] means"]}, "second_template: .*0 times"),
-        ("promptbert", {"mode": ["same"]}, "mode 'same' has one template"),
-        ("promptbert", {"pooling": ["cls"]}, "--pooling is 'cls'"),
     ],
 )
 def test_a_bad_key_is_named_with_what_to_write(name: str, words: dict[str, list[str]], message: str) -> None:
