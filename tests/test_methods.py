@@ -130,7 +130,7 @@ def test_an_interrupted_benchmark_goes_on(
         assert first.started == ORDER[: at + 1]
         second.measure(["simcse"])
         assert second.started == ORDER[at:]
-        found = plan.found("simcse")
+        found = plan.results("simcse")
         assert found["rates"] == {"0.0001": 70.0001, "0.001": 70.001}
         assert [run["seed"] for run in found["runs"]] == [1, 2]
         third.measure(["simcse"])

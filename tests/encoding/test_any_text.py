@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as some
 from test_text import load
 from tokenizers import Tokenizer
@@ -16,26 +16,8 @@ from cloze.encoding.chunks import chunked
 from cloze.encoding.template import Template
 from cloze.encoding.text import Direction, SpecialTokens, TextEncoder
 
-ODD = [
-    "a",
-    "dogs",
-    " ",
-    "\n",
-    ".",
-    "[MASK]",
-    "</s>",
-    "é",
-    "e\u0301",
-    "क्षि",
-    "狗",
-    "😀",
-    "\u200b",
-    "\u00a0",
-    "\x00",
-    "ﬁ",
-    "İ",
-    "ß",
-]
+ODD = ["a", "dogs", " ", "\n", ".", "!", '"', "[MASK]", "[SEP]", "<mask>", "</s>", "é", "e\u0301", "क्षि", "狗", "😀"]
+ODD += ["\u200b", "\u00a0", "\x00", "ﬁ", "İ", "ß"]
 TEXTS = some.text(some.characters(exclude_categories=["Cs"]), max_size=30) | some.lists(
     some.sampled_from(ODD), max_size=30
 ).map("".join)
@@ -75,63 +57,74 @@ def make(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path) ->
     return lambda source, final_period: load(folder, source, 24, final_period)
 
 
-@pytest.fixture(params=[(source, final) for source in SOURCES for final in (False, True)])
-def encoder(make: Make, request: pytest.FixtureRequest) -> TextEncoder:
-    return make(*request.param)
+@pytest.fixture
+def encoders(make: Make) -> list[TextEncoder]:
+    return [make(source, final_period) for source in SOURCES for final_period in (False, True)]
 
 
 @given(text=TEXTS, direction=DIRECTIONS)
 def test_a_sequence_is_the_template_around_a_part_of_the_text(
-    encoder: TextEncoder, text: str, direction: Direction
+    encoders: list[TextEncoder], text: str, direction: Direction
 ) -> None:
-    [tokens] = encoder.encode([text], direction=direction)
-    prefix, suffix = len(encoder.prefix_ids), len(encoder.suffix_ids)
-    inner = tokens.ids[prefix : len(tokens.ids) - suffix]
-    assert [*encoder.prefix_ids, *inner, *encoder.suffix_ids] == tokens.ids
-    assert len(inner) + tokens.cut == encoder.count(text)
-    assert len(tokens.ids) <= 24
-    special = encoder.special
-    assert not {special.cls, special.sep, special.pad, special.mask} & set(inner)
-    assert encoder.encode([text.strip()], direction=direction) == [tokens]
-    assert encoder.encode(["dogs", text], direction=direction)[1] == tokens
+    for encoder in encoders:
+        note(f"{encoder.template}, final period: {encoder.final_period}")
+        [tokens] = encoder.encode([text], direction=direction)
+        prefix, suffix = len(encoder.prefix_ids), len(encoder.suffix_ids)
+        inner = tokens.ids[prefix : len(tokens.ids) - suffix]
+        assert [*encoder.prefix_ids, *inner, *encoder.suffix_ids] == tokens.ids
+        assert len(inner) + tokens.cut == encoder.count(text)
+        assert len(tokens.ids) <= 24
+        assert not any(token in encoder.special for token in inner)
+        assert encoder.encode([text.strip()], direction=direction) == [tokens]
+        assert encoder.encode(["dogs", text], direction=direction)[1] == tokens
 
 
 @given(text=TEXTS, direction=DIRECTIONS, most=some.none() | some.integers(1, 30))
 def test_explain_shows_what_encode_gives(
-    encoder: TextEncoder, text: str, direction: Direction, most: int | None
+    encoders: list[TextEncoder], text: str, direction: Direction, most: int | None
 ) -> None:
-    explained = encoder.explain(text, direction=direction)
-    assert [token.id for token in explained if not token.cut] == encoder.encode([text], direction=direction)[0].ids
-    whole = [token.id for token in explained if not token.template]
-    assert encoder.encode_ids([whole], direction=direction) == encoder.encode([text], direction=direction)
-    [fewer] = encoder.encode([text], direction=direction, max_text_tokens=most)
-    kept = len(fewer.ids) - encoder.template_tokens
-    assert kept == min(len(whole), encoder.text_tokens, most or len(whole))
-    at = fewer.ids[len(encoder.prefix_ids) : len(encoder.prefix_ids) + kept]
-    assert at == (whole[len(whole) - kept :] if direction == "left" else whole[:kept])
+    for encoder in encoders:
+        note(f"{encoder.template}, final period: {encoder.final_period}")
+        explained, [tokens] = encoder.explain(text, direction=direction), encoder.encode([text], direction=direction)
+        assert [token.id for token in explained if not token.cut] == tokens.ids
+        assert sum(token.cut for token in explained) == tokens.cut
+        assert [token.id for token in explained if token.template] == encoder.shortest
+        assert not any(token.cut or token.start is not None for token in explained if token.template)
+        assert all(token.special == (token.id in encoder.special) for token in explained)
+        whole = [token.id for token in explained if not token.template]
+        assert encoder.encode_ids([whole], direction=direction) == [tokens]
+        [fewer] = encoder.encode([text], direction=direction, max_text_tokens=most)
+        kept = len(fewer.ids) - encoder.template_tokens
+        assert kept == min(len(whole), encoder.text_tokens, most or len(whole))
+        at = fewer.ids[len(encoder.prefix_ids) : len(encoder.prefix_ids) + kept]
+        assert at == (whole[len(whole) - kept :] if direction == "left" else whole[:kept])
 
 
 @given(text=TEXTS)
-def test_spans_are_within_the_text_and_in_order(encoder: TextEncoder, text: str) -> None:
+def test_spans_are_within_the_text_and_in_order(encoders: list[TextEncoder], text: str) -> None:
     """No character that a tokenizer keeps is outside, and no span begins with a combining mark."""
-    spans = encoder.spans(text)
-    assert all(0 <= start <= stop <= len(text) for start, stop in spans)
-    assert spans == sorted(spans)
-    for start, stop in spans:
-        assert not text[start:stop].startswith(" ")
-        assert (
-            stop == len(text)
-            or not unicodedata.category(text[stop]).startswith("M")
-            or any(begin <= stop < end for begin, end in spans)
-        )
+    for encoder in encoders:
+        note(f"{encoder.template}, final period: {encoder.final_period}")
+        spans = encoder.spans(text)
+        assert all(0 <= start <= stop <= len(text) for start, stop in spans)
+        assert spans == sorted(spans)
+        for start, stop in spans:
+            assert not text[start:stop].startswith(" ")
+            assert (
+                stop == len(text)
+                or not unicodedata.category(text[stop]).startswith("M")
+                or any(begin <= stop < end for begin, end in spans)
+            )
 
 
 @given(text=TEXTS, tokens=some.integers(1, 8), overlap=some.integers(0, 4))
 def test_chunks_are_not_truncated_and_cover_what_tokens_do(
-    encoder: TextEncoder, text: str, tokens: int, overlap: int
+    encoders: list[TextEncoder], text: str, tokens: int, overlap: int
 ) -> None:
-    chunks = list(chunked(encoder, text, tokens, min(overlap, tokens // 2)))
-    assert all(start < stop for start, stop in chunks) or chunks == [(0, 0)]
-    assert [stop for _, stop in chunks] == sorted({stop for _, stop in chunks})
-    covered = {place for start, stop in chunks for place in range(start, stop)}
-    assert all(place in covered for start, stop in encoder.spans(text) for place in range(start, stop))
+    for encoder in encoders:
+        note(f"{encoder.template}, final period: {encoder.final_period}")
+        chunks = list(chunked(encoder, text, tokens, min(overlap, tokens // 2)))
+        assert all(start < stop for start, stop in chunks) or chunks == [(0, 0)]
+        assert [stop for _, stop in chunks] == sorted({stop for _, stop in chunks})
+        covered = {place for start, stop in chunks for place in range(start, stop)}
+        assert all(place in covered for start, stop in encoder.spans(text) for place in range(start, stop))

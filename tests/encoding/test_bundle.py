@@ -132,25 +132,24 @@ def test_a_precision_that_is_not_there_is_named(bundle: Path) -> None:
         Bundle.load(bundle).graph("fp32")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named_with_the_command(bundle: Path, name: str) -> None:
-    (bundle / name).unlink()
-    with pytest.raises(BundleError, match=rf"{name} is missing.*cloze export RUN OUT"):
-        Bundle.load(bundle)
+def test_an_altered_or_missing_file_is_named_with_the_command(bundle: Path) -> None:
+    for name in FILES:
+        content = (bundle / name).read_bytes()
+        (bundle / name).write_bytes(content + b" ")
+        with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*cloze export"):
+            Bundle.load(bundle)
+        (bundle / name).unlink()
+        with pytest.raises(BundleError, match=rf"{name} is missing.*cloze export RUN OUT"):
+            Bundle.load(bundle)
+        (bundle / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_an_altered_file_is_named_with_the_command(bundle: Path, name: str) -> None:
-    (bundle / name).write_bytes((bundle / name).read_bytes() + b" ")
-    with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*cloze export"):
-        Bundle.load(bundle)
-
-
-@pytest.mark.parametrize("name", FILES[:-1])
-def test_every_required_file_must_be_listed(bundle: Path, name: str) -> None:
-    change(bundle, lambda content: content["files"].pop(name))
-    with pytest.raises(BundleError, match=f"does not list {name}"):
-        Bundle.load(bundle)
+def test_every_required_file_must_be_listed(bundle: Path) -> None:
+    listed = Bundle.load(bundle).spec.files
+    for name in FILES[:-1]:
+        change(bundle, lambda content, name=name: content.update(files={k: v for k, v in listed.items() if k != name}))
+        with pytest.raises(BundleError, match=f"does not list {name}"):
+            Bundle.load(bundle)
 
 
 def test_a_bundle_without_a_graph_does_not_load(bundle: Path) -> None:
@@ -167,14 +166,14 @@ def test_without_the_contract_it_is_no_bundle(bundle: Path, tmp_path: Path) -> N
         Bundle.load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format_version": 2', "\xff"])
+@pytest.mark.parametrize("text", ["{", "\xff", "[" * 100_000])
 def test_a_torn_contract_is_named(bundle: Path, text: str) -> None:
     (bundle / SPEC_FILE).write_bytes(text.encode("latin-1"))
-    with pytest.raises(BundleError, match=r"embedding\.json cannot be read"):
+    with pytest.raises(BundleError, match=r"embedding\.json cannot be read .*cloze export"):
         Bundle.load(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 4, "3", None])
+@pytest.mark.parametrize("version", [4, "3"])
 def test_another_version_is_refused(bundle: Path, version: object) -> None:
     change(bundle, lambda content: content.update(format_version=version))
     with pytest.raises(BundleError, match=r"format_version .* reads 3; export again"):
@@ -196,12 +195,6 @@ def test_former_versions_are_read(bundle: Path, version: int) -> None:
     found = Bundle.load(bundle).spec
     assert found == spec.model_copy(update={"weights": found.weights})
     assert found.weights != spec.weights
-
-
-def test_a_contract_nested_too_deep_is_named(bundle: Path) -> None:
-    (bundle / SPEC_FILE).write_text("[" * 100_000)
-    with pytest.raises(BundleError, match=r"embedding\.json cannot be read .*cloze export"):
-        Bundle.load(bundle)
 
 
 def test_a_file_that_may_not_be_read_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,13 +221,8 @@ def test_a_list_is_no_contract(bundle: Path) -> None:
     ("key", "value"),
     [
         ("colour", "blue"),
-        ("max_tokens", 2),
         ("max_tokens", "32"),
-        ("pooling", "last"),
-        ("output", "logits"),
         ("inputs", ["input_ids"]),
-        ("dimension", 0),
-        ("final_period", 1),
     ],
 )
 def test_a_wrong_or_unknown_key_is_named(bundle: Path, key: str, value: object) -> None:
@@ -243,10 +231,9 @@ def test_a_wrong_or_unknown_key_is_named(bundle: Path, key: str, value: object) 
         Bundle.load(bundle)
 
 
-@pytest.mark.parametrize("key", ["template", "files", "provenance", "denoising"])
-def test_a_missing_key_is_named(bundle: Path, key: str) -> None:
-    change(bundle, lambda content: content.pop(key))
-    with pytest.raises(BundleError, match=rf"embedding\.json, {key}"):
+def test_a_missing_key_is_named(bundle: Path) -> None:
+    change(bundle, lambda content: content.pop("template"))
+    with pytest.raises(BundleError, match=r"embedding\.json, template"):
         Bundle.load(bundle)
 
 
@@ -256,7 +243,7 @@ def test_a_template_that_does_not_fit_its_pooling_is_refused(bundle: Path) -> No
         Bundle.load(bundle)
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "onnx/../../secret"])
+@pytest.mark.parametrize("name", ["/etc/hostname", "onnx/../../secret"])
 def test_a_file_outside_the_bundle_is_refused(bundle: Path, name: str) -> None:
     (bundle.parent / "secret").write_text("x")
     change(bundle, lambda content: content["files"].update({name: "0" * 64}))
