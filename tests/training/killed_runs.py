@@ -1,5 +1,6 @@
 """Runs in this process: whole ones, and ones that are killed at a step."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from cloze.training.loop.callbacks import Journal
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
 
-__all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "whole_and_resumed"]
+__all__ = ["assert_same_weights", "fit", "fit_until_killed", "killed_at", "log"]
+UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 
 
 class Killed(Exception):
@@ -46,18 +48,14 @@ def fit_until_killed(recipe: Recipe, run: Run, step: int = 3) -> None:
         fit(recipe, run)
 
 
-def whole_and_resumed(recipe: Recipe, folder: Path, step: int = 3) -> tuple[Run, Run]:
-    """An unbroken run, and one that is killed at a step and resumed: their weights are the same."""
-    whole, killed = Run(folder / "whole"), Run(folder / "killed")
-    fit(recipe, whole)
-    fit_until_killed(recipe, killed, step)
-    fit(recipe, killed, resume=True)
-    assert_same_weights(whole.path, killed.path)
-    return whole, killed
-
-
 def assert_same_weights(run: Path, other: Path, part: str = "model") -> None:
     """Bit for bit."""
     expected, found = (load_file(each / part / "model.safetensors") for each in (run, other))
     assert found.keys() == expected.keys()
     assert [name for name, weight in expected.items() if not torch.equal(found[name], weight)] == []
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    """The entries of the log, without what differs between equal runs."""
+    entries = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{key: value for key, value in entry.items() if key not in UNLIKE} for entry in entries]

@@ -47,8 +47,9 @@ def test_tables_and_json_lines_give_the_columns_asked_for(tmp_path: Path) -> Non
     assert list(read_corpus([csv], ["text", "other"]).rows) == [('a, "b"', "x"), ("two\nlines", "z")]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize(
+    ("name", "ending"), [("a.txt", ".gz"), ("a.jsonl", ".bz2"), ("a.txt", ".xz"), ("a.jsonl", ".zst")]
+)
 def test_a_compressed_file_is_read_as_it_is_named(tmp_path: Path, name: str, ending: str) -> None:
     lines = [f"satz {number} ä" for number in range(3000)]
     content = "\r\n".join(lines if "txt" in name else [json.dumps({"text": line}) for line in lines]).encode()

@@ -1,6 +1,5 @@
 """Several files with weights, and rows on disk: the run as a whole, and what is refused."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killed_runs import fit, whole_and_resumed
+from killed_runs import fit, log
 from numpy.typing import NDArray
 from recipes import load_recipe
 
@@ -21,7 +20,6 @@ from cloze.training.methods.simcse import SimCSE
 from cloze.training.run_folder import Run
 
 Words = dict[str, list[str]]
-UNLIKE = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos"}
 
 
 @pytest.fixture
@@ -34,11 +32,6 @@ def words(tiny_bert: Path, tmp_path: Path) -> Words:
     keys = {"encoder": tiny_bert, "batch_size": 8, "epochs": 2, "log_steps": 1, "save_steps": 2, "held_out": 0}
     files = [str(tmp_path / "many.txt"), str(tmp_path / "few.txt")]
     return {key: [str(value)] for key, value in keys.items()} | {"corpus": files}
-
-
-def log(run: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
-    return [{key: line[key] for key in line if key not in UNLIKE} for line in lines]
 
 
 @pytest.mark.long
@@ -58,12 +51,6 @@ def test_a_run_reads_each_file_as_often_as_its_weight_says(
         {True: 36, False: 12}
     ] * 2
     assert seen[:48] != seen[48:96]
-
-
-@pytest.mark.long
-def test_a_killed_run_with_weights_ends_as_an_unbroken_one(words: Words, tmp_path: Path) -> None:
-    whole, killed = whole_and_resumed(load_recipe("simcse", words | {"weights": ["1", "3"]}), tmp_path)
-    assert log(killed.path) == log(whole.path)
 
 
 @dataclass
@@ -96,9 +83,7 @@ def test_rows_on_disk_train_as_rows_in_memory_do(
     ("changed", "message"),
     [
         ({"weights": ["1"]}, "weights has 1 numbers and corpus 2 files; write one number for each file"),
-        ({"weights": ["1", "-1"]}, "weights is .*greater than or equal to 0"),
         ({"weights": ["0", "0"]}, "weights are all 0, which draws from no file; write one above 0"),
-        ({"weights": ["1", "nan"]}, "weights is .*greater than or equal to 0"),
         ({"weights": ["1", "2"], "corpus": ["a.txt", "b*.txt"]}, r"corpus has b\*\.txt; name each file in it"),
         ({"weights": ["1", "2"], "group_by_length": ["true"]}, "weights and group_by_length order the corpus in two"),
     ],

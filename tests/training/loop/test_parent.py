@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from killed_runs import killed_at, whole_and_resumed
+from killed_runs import killed_at
 from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 from safetensors.torch import load_file
 from test_adopt import model_of
+from tiny_graphs import export_graphs_of
 from two_processes import in_two
 
 from cloze.training.evaluation.measures import units
@@ -64,7 +65,6 @@ def test_the_teacher_embeds_each_text_once_and_a_resumed_run_finds_the_vectors(
 ) -> None:
     monkeypatch.setattr(teacher, "TEXTS", 10)
     recipe = load_recipe("mask", mask_keys(tmp_path, served))
-    whole_and_resumed(recipe, tmp_path)
     with killed_at(1):
         loop.fit(recipe, Run(tmp_path / "again"))
     files = sorted((tmp_path / "again" / "prepared").iterdir(), key=lambda file: -len(np.load(file)))
@@ -153,7 +153,11 @@ def test_the_parents_own_figure_stands_beside_step_0(
 
 
 def test_a_run_that_ends_below_its_parent_says_so_in_its_last_line(
-    served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served: Path,
+    tiny_bert: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def better(*_: Any, **__: Any) -> dict[str, float]:
         return {"spearman": 101.0}
@@ -165,7 +169,8 @@ def test_a_run_that_ends_below_its_parent_says_so_in_its_last_line(
     assert last.startswith(f"warning: {run.path} is worse than {served} as it is served by itself: dev_spearman ")
     from cloze.training.export import __main__ as export
 
-    export.main([str(run.path), str(tmp_path / "bundle")])
+    export_graphs_of(tiny_bert, monkeypatch)
+    export.main([str(run.path), str(tmp_path / "bundle"), "--precision", "fp32"])
     assert last in capsys.readouterr().err.splitlines()
 
 

@@ -1,6 +1,5 @@
 """Training that torchrun starts again, by the same command, after a process or a node is lost."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from harness import ROOT
-from killed_runs import assert_same_weights, killed_at
+from killed_runs import assert_same_weights, killed_at, log
 from patience import PATIENCE, wait_until
 from recipes import arguments, load_recipe
 from transformers import Trainer
@@ -41,12 +40,6 @@ def words(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Words:
     keys = {"encoder": tiny_bert, "corpus": folder / "text.txt", "dev": folder / "dev.tsv", "batch_size": 8}
     keys |= {"max_steps": STEPS, "eval_steps": 5, "save_steps": 5, "log_steps": 1, "learning_rate": 1e-3}
     return {key: [str(value)] for key, value in keys.items()}
-
-
-def log(run: Path) -> list[dict[str, Any]]:
-    """The entries of the log, without times."""
-    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{key: value for key, value in json.loads(line).items() if "train_" not in key} for line in lines]
 
 
 def assert_same(run: Path, other: Path) -> None:

@@ -11,18 +11,15 @@ import torch
 import torch.nn.functional as F
 from contrastive_methods import PAIRS, ROWS, TRIPLES, build, gradients
 from harness import ROOT
-from killed_runs import whole_and_resumed
 from numpy.typing import NDArray
-from recipes import arguments, load_recipe
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import GISTEmbedLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor
 
-from cloze.command import run as run_command
+from cloze.encoding.errors import ClozeError
 from cloze.training.data.corpus import Corpus
 from cloze.training.errors import RecipeError
-from cloze.training.fit import main
 from cloze.training.loop.gradient_cache import backward_in_chunks
 from cloze.training.methods.contrastive import FromPairs, Guide
 from cloze.training.methods.losses import false_negatives, info_nce
@@ -220,52 +217,10 @@ def test_a_guide_may_be_a_bundle_a_run_or_an_encoder_without_configuration(
     torch.testing.assert_close(Guide.load(str(tmp_path))(texts), embed(guide, texts))
 
 
-THINGS = ["dog", "man", "letter", "city", "rain", "guitar"]
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
-    lines = [f"The {a} and the {b} run.,Nothing but a {a}." for a in THINGS for b in THINGS]
-    path.write_text("a,b\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def keys(corpus: Path, encoder: Path, guide: Path | str) -> dict[str, object]:
-    fixed = {"encoder": encoder, "corpus": corpus, "columns": ["a", "b"], "batch_size": 8, "learning_rate": 1e-3}
-    return fixed | {"guide": guide, "log_steps": 1, "held_out": 0, "save_steps": 2, "max_steps": 6, "workers": 1}
-
-
-@pytest.mark.long
-def test_a_resumed_run_ends_with_the_same_weights(pairs: Path, tiny_bert: Path, guide: Path, tmp_path: Path) -> None:
-    whole, _ = whole_and_resumed(load_recipe("simcse", keys(pairs, tiny_bert, guide)), tmp_path)
-    assert '"left_out": 0.' in whole.log_file.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"guide": "./nowhere"}, "nowhere is not a folder; give a run, a bundle, an encoder's folder or a hub name"),
-        ({"guide_margin": -0.1}, "guide_margin is -0.1: Input should be greater than or equal to 0"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: dict[str, object],
-    message: str,
-    pairs: Path,
-    tiny_bert: Path,
-    guide: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    command = ["simcse", *arguments(keys(pairs, tiny_bert, guide) | words), "--out", str(tmp_path / "run")]
-    assert run_command(lambda: main(command)) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_margin_without_a_guide_is_refused(tiny_bert: Path) -> None:
+def test_what_guides_nothing_is_refused(tiny_bert: Path) -> None:
     with pytest.raises(
         RecipeError, match=r"guide_margin is 0\.1 and there is no guide; write one, or guide_margin = 0\.0"
     ):
         build("simcse", tiny_bert, guide_margin=["0.1"])
+    with pytest.raises(ClozeError, match="nowhere is not a folder; give a run, a bundle, an encoder's folder or a hub"):
+        build("simcse", tiny_bert, guide=["./nowhere"])

@@ -48,39 +48,32 @@ def opt3_loop(c: Tensor, h: Tensor, t: float) -> float:
     return total / (b * layers)
 
 
-@pytest.mark.parametrize("b", [2, 5, 16])
-@pytest.mark.parametrize("d", [3, 32])
-@pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize(
     ("variant", "loop", "views"),
     [("base", base_loop, ()), ("opt1", opt1_loop, ()), ("opt2", opt2_loop, ()), ("opt3", opt3_loop, (4,))],
 )
 def test_each_loss_equals_a_loop_over_its_equation(
-    b: int, d: int, temperature: float, variant: str, loop: Callable[..., float], views: tuple[int, ...]
+    variant: str, loop: Callable[..., float], views: tuple[int, ...]
 ) -> None:
-    torch.manual_seed(b * d)
-    c, h = torch.randn(b, d, dtype=torch.float64), torch.randn(b, *views, d, dtype=torch.float64)
-    assert SELF_GUIDED[variant](c, h, temperature).item() == pytest.approx(loop(c, h, temperature), rel=1e-9)
+    torch.manual_seed(0)
+    for b, d, temperature in ((2, 32, 0.01), (5, 3, 1.0), (16, 32, 0.1)):
+        c, h = torch.randn(b, d, dtype=torch.float64), torch.randn(b, *views, d, dtype=torch.float64)
+        assert SELF_GUIDED[variant](c, h, temperature).item() == pytest.approx(loop(c, h, temperature), rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("variant", "others"), [("base", 30), ("opt1", 30), ("opt2", 15), ("opt3", 15 * 13)], ids=lambda value: str(value)
+    ("variant", "others", "orthonormal"),
+    [("base", 30, 0.5514447), ("opt1", 30, 0.5514447), ("opt2", 15, 0.3132617), ("opt3", 15 * 13, 0.5514447)],
 )
-@pytest.mark.parametrize("temperature", [0.01, 1.0])
-def test_equal_vectors_cost_the_logarithm_of_the_choice(variant: str, others: int, temperature: float) -> None:
-    """One positive among so many negatives: no negative of the paper's sums is dropped, none is added."""
+def test_of_known_vectors(variant: str, others: int, orthonormal: float) -> None:
+    """Equal ones cost the logarithm of the choice: no negative of the paper's sums is dropped, none is added."""
     c, h = torch.ones(16, 8, dtype=torch.float64), torch.ones(16, 13, 8, dtype=torch.float64)
-    loss = SELF_GUIDED[variant](c, h if variant == "opt3" else h[:, 0], temperature)
-    assert loss.item() == pytest.approx(math.log(1 + others), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("variant", "expected"), [("base", 0.5514447), ("opt1", 0.5514447), ("opt2", 0.3132617), ("opt3", 0.5514447)]
-)
-def test_two_orthonormal_sentences(variant: str, expected: float) -> None:
+    for temperature in (0.01, 1.0):
+        loss = SELF_GUIDED[variant](c, h if variant == "opt3" else h[:, 0], temperature)
+        assert loss.item() == pytest.approx(math.log(1 + others), rel=1e-12)
     c = torch.eye(2, dtype=torch.float64)
     h = c.unsqueeze(1).expand(2, 2, 2) if variant == "opt3" else c
-    assert SELF_GUIDED[variant](c, h, 1.0).item() == pytest.approx(expected, abs=1e-7)
+    assert SELF_GUIDED[variant](c, h, 1.0).item() == pytest.approx(orthonormal, abs=1e-7)
 
 
 def test_a_pair_alone_is_free_under_opt2() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from recipes import arguments, load_recipe
-from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoModelForMaskedLM,
@@ -226,8 +225,6 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
             "from_scratch initialises all weights and head = 'kept'",
         ),
         ({"tied": "false", "head": "kept"}, "tied = false needs head = 'fresh'"),
-        ({"masked_share": "0"}, "masked_share is 0"),
-        ({"masked_share": "1"}, "masked_share is 1"),
     ],
 )
 def test_impossible_recipes_are_refused(words: dict[str, str], message: str) -> None:
@@ -249,10 +246,6 @@ def words(tiny_bert: Path, text: Path) -> list[str]:
     options = {"encoder": tiny_bert, "corpus": text, "batch_size": 8, "max_steps": 6, "eval_steps": 3, "save_steps": 3}
     options |= {"log_steps": 1, "max_tokens": 40, "warmup_steps": 0}
     return arguments(options)
-
-
-def weights(run: Path) -> dict[str, list[float]]:
-    return {key: weight.tolist() for key, weight in load_file(run / "model" / "model.safetensors").items()}
 
 
 def logged(run: Path) -> Iterator[dict[str, float]]:
@@ -329,37 +322,6 @@ def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
         torch.testing.assert_close(scores, theirs.logits)
 
 
-def test_a_run_resumed_at_its_checkpoint_ends_with_the_same_weights(tmp_path: Path, words: list[str]) -> None:
-    """The masks are drawn in the forward pass: their random state is in the checkpoint."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert main([*words, "--out", str(whole)]) == 0
-    shutil.copytree(whole, resumed)
-    for left_behind in ("run.json", "model/model.safetensors"):
-        (resumed / left_behind).unlink()
-    shutil.rmtree(resumed / "checkpoint-6")
-    assert (resumed / "checkpoint-3").is_dir()
-    assert main([f"--resume={resumed}"]) == 0
-    assert [entry["step"] for entry in logged(resumed) if "accuracy" in entry] == [1, 2, 3, 4, 5, 6]
-    assert weights(resumed) == weights(whole)
-    assert main(["--resume", str(whole)]) == 0
-
-
-def test_help_shows_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    output = capsys.readouterr().out
-    for key in (
-        "--from-scratch",
-        "--tied",
-        "--whole-words",
-        "--masked-share X",
-        "--head {fresh,kept}",
-        "--resume PATH",
-    ):
-        assert key in output
-
-
 @pytest.fixture
 def folders(tmp_path: Path, tiny_bert: Path, text: Path) -> dict[str, Path]:
     """What bad commands name: an architecture without a known head, a vocabulary without a mask token."""
@@ -379,12 +341,10 @@ def folders(tmp_path: Path, tiny_bert: Path, text: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([], "corpus is not set"),
         (["--corpus", "{text}", "--encoder", "{bert}", "--head", "kept"], "has no masked-word head"),
         (["--corpus", "{text}", "--encoder", "{mpnet}"], "the masked-word head of a 'mpnet' model is not known"),
         (["--corpus", "{text}", "--encoder", "{maskless}"], "the tokenizer has no mask token"),
         ([*PLAIN, "--corpus", "{text}", "--encoder", "{maskless}"], "its tokenizer has no mask token"),
-        (["--corpus", "{text}", "--encoder", "{bert}", "--masked-shar", "0.3"], "did you mean --masked-share?"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_run(

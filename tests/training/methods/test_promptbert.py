@@ -56,9 +56,13 @@ def loop(objective: PromptBERT, text: str) -> torch.Tensor:
     return layers(vector - bias) if encoder.head.kind == "tanh" else layers(vector) - layers(bias)
 
 
-@pytest.mark.parametrize("columns", [2, 3])
-@pytest.mark.parametrize("head", ["tanh", "transform", None])
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    ("family", "head", "columns"),
+    [
+        *(("bert", "tanh", 2), ("bert", "transform", 3), ("bert", None, 3)),
+        *(("roberta", "tanh", 3), ("roberta", "transform", 2), ("roberta", None, 2)),
+    ],
+)
 def test_supervised_loss_is_equation_5_of_denoised_vectors(
     family: str, head: str | None, columns: int, masked_bert: Path, masked_roberta: Path
 ) -> None:
@@ -276,9 +280,7 @@ def test_an_empty_text_does_no_harm(name: str, masked_bert: Path) -> None:
         ("promptbert", {"kept_head": ["tanh"]}, "mode 'denoised' serves no head; remove kept_head"),
         ("promptbert-supervised", {"columns": ["a"]}, "mode 'supervised' needs pairs; name two columns, and one"),
         ("promptbert-supervised", {"columns": ["a", "b"], "negative_weight": ["1.0"]}, "name three or more, or write"),
-        ("promptbert-supervised", {"mode": ["same"]}, "views of one text and columns names 3"),
         ("promptbert-supervised", {"second_template": ["[X] is [MASK]"]}, "'supervised' has one template"),
-        ("promptbert-supervised", {"kept_head": ["linear"]}, "--kept-head is 'linear'"),
         ("promptbert-supervised", {"pooling": ["cls"]}, "pooling is 'cls'"),
     ],
 )

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from killed_runs import whole_and_resumed
 from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 
-from cloze.command import run as run_command
 from cloze.training.data.corpus import Corpus
 from cloze.training.data.lexical import Lexical, words_of
 from cloze.training.evaluation.measures import units
@@ -169,10 +167,6 @@ def test_training_draws_judged_documents_near_to_their_queries(tiny_bert: Path, 
     assert advantage(SentenceEncoder.load(str(tmp_path / "run"))) > 0.05 > 0.02 > advantage(before)
 
 
-def test_a_resumed_run_ends_as_the_whole_one(tiny_bert: Path, tmp_path: Path) -> None:
-    whole_and_resumed(load_recipe("ranking", keys_of(tmp_path, tiny_bert)), tmp_path)
-
-
 def test_a_dry_run_shows_queries_and_documents(
     tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,9 +174,3 @@ def test_a_dry_run_shows_queries_and_documents(
     shown = capsys.readouterr().err
     assert "view queries" in shown
     assert "view documents" in shown
-
-
-def test_one_column_is_refused(tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = keys_of(tmp_path, tiny_bert, columns=["query"])
-    assert run_command(lambda: main(["ranking", *arguments(keys)])) == 2
-    assert "method 'ranking' reads 2 or 3" in capsys.readouterr().err

@@ -64,28 +64,18 @@ def test_rates_stay_within_their_limits_and_below_one() -> None:
     assert draw_rates("beta", [50.0, 0.01], (1000,)).max().item() == pytest.approx(0.99)  # 1 would leave nothing
 
 
-@pytest.mark.parametrize(
-    ("distribution", "numbers"),
-    [
-        ("fixed", []),
-        ("fixed", [1.0]),
-        ("fixed", [0.1, 0.2]),
-        ("uniform", [0.2, 0.1]),
-        ("uniform", [0.0, 1.0]),
-        ("uniform", [0.1]),
-        ("beta", [0.0, 2.0]),
-        ("beta", [2.0]),
-        ("truncnormal", [0.1, 0.0, 0.0, 0.2]),
-        ("truncnormal", [0.3, 0.1, 0.0, 0.2]),
-        ("truncnormal", [0.1, 0.1, 0.1, 0.1]),
-        ("truncnormal", [0.1, 0.1, 0.0, 1.0]),
-        ("truncnormal", [0.1, 0.1]),
-        ("choice", []),
-        ("choice", [0.1, 1.0]),
-    ],
-)
-def test_numbers_that_are_no_distribution_of_rates(distribution: Distribution, numbers: list[float]) -> None:
-    assert not well_formed(distribution, numbers)
+NO_RATES: list[tuple[Distribution, list[float]]] = [
+    *(("fixed", []), ("fixed", [1.0]), ("fixed", [0.1, 0.2])),
+    *(("uniform", [0.2, 0.1]), ("uniform", [0.0, 1.0]), ("uniform", [0.1])),
+    *(("beta", [0.0, 2.0]), ("beta", [2.0])),
+    *(("truncnormal", [0.1, 0.0, 0.0, 0.2]), ("truncnormal", [0.3, 0.1, 0.0, 0.2]), ("truncnormal", [0.1, 0.1])),
+    *(("truncnormal", [0.1, 0.1, 0.1, 0.1]), ("truncnormal", [0.1, 0.1, 0.0, 1.0])),
+    *(("choice", []), ("choice", [0.1, 1.0])),
+]
+
+
+def test_numbers_that_are_no_distribution_of_rates() -> None:
+    assert [each for each in NO_RATES if well_formed(*each)] == []
 
 
 # --- one operation ---------------------------------------------------------------------------------------------------

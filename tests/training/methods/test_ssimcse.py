@@ -175,15 +175,10 @@ def test_it_takes_hard_negatives_and_masked_words_as_simcse_does(tiny_bert: Path
     ("words", "message"),
     [
         ({"rates": ["0.2", "0.1"]}, r"rates is \[0.2, 0.1\]; distribution 'uniform' takes the lowest and the highest"),
-        ({"rates": ["0", "1"]}, "rate, below 1, such as"),
-        ({"rates": ["-0.1", "0.2"]}, "--rates is .*greater than or equal to 0"),
-        ({"rates": ["nan", "0.2"]}, "rates is .*finite number"),
         ({"distribution": ["fixed"]}, r"distribution 'fixed' takes one rate below 1, such as \[0.1\]"),
         ({"distribution": ["beta"]}, "its two parameters, above 0"),
         ({"distribution": ["truncnormal"]}, "mean, standard deviation, lowest and highest rate"),
         ({"distribution": ["choice"], "rates": ["0.1", "1.5"]}, "the rates to choose from"),
-        ({"distribution": ["normal"]}, "distribution is 'normal'.*uniform, beta, truncnormal or choice"),
-        ({"scope": ["token"]}, "scope is 'token'.*a pass, each dropout operation, each sentence"),
     ],
 )
 def test_rates_that_cannot_be_are_refused(words: dict[str, list[str]], message: str, tiny_bert: Path) -> None:

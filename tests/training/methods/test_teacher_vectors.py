@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from killed_runs import whole_and_resumed
 from numpy.typing import NDArray
 from recipes import load_recipe
 from scipy.linalg import orthogonal_procrustes
@@ -162,15 +161,11 @@ def test_a_narrower_teacher_fits_into_the_students_width(tiny_bert: Path, tmp_pa
     np.testing.assert_allclose(found @ found.T, units(narrow) @ units(narrow).T, atol=5e-3)
 
 
-def test_a_run_trains_checks_its_texts_and_resumes(tiny_bert: Path, tmp_path: Path) -> None:
-    folder = written(tmp_path / "vectors", TEXTS, random(48))
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    words = {"encoder": [str(tiny_bert)], "corpus": [str(tmp_path / "texts.txt")], "teacher_vectors": [folder]}
-    words |= {"batch_size": ["8"], "max_steps": ["4"], "eval_steps": ["2"], "log_steps": ["1"], "max_tokens": ["64"]}
-    recipe = load_recipe("distill", words | {"held_out": ["0"], "precision": ["fp32"]})
-    whole_and_resumed(recipe, tmp_path)
-    (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
-    corpus, _, objective = prepare(recipe)
+def test_a_text_without_a_vector_is_named(tiny_bert: Path, tmp_path: Path) -> None:
+    folder, texts = written(tmp_path / "vectors", TEXTS, random(48)), tmp_path / "texts.txt"
+    texts.write_text("\n".join([*TEXTS, "A text of its own."]) + "\n", encoding="utf-8")
+    words = {"encoder": tiny_bert, "corpus": texts, "teacher_vectors": folder, "max_tokens": 64}
+    corpus, _, objective = prepare(load_recipe("distill", words | {"batch_size": 8, "held_out": 0}))
     message = r"1 of 37 texts have no vector of every teacher, the first is 'A text of its own\.'; embed the corpus"
     with pytest.raises(CorpusError, match=message):
         objective.begin(corpus, tmp_path)
