@@ -321,10 +321,15 @@ def edit_post_processor(model: Path) -> None:
     edit_tokenizer(model, tokenizer_class="PreTrainedTokenizerFast")  # BERT's own class writes the form itself
 
 
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
+    return model_of(tmp_path_factory.mktemp("dense"), tiny_bert, "bert", "mean", Dense(32, 24))
+
+
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, tiny_bert: Path) -> None:
+def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, dense: Path) -> None:
     breaks, message = BROKEN[case]
-    model = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))
+    model = shutil.copytree(dense, tmp_path / "model")
     breaks(model)
     with pytest.raises(ClozeError, match=message):
         main([str(model), str(tmp_path / "bundle")])

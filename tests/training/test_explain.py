@@ -72,8 +72,3 @@ def test_bad_input_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-
-
-def test_no_tokens_at_all_are_a_usage_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(lambda: main(["Two dogs run.", "--encoder", str(model), "--top-k", "0"])) == 2
-    assert "--top-k is '0': input should be greater than or equal to 1" in capsys.readouterr().err

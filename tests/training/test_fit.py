@@ -30,9 +30,8 @@ from cloze.training.loop.trainer import ObjectiveTrainer
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run
 
-MODEL = str(ROOT / "models" / "cloze-mini")
 DYING = Path(__file__).with_name("dying_processes.py")
-STEPS = 40
+STEPS = 15
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +210,6 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "gone.txt"], "error: gone.txt does not exist"),
         (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
         (
-            ["mlm", "--corpus", "{text}", "--encoder", MODEL, "--head", "kept"],
-            f"error: {MODEL!r} is a bundle, which has no masked-word head; give it one: cloze pretrain",
-        ),
-        (
             ["mlm", "--corpus", "{text}", "--encoder", "cloze-mini", "--head", "kept"],
             "cloze-mini' is a bundle, which has no masked-word head; give it one: cloze pretrain",
         ),
@@ -224,23 +219,9 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         (["simcse", "--corpus", "{pairs}", "--columns", "a", "b", "c"], "line 2: no column 'c'; it has a, b"),
         (["simcse", "--corpus", "{pairs}"], "has columns a, b; name the column to read"),
         (["simcse", "--corpus", "{empty}"], "no sentence is left of {empty}: 0 rows from 1 files; left out: 3 empty"),
-        (["simcse", "--corpus", "{text}", "--batch-size", "1"], "batch_size is 1: Input should be greater than 1"),
-        (
-            ["simcse", "--corpus", "{text}", "--preset", "bert-lage"],
-            "no preset 'bert-lage'; its presets are bert-large",
-        ),
-        (["simcse", "--corpus", "{text}", "--method", "simce"], "unrecognized arguments: --method simce"),
-        (
-            ["simcse", "--corpus", "{text}", "--patience", "3"],
-            "patience is 3 and counts evaluations, of which there are none; write dev or held_out",
-        ),
         (["simcse", "--corpus", "{text}", "--seeds", "0-9"], "--seeds compares dev scores, and dev is not set"),
-        (["simcsee", "--corpus", "{text}"], "no recipe 'simcsee': neither a file nor one of"),
-        (["simcse", "--corpse", "{text}"], "; did you mean --corpus?"),
         (["--resume", "{text}"], "is not a run folder"),
         (["--resume", "{text}", "--seed", "3"], "omit RECIPE and its keys"),
-        (["--resume", "{text}", "--out", "elsewhere"], "omit RECIPE and its keys"),
-        (["--resume", "{text}", "--dry-run"], "omit RECIPE and its keys"),
         (["--corpus", "{text}", "simcse"], "RECIPE comes before its keys: cloze fit RECIPE --corpus"),
         (["--dry-run"], "RECIPE is missing: cloze fit RECIPE --dry-run"),
     ],

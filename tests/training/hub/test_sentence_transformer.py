@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,35 +89,32 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return unigram(Metaspace() if "spaces" in request.param else None)
 
 
-@pytest.mark.parametrize("final_period", [False, True])
-@pytest.mark.parametrize(
-    ("source", "pooling"),
-    [
-        (QUOTED, "mask"),
-        ("rain ' [X] ' means [MASK] .", "mask"),
-        ("Also called [MASK]: [X]", "mask"),
-        (" [X] [MASK]", "mask"),
-        ("[X]", "cls"),
-        ("query: [X]", "mean"),
-    ],
-)
-def test_its_ids_are_those_of_cloze(
-    tokenizer: PreTrainedTokenizerBase, source: str, pooling: PoolingMode, final_period: bool
-) -> None:
+TEMPLATES: list[tuple[str, PoolingMode]] = [
+    (QUOTED, "mask"),
+    ("rain ' [X] ' means [MASK] .", "mask"),
+    ("Also called [MASK]: [X]", "mask"),
+    (" [X] [MASK]", "mask"),
+    ("[X]", "cls"),
+    ("query: [X]", "mean"),
+]
+
+
+def test_its_ids_are_those_of_cloze(tokenizer: PreTrainedTokenizerBase, subtests: pytest.Subtests) -> None:
     special = SpecialTokens(
         tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id
     )
-    template = Template.parse(source, pooling)
-    own = TextEncoder(tokenizer.backend_tokenizer, special, template, 40, final_period)
-    config = {"template": source, "pooling": pooling, "max_tokens": 40, "final_period": final_period}
-    module = PromptedTransformer(nn.Identity(), tokenizer, config, nn.Sequential())
-    for texts in (TEXTS, *([text] for text in TEXTS)):
-        found, expected = module.preprocess(texts), own.batch(texts)
-        np.testing.assert_array_equal(found["input_ids"], expected.input_ids)
-        np.testing.assert_array_equal(found["attention_mask"], expected.attention_mask)
-        lengths = expected.attention_mask.sum(1)
-        index = own.mask_index or 0
-        assert found["place"].tolist() == [index if index >= 0 else length + index for length in lengths]
+    for (source, pooling), period in product(TEMPLATES, (False, True)):
+        with subtests.test(source, final_period=period):
+            own = TextEncoder(tokenizer.backend_tokenizer, special, Template.parse(source, pooling), 40, period)
+            config = {"template": source, "pooling": pooling, "max_tokens": 40, "final_period": period}
+            module = PromptedTransformer(nn.Identity(), tokenizer, config, nn.Sequential())
+            for texts in (TEXTS, *([text] for text in TEXTS)):
+                found, expected = module.preprocess(texts), own.batch(texts)
+                np.testing.assert_array_equal(found["input_ids"], expected.input_ids)
+                np.testing.assert_array_equal(found["attention_mask"], expected.attention_mask)
+                lengths = expected.attention_mask.sum(1)
+                index = own.mask_index or 0
+                assert found["place"].tolist() == [index if index >= 0 else length + index for length in lengths]
 
 
 def test_a_limit_that_leaves_no_room_is_refused(tiny_bert: Path) -> None:
