@@ -42,7 +42,7 @@ from cloze.training.export.quantise import (
 from cloze.training.model.continuous_template import ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
-from cloze.training.model.heads import HeadKind, ProjectionHead
+from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.pretrained import BERTS
 
 CASES = {
@@ -76,26 +76,27 @@ def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEn
     return GraphEncoder(folder / "model.onnx", encoder.pooling.text_encoder)
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", BERTS)
 def test_the_layers_written_out_equal_the_encoders_own(
-    kind: str, case: str, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     """In torch, where no graph has to be traced, and with biases, which a new encoder has as zeros."""
     shutil.copytree(request.getfixturevalue("tiny_bert" if kind == "bert" else "tiny_roberta"), tmp_path / kind)
     config = json.loads((tmp_path / kind / "config.json").read_text(encoding="utf-8"))
     (tmp_path / kind / "config.json").write_text(json.dumps(config | {"model_type": kind}), encoding="utf-8")
-    encoder = load(tmp_path / kind, case)
-    assert encoder.backbone.config.model_type == kind
-    torch.manual_seed(0)
-    for parameter in encoder.backbone.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    batch = [torch.from_numpy(each) for each in encoder.pooling.text_encoder.batch(probes(encoder.config.max_tokens))]
-    with torch.no_grad():
-        expected = encoder.read(*batch, encoder.pooling)
-        for form, tolerance in (("rows", 1e-5), ("fusible", 1e-5), ("exact", 5e-3)):
-            found = WrittenOut(encoder, form)(*batch)
-            assert (found - expected).abs().max() < tolerance * expected.norm(dim=1).max()
+    for case in CASES:
+        encoder = load(tmp_path / kind, case)
+        assert encoder.backbone.config.model_type == kind
+        torch.manual_seed(0)
+        for parameter in encoder.backbone.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        texts = probes(encoder.config.max_tokens)
+        batch = [torch.from_numpy(each) for each in encoder.pooling.text_encoder.batch(texts)]
+        with subtests.test(case), torch.no_grad():
+            expected = encoder.read(*batch, encoder.pooling)
+            for form, tolerance in (("rows", 1e-5), ("fusible", 1e-5), ("exact", 5e-3)):
+                found = WrittenOut(encoder, form)(*batch)
+                assert (found - expected).abs().max() < tolerance * expected.norm(dim=1).max()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,6 @@ def test_the_layers_written_out_equal_the_encoders_own(
         *(("tiny_bert", case, ("rows", "fusible", "exact")) for case in ("mask", "mean-denoised")),
         *(("tiny_bert", case, ("rows",)) for case in ("denoised", "prefix-mask", "cls", "mean")),
         ("tiny_roberta", "mask", ("rows", "fusible", "exact")),
-        ("tiny_roberta", "mean-denoised", ("rows",)),
     ],
 )
 def test_graphs_equal_torch(
@@ -176,15 +176,11 @@ def test_an_architecture_unlike_berts_keeps_its_own_layers(tmp_path: Path, tiny_
     assert difference(encoder, runner(int8(encoder, rows), encoder, tmp_path), texts).largest < 0.1
 
 
-@pytest.mark.parametrize(
-    ("family", "case", "kind"), [("tiny_bert", "denoised", "transform"), ("tiny_roberta", "prefix-mask", "tanh")]
-)
-def test_graphs_hold_a_kept_head_and_a_continuous_template(
-    family: str, case: str, kind: HeadKind, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    encoder = load(request.getfixturevalue(family), case)
+def test_graphs_hold_a_kept_head_and_a_continuous_template(tiny_roberta: Path, tmp_path: Path) -> None:
+    """Tracing takes long: another head and other places of [MASK] are in tests/test_agreement.py."""
+    encoder = load(tiny_roberta, "denoised")
     torch.manual_seed(0)
-    encoder.head = ProjectionHead(kind, encoder.backbone.config)
+    encoder.head = ProjectionHead("transform", encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.config.max_tokens)
