@@ -314,6 +314,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Callable[[s
     folder = tmp_path_factory.mktemp("places")
     write_bundle(folder / "two" / "a")
     write_bundle(folder / "two" / "b")
+    (folder / "empty").mkdir()
     shutil.copytree(bundle, folder / "altered")
     with (folder / "altered" / "onnx" / "model.onnx").open("ab") as file:
         file.write(b"x")
@@ -325,6 +326,7 @@ no_cuda = pytest.mark.skipif(has_cuda(), reason="CUDA is here")
 BAD_STARTS = [
     (["--port", "x"], "--port (CLOZE_PORT) is 'x'"),
     (["--bundle", "absent"], "absent is not a folder"),
+    (["--bundle", "TMP/empty"], "is not a bundle and contains none"),
     (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     (["--bundle", "TMP/two"], "has several models and no default; set model to one of a, b"),
     (["--bundle", "TMP/two", "--model", "c"], "model is 'c', but"),
