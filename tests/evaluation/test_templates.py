@@ -206,7 +206,7 @@ def maskless(tiny_bert: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone", "--dev", "{dev}"], "'gone' cannot be loaded as an encoder"),
+        (["gone", "--dev", "{dev}"], "gone is not complete in the local cache"),
         (["{maskless}", "--dev", "{dev}"], "has no mask token for mask pooling"),
         (["{bert}", "--dev", "{dev}", "--templates", "gone.txt"], "gone.txt is not a file"),
         (["{bert}", "--dev", "{dev}", "--templates", "{empty}"], "has no templates; write one per line"),

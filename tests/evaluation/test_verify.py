@@ -414,4 +414,4 @@ def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, capsys: pytest.
     )
     (folder / "own_code.py").write_text("raise SystemExit('was run')\n")
     assert run(lambda: main(["http://127.0.0.1:9", str(folder)])) == 2
-    assert "cannot be loaded as a sentence-transformers model" in capsys.readouterr().err
+    assert "needs code of its own to be loaded, which Cloze does not run" in capsys.readouterr().err

@@ -208,7 +208,10 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (["simcse", "--corpus", "gone.txt"], "error: gone.txt does not exist"),
-        (["simcse", "--corpus", "{text}", "--encoder", "no/such"], "error: 'no/such' cannot be loaded"),
+        (
+            ["simcse", "--corpus", "{text}", "--encoder", "no/such"],
+            "or give cloze-mini, the model that comes with Cloze",
+        ),
         (
             ["mlm", "--corpus", "{text}", "--encoder", "cloze-mini", "--head", "kept"],
             "cloze-mini' is a bundle, which has no masked-word head; give it one: cloze pretrain",

@@ -308,7 +308,7 @@ def loading(source: str, description: str) -> Iterator[None]:
             yield
     except Exception as error:  # transformers, safetensors, tokenizers and pickle have no error in common
         if not Path(source).is_dir() and (reason := explained(error, source)):
-            raise EncoderError(reason) from error
+            raise EncoderError(f"{reason}; or give cloze-mini, the model that comes with Cloze") from error
         if "trust_remote_code" in str(error):
             raise EncoderError(
                 f"{source!r} needs code of its own to be loaded, which Cloze does not run; give a model whose "
