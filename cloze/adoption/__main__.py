@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
+from cloze.adoption.hub import model_folder
+from cloze.adoption.modules import graph_file
 from cloze.command import run
 from cloze.options import Command
 
@@ -28,11 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = AdoptOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze adopt")
 
+    folder = model_folder(options.model, options.revision, graph=True)
+    graph_file(folder, options.model)  # without one, it does not help to install onnx
+
     # onnx takes half a second, for which help and a wrong option need not wait
     from cloze.adoption.bundle import write
-    from cloze.adoption.hub import model_folder
 
-    folder = model_folder(options.model, options.revision, graph=True)
     write(options.model, folder, options.out, options.max_tokens)
 
 

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer
 
 from cloze.adoption.graph import (
     EPSILONS,
-    NEEDS_TORCH,
     STATES,
     TOKEN_TYPES,
     Weights,
@@ -29,6 +28,7 @@ from cloze.adoption.graph import (
     with_pooling,
 )
 from cloze.adoption.modules import (
+    NEEDS_TORCH,
     ST_CONFIG_FILE,
     AdoptionError,
     Module,

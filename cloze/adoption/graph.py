@@ -14,13 +14,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from cloze.adoption.modules import AdoptionError, Module
-from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT
+from cloze.adoption.modules import NEEDS_TORCH, AdoptionError, Module, graph_file
+from cloze.encoding.bundle import INPUTS, OUTPUT
 from cloze.encoding.template import PoolingMode
 
 __all__ = [
     "EPSILONS",
-    "NEEDS_TORCH",
     "STATES",
     "TOKEN_TYPES",
     "Weights",
@@ -29,7 +28,6 @@ __all__ = [
     "with_pooling",
 ]
 
-NEEDS_TORCH: Final = "pip install 'cloze[train]' brings torch, which makes a bundle of any model that Cloze serves"
 TOKEN_TYPES: Final = "token_type_ids"  # noqa: S105
 STATES: Final = ("last_hidden_state", "token_embeddings")  # (n, L, d), as optimum names them
 LEAST_OPSET: Final = 11
@@ -47,11 +45,7 @@ def activation_of(config: Mapping[str, Any]) -> str:
 
 def repository_graph(folder: Path, source: str) -> ModelProto:
     """The graph in a model's folder, with its weights. Raises AdoptionError."""
-    path = folder / GRAPHS["fp32"]
-    if not path.is_file():
-        raise AdoptionError(
-            f"{source!r} has no {GRAPHS['fp32']}, of which a bundle is made without torch; {NEEDS_TORCH}"
-        )
+    path = graph_file(folder, source)
     size = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
     if size > LARGEST:
         raise AdoptionError(f"{source!r} has a graph of {size / 1e9:.1f} GB; a bundle's graph has at most 2.1 GB")

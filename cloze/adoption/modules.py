@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
+from cloze.encoding.bundle import GRAPHS
 from cloze.encoding.errors import ClozeError, TemplateError
 from cloze.encoding.template import POOLINGS, TEXT, PoolingMode, Template
 
 __all__ = [
     "MODULES_FILE",
+    "NEEDS_TORCH",
     "ST_CONFIG_FILE",
     "AdoptionError",
     "Module",
     "check_behind",
     "check_pooling",
+    "graph_file",
     "json_of",
     "limit_of",
     "modules_of",
@@ -25,6 +28,7 @@ __all__ = [
     "templates_of",
 ]
 
+NEEDS_TORCH: Final = "pip install 'cloze[train]' brings torch, which makes a bundle of any model that Cloze serves"
 MODULES_FILE: Final = "modules.json"  # of sentence-transformers
 ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
 BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling
@@ -51,6 +55,16 @@ class Module(NamedTuple):
     kind: str
     path: str
     config: dict[str, Any] | None
+
+
+def graph_file(folder: Path, source: str) -> Path:
+    """The model's own graph, of which a bundle is made without torch. Raises AdoptionError if there is none."""
+    path = folder / GRAPHS["fp32"]
+    if not path.is_file():
+        raise AdoptionError(
+            f"{source!r} has no {GRAPHS['fp32']}, of which a bundle is made without torch; {NEEDS_TORCH}"
+        )
+    return path
 
 
 def modules_of(folder: Path, source: str) -> list[Module]:
