@@ -174,6 +174,9 @@ def test_without_the_extra_its_name_is_given(
     package: str, name: str, model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide([*FRAMEWORKS, package], tmp_path, monkeypatch)
+    model = shutil.copytree(model, tmp_path / model.name)
+    (model / "onnx").mkdir()
+    (model / "onnx" / "model.onnx").touch()
     found = checked(str(model) if name == model.name else name)
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from cloze.command import run as run_command
-from cloze.training.errors import EncoderError, RecipeError
+from cloze.training.errors import EncoderError, RecipeError, RunError
 from cloze.training.methods.diffcse import DiffCSE
 from cloze.training.methods.mlm import MLM
 from cloze.training.model.encoder import SentenceEncoder
@@ -356,3 +356,8 @@ def test_bad_input_is_one_line_and_leaves_no_run(
     assert last.startswith("error: ")
     assert message in last
     assert not out.exists()
+
+
+def test_the_command_resumes_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
+        main([f"--resume={tmp_path}"])
