@@ -1,4 +1,4 @@
-# The HTTP service and nothing else: no torch, no compiler, no model (a bundle is mounted).
+# The HTTP service, without torch, compiler and model: a bundle is mounted, or made of a model that has an ONNX graph.
 #
 #   docker build -f docker/service.Dockerfile -t cloze-service .
 #   docker build -f docker/service.Dockerfile -t cloze-service:gpu --build-arg RUNTIME=gpu .
