@@ -305,7 +305,7 @@ async def test_a_model_stops_at_the_end_of_its_last_lease(cold: Callable[..., Mo
     gate = asyncio.Event()
 
     async def lease(text: str) -> NDArray[np.float32]:
-        with model.lease():
+        with model:
             await gate.wait()
             return await embed(model, [text] * 20)
 

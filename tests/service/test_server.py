@@ -495,3 +495,11 @@ def test_headers_and_small_chunks_below_the_limit_are_read(server: Process) -> N
             content = json.dumps({"inputs": "a" * 9_900}).encode()
             stream.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in content) + b"0\r\n\r\n")
             assert answer(stream)[0] == 200
+
+
+def test_a_short_answer_comes_as_one_packet(server: Process) -> None:
+    with connect(server.url) as stream:
+        for _ in range(50):
+            stream.sendall(request({"inputs": "a man"}))
+            received_head, _, body = stream.recv(65_536).partition(b"\r\n\r\n")
+            assert f"content-length: {len(body)}\r\n".encode() in received_head + b"\r\n"

@@ -6,8 +6,7 @@ so each list is checked in one pass and stops at its first error.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -80,24 +79,23 @@ def _spaces(headers: Mapping[str, str]) -> frozenset[str]:
 Context = Annotated[RequestContext, Depends(_context)]
 
 
-@contextmanager
-def lease(context: RequestContext, *names: str | None) -> Iterator[Model]:
-    """Use the model that the path or the body names, or the default, within the block.
+def lease(context: RequestContext, *names: str | None) -> Model:
+    """Return the model that the path or the body names, or the default, to be used within a `with` block.
 
     Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
     vector space.
     """
     models = context.services.models
-    with models.lease(context.model, *names) as model:
-        context.record.model, context.record.template = model.name, models.template(context.model, *names)
-        if context.spaces and model.space not in context.spaces:
-            raise OtherSpace(
-                f"model {model.name} has the vector space {model.space}, the request expects "
-                f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the "
-                "stored texts again, or serve the model that they were embedded with",
-                model.space,
-            )
-        yield model
+    model = models.named(context.model, *names)
+    context.record.model, context.record.template = model.name, models.template(context.model, *names)
+    if context.spaces and model.space not in context.spaces:
+        raise OtherSpace(
+            f"model {model.name} has the vector space {model.space}, the request expects "
+            f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the "
+            "stored texts again, or serve the model that they were embedded with",
+            model.space,
+        )
+    return model
 
 
 def named_template(context: RequestContext, model: Model, name: str | None) -> str | None:

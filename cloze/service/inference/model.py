@@ -7,7 +7,6 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -102,7 +101,10 @@ class Cache(LRUCache[bytes, Vector]):
 
 
 class Model:
-    """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease."""
+    """One bundle under its name. It takes texts from `start`, and stops at the end of its last lease.
+
+    A lease is a block `with model`.
+    """
 
     def __init__(
         self,
@@ -212,17 +214,16 @@ class Model:
         message = "model %s was loaded and warmed up in %.2f s"
         logger.info(message, self.name, self.load_seconds, extra={"fields": fields})
 
-    @contextmanager
-    def lease(self) -> Iterator[Self]:
-        """Use the model within the block: it does not stop before the end of its last lease."""
+    def __enter__(self) -> Self:
+        """Lease the model for the block: it does not stop before the end of its last lease."""
         self._leases += 1
         self._free.clear()
-        try:
-            yield self
-        finally:
-            self._leases -= 1
-            if not self._leases:
-                self._free.set()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._leases -= 1
+        if not self._leases:
+            self._free.set()
 
     async def stop(self) -> None:
         """Stop at the end of the last lease; the caller lets no other lease begin."""
@@ -272,7 +273,10 @@ class Model:
         shares = await self._compute([ids[place] for place in missing], missing, client)
         waits = rans = 0.0  # sums over the texts
         for number, (places, batch, rows) in enumerate(shares):
-            vectors[[missing[place] for place in places]] = batch.vectors[rows]
+            if len(places) == 1:  # an index array would give up Python's lock, which a short text then waits for
+                vectors[missing[places[0]]] = batch.vectors[rows.start]
+            else:
+                vectors[[missing[place] for place in places]] = batch.vectors[rows]
             waits += len(places) * max(0.0, batch.started - now)
             rans += len(places) * batch.ran
             if number % SLICE_BATCHES == SLICE_BATCHES - 1:

@@ -7,7 +7,6 @@ import os
 import traceback
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import wait
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
@@ -93,9 +92,8 @@ class Models:
         for model in self:
             model.start(self._metrics)
 
-    @contextmanager
-    def lease(self, *names: str | None) -> Iterator[Model]:
-        """Use the model of a name or an alias, or the default, within the block: it serves until its last lease ends.
+    def named(self, *names: str | None) -> Model:
+        """Return the model of a name or an alias, or the default: the caller leases it before anything else can run.
 
         Raises ModelNotFound, and ValidationFailed where two models are named.
         """
@@ -108,8 +106,7 @@ class Models:
         if model is None:
             available = ", ".join((*self.served, *self.aliases))
             raise ModelNotFound(f"no model {requested[0]!r:.200} is served; there are {available}")
-        with model.lease():
-            yield model
+        return model
 
     def aliased(self, alias: str) -> Model:
         """Return the model that an alias stands for."""

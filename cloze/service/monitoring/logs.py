@@ -21,13 +21,13 @@ import re
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
+from random import getrandbits
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, NoReturn
 from urllib.parse import quote
@@ -149,6 +149,8 @@ def configure_logs(level: str, form: LogFormat) -> None:
     logging.basicConfig(level=level.upper(), handlers=[log_queue], force=True)
     logging.getLogger("uvicorn.error").setLevel("NOTSET" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
+    for name in ("logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks", "_srcfile"):
+        setattr(logging, name, None)  # no format shows them (Python's Logging HOWTO, "Optimization")
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
@@ -161,7 +163,7 @@ def end_process(status: int) -> NoReturn:
 
 def accept_id(header: str | None) -> str:
     """Keep the client's `x-request-id` if it has 1 to 128 visible ASCII characters; make an id otherwise."""
-    return header if header is not None and REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+    return header if header is not None and REQUEST_ID.fullmatch(header) else f"{getrandbits(128):032x}"
 
 
 def shown(path: str) -> str:
