@@ -31,7 +31,7 @@ OTHER_CPU = (
     "throughput on mixed texts in int8 and in fp32, 1.56 and 0.81 times that of sentence-transformers' best backend, "
     "and 0.78 and 0.54 times on short texts (with another client, over up to 128 connections)."
 )
-CARD = "models/cloze-mini/README.md#how-it-was-made-and-chosen"
+CARD = "models/cloze-mini/README.md#how-it-was-made"
 BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of figures -->"
 
 

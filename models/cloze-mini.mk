@@ -64,8 +64,9 @@ cloze-mini: .venv/dev $(PARENT) $(RUN)/texts/texts.jsonl $(RUN)/rules.csv $(RUN)
 	$(BIN)/cloze evaluate $(PARENT) --template "[X]" --pooling mean --max-tokens 256 --data $(DATA) \
 	  --suite sts retrieval $(ON_CARD) --json $(RUN)/parent.json
 	head -n 64 $(RUN)/few/texts.jsonl | $(BIN)/python -c "$(TEXT_ALONE)" > $(RUN)/prompt-calibration.txt
+	sed -n '/^## Limits/,/^## Files/{/^## Files/d;p}' $(MODEL)/README.md > $(RUN)/notes.md
 	$(BIN)/cloze export $(RUN)/prompt $(MODEL) --precision int8 --max-tokens 384 --data $(DATA) \
-	  --calibrate $(RUN)/prompt-calibration.txt --notes models/cloze-mini.notes.md
+	  --calibrate $(RUN)/prompt-calibration.txt --notes $(RUN)/notes.md
 	$(BIN)/cloze evaluate $(MODEL) --data $(DATA) --suite sts retrieval probes $(ON_CARD) \
 	  --card --beside $(RUN)/parent.json
 	$(BIN)/cloze calibrate $(MODEL) --pairs $(STS)/STS/STSBenchmark/sts-train.csv

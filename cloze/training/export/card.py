@@ -97,7 +97,7 @@ def model_card(
     library: str = "cloze",
     parts: Sequence[str] = (),
 ) -> str:
-    """Markdown with YAML front matter; its section `Figures` is empty.
+    """Markdown with YAML front matter; its section `Figures` is empty, and `notes` come after it.
 
     `sizes` are the bytes of the graphs in the bundle, by precision. `inherited` says that the licence is that of the
     parent's own card. `licence`, `language` and `library` (its
@@ -107,12 +107,13 @@ def model_card(
     sections = [
         front_matter(provenance, about),
         f"# {name}\n\n{_summary(config, provenance, parts)}",
-        f"## Files\n\n{_files(sizes, provenance)}",
+        f"## Use\n\n{_use(config)}",
         "## Figures",
+        notes.strip(),
+        f"## Files\n\n{_files(sizes, provenance)}",
         f"## Training\n\n{_training(provenance)}",
         f"## Make it again\n\n{_commands(list(sizes), config, provenance)}",
         f"## Licence\n\n{_licence(provenance, licence, inherited)}",
-        notes.strip(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -149,6 +150,23 @@ def _summary(config: EmbeddingConfig, provenance: Provenance, parts: Sequence[st
         f"Sentence vectors, made from {provenance.parent} and exported to ONNX by Cloze. Cosine similarity compares "
         f"them; the graph does not normalise.\n\nEach text is put into the template\n\n    {config.template}\n\n"
         f"with the text at `[X]`. {' '.join(rules)} `embedding.json` says the same to a program."
+    )
+
+
+def _use(config: EmbeddingConfig) -> str:
+    prompts = "".join(f"\n- `{name}`: `{template}`" for name, template in config.templates.items())
+    named = f" By `prompt_name`, a text gets another template:\n{prompts}" if prompts else ""
+    return (
+        "```sh\n"
+        "cloze serve FOLDER\n"
+        "curl -s 127.0.0.1:8080/embed -H 'content-type: application/json' -d '{\"inputs\": \"A first text.\"}'\n"
+        "```\n\n"
+        "Without a server:\n\n"
+        "```python\n"
+        "import cloze\n\n"
+        'vectors = cloze.load("FOLDER").embed(["A first text."])  # a row of length 1 for each text\n'
+        "```\n\n"
+        f"Both put each text into the template.{named}"
     )
 
 
