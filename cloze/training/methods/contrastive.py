@@ -5,7 +5,7 @@ activations are thrown away (GradCache). `loss` sees the vectors of all rows, an
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from cloze.training.methods.teacher import read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.masked_words import MaskedHead
-from cloze.training.model.views import Pass, View, encode_trimmed
+from cloze.training.model.views import Pass, View, encode_trimmed, joined
 from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
 __all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
@@ -131,15 +131,27 @@ class Contrastive(Objective):
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         """The results of each pass by view, all n rows of each -> what `forward` returns. Heads are applied here."""
 
+    def reads(self, name: str) -> Hashable:
+        """How the passes read a view: equal for views that one pass may read together."""
+        return None
+
     def forward(self, **views: View) -> dict[str, Tensor]:
-        views, size = self.draw(views), self.recipe.mini_batch_size
-        results = {
-            argument: {
-                name: encode_trimmed(partial(run, name), view, size, self.tokenwise) for name, view in views.items()
-            }
-            for argument, run in self.passes().items()
-        }
+        views = self.draw(views)
+        results = {argument: self._results(run, views) for argument, run in self.passes().items()}
         return self.loss(views=views, **results)
+
+    def _results(self, run: Pass, views: Mapping[str, View]) -> dict[str, Tensor]:
+        """The results of a pass by view. k views of one shape that are read alike are one pass over k·n rows."""
+        alike: dict[Hashable, list[str]] = {}
+        for name, view in views.items():
+            shapes = tuple((key, tensor.shape) for key, tensor in view.items())
+            alike.setdefault((self.reads(name), shapes), []).append(name)
+        results: dict[str, Tensor] = {}
+        for names in alike.values():
+            rows = joined([views[name] for name in names])
+            vectors = encode_trimmed(partial(run, names[0]), rows, self.recipe.mini_batch_size, self.tokenwise)
+            results |= zip(names, vectors.chunk(len(names)), strict=True)
+        return {name: results[name] for name in views}
 
     def joined(self, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Vectors (n, ..., d) of all processes, before the head, in fp32 because the gather's gradient is a sum."""

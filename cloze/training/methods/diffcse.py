@@ -27,8 +27,8 @@ from cloze.training.methods.losses import corrected_words, edit_detection, info_
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pretrained import word_embeddings
-from cloze.training.model.views import View, view
-from cloze.training.recipes.methods import DiffCSERecipe
+from cloze.training.model.views import View, joined, view
+from cloze.training.recipes.methods import DiffCSERecipe, EditKind
 
 __all__ = ["DiffCSE"]
 
@@ -55,6 +55,15 @@ class ConditionalTask(nn.Module, ABC):
         states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         self._condition = None
         return states
+
+    def passes(self, views: Sequence[View], conditions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`forward` of each view, in one pass if the edited sentences have the same length."""
+        edited = [{"ids": view["edited_ids"], "mask": view["edited_mask"]} for view in views]
+        if len({view["ids"].shape for view in edited}) > 1:
+            return tuple(self(view["ids"], view["mask"], rows) for view, rows in zip(edited, conditions, strict=True))
+        rows = joined(edited)
+        together: Tensor = self(rows["ids"], rows["mask"], torch.cat(list(conditions)))
+        return together.chunk(len(views))
 
     def _insert(self, _module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
         """Put the condition behind the embeddings' sum, layer norm and dropout: it has no position and no type."""
@@ -87,11 +96,7 @@ class Discriminator(ConditionalTask):
         return scores
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
-        passes = [
-            self(view["edited_ids"], view["edited_mask"], condition)
-            for view, condition in zip(views, conditions, strict=True)
-        ]
-        scores = torch.cat([scores.flatten(0, 1) for scores in passes])  # (m, 2); edited views differ in length
+        scores = torch.cat([scores.flatten(0, 1) for scores in self.passes(views, conditions)])  # (m, 2)
         labels, attended = (torch.cat([view[key].flatten() for view in views]) for key in ("labels", "edited_mask"))
         loss = edit_detection(scores, labels)
         right = (scores.argmax(1) == labels).float()
@@ -117,12 +122,8 @@ class WordGuesser(ConditionalTask):
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
         labelled = [view["labels"] >= 0 for view in views]
-        hidden = torch.cat(
-            [
-                self(view["edited_ids"], view["edited_mask"], condition)[places]
-                for view, condition, places in zip(views, conditions, labelled, strict=True)
-            ]
-        )  # (m, d)
+        passes = zip(self.passes(views, conditions), labelled, strict=True)
+        hidden = torch.cat([states[places] for states, places in passes])  # (m, d)
         edited_words, answers = (
             torch.cat([view[key][places] for view, places in zip(views, labelled, strict=True)])
             for key in ("edited_ids", "labels")
@@ -188,16 +189,27 @@ class DiffCSE(Contrastive):
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.recipe.compares_edited:
             texts = views[VIEWS[0]]
-            edited = self._edit(texts["input_ids"], texts["attention_mask"])
+            edited = self._edit(self._kind(), texts["input_ids"], texts["attention_mask"])
             return views | {COMPARED: {"input_ids": edited.input_ids, "attention_mask": edited.attention_mask}}
         if self.discriminator is None:
             return views
-        drawn_views = {}
-        for (name, texts), sentence in zip(views.items(), EDITED[self.recipe.edited], strict=True):
-            ids, attention = ("input_ids", "attention_mask") if sentence == "same" else ("next_ids", "next_mask")
-            edited_ids, edited_mask, labels = self._edit(texts[ids], texts[attention])
-            drawn_views[name] = texts | {"edited_ids": edited_ids, "edited_mask": edited_mask, "labels": labels}
-        return drawn_views
+        edits = zip(views.items(), self._edits(views), strict=True)
+        return {
+            name: texts | {"edited_ids": ids, "edited_mask": attention, "labels": labels}
+            for (name, texts), (ids, attention, labels) in edits
+        }
+
+    def _edits(self, views: dict[str, View]) -> list[Edited]:
+        """The edited sentences of both views, in one pass if they are made in the same way of the same sentences."""
+        texts, sentences = views[VIEWS[0]], EDITED[self.recipe.edited]  # both views have the same tensors
+        kinds = [self._kind() for _ in VIEWS]
+        tokens = {"same": (texts["input_ids"], texts["attention_mask"])}
+        if "next" in sentences:
+            tokens["next"] = texts["next_ids"], texts["next_mask"]
+        if len({*zip(sentences, kinds, strict=True)}) > 1:
+            return [self._edit(kind, *tokens[name]) for kind, name in zip(kinds, sentences, strict=True)]
+        edited = self._edit(kinds[0], *(rows.repeat(2, 1) for rows in tokens[sentences[0]]))
+        return [Edited(*parts) for parts in zip(*(rows.chunk(2) for rows in edited), strict=True)]
 
     def examples(self, views: dict[str, View]) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield from super().examples(views)
@@ -205,14 +217,16 @@ class DiffCSE(Contrastive):
             for name, view in self.draw(views).items():
                 yield f"drawn {name}, edited", view["edited_ids"], view["edited_mask"]
 
-    def _edit(self, ids: Tensor, attention: Tensor) -> Edited:
+    def _kind(self) -> EditKind:
+        return self.recipe.edits[int(torch.randint(len(self.recipe.edits), ()))]
+
+    def _edit(self, kind: EditKind, ids: Tensor, attention: Tensor) -> Edited:
         assert self.editor is not None, "only `draw` with a detection_weight leads here. This is a bug."
         match self.recipe.task:
             case "mlm":
                 return self.editor.mask(ids, attention)
             case "correction":
                 return self.editor.correct(ids, attention)
-        kind = self.recipe.edits[int(torch.randint(len(self.recipe.edits), ()))]
         return self.editor.edit(kind, ids, attention)
 
     def encode(self, name: str, view: View) -> Tensor:

@@ -5,7 +5,7 @@ dropout tells the views apart; `different` templates; and `denoised`: different 
 template alone. `supervised` takes pairs, with or without a hard negative, in one template, denoised.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -44,6 +44,9 @@ class PromptBERT(FromPairs):
             texts_by_view = zip(self.poolings.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
             views = {name: view(pooling, texts) for (name, pooling), texts in texts_by_view}
         return self.guided(views, columns)
+
+    def reads(self, name: str) -> Hashable:
+        return self.poolings[name]
 
     def encode(self, name: str, view: View) -> Tensor:
         return self.encoder.read(view["input_ids"], view["attention_mask"], self.poolings[name])  # (n, d)

@@ -5,7 +5,7 @@ One column is the paper's method. A second column is a back-translation of the f
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,9 @@ class SG(Contrastive):
         frozen = views["frozen"]
         layer = torch.randint(len(self.layers), (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
         return views | {"frozen": {**frozen, "layer": layer}}  # (n), counted from first_layer
+
+    def reads(self, name: str) -> Hashable:
+        return name == "frozen"
 
     def encode(self, name: str, view: View) -> Tensor:
         if name != "frozen":

@@ -20,7 +20,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
     return add_masked_head(tiny_bert, tmp_path_factory.mktemp("masked"))
 
 
-def plain(objective: Contrastive, views: dict[str, View], size: int) -> Tensor:
+def plain(objective: Contrastive, views: dict[str, View], size: int | None) -> Tensor:
     """The same passes in the same order, every activation kept."""
     views = objective.draw(views)
     results = {
@@ -50,6 +50,30 @@ def test_cached_gradients_are_those_of_one_pass(case: str, size: int, encoder: P
     torch.testing.assert_close(gradients(objective), expected, atol=1e-5, rtol=1e-5)
     assert any(gradient.abs().max() > 1e-3 for gradient in expected.values())
     assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_views_that_are_read_together_have_the_gradients_of_a_pass_each(case: str, encoder: Path) -> None:
+    name, rows, words = METHODS[case]
+    objective = build(name, encoder, dropout=False, **words)
+    torch.manual_seed(1)
+    loss = plain(objective, objective.views(rows), None)
+    expected = gradients(objective)
+    torch.manual_seed(1)
+    together = objective(**objective.views(rows))["loss"]
+    together.backward()
+    torch.testing.assert_close(together.detach(), loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(gradients(objective), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("case", "passes"), [("simcse", 1), ("masked words", 2), ("promptbert", 4), ("sg-opt", 1)])
+def test_views_of_one_shape_that_are_read_alike_are_one_pass(case: str, passes: int, encoder: Path) -> None:
+    """PromptBERT's two templates are a pass each, and so are the templates alone; SG's frozen copy is another model."""
+    name, rows, words = METHODS[case]
+    objective, sizes = build(name, encoder, **words), list[int]()
+    objective.encoder.backbone.register_forward_hook(lambda *_: sizes.append(1))
+    objective(**objective.views(rows))
+    assert len(sizes) == passes
 
 
 @pytest.mark.parametrize("case", ["simcse", "triplets", "nested", "promptbert", "sg-opt"])

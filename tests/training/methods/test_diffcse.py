@@ -104,10 +104,9 @@ def test_accuracies_are_of_the_tokens_that_are_there(
     """A discriminator that knows the answers, or says edited always, or kept always; of padding it says edited."""
     objective = build().train()
     views = objective.draw(objective.views(ROWS))
-    answers = iter([view["labels"] for view in views.values()])
+    labels = torch.cat([view["labels"] for view in views.values()])  # in one pass
 
     def say(ids: Tensor, attention: Tensor, _condition: Tensor) -> Tensor:
-        labels = next(answers)
         said = torch.where(labels.bool(), torch.tensor(int(edited)), torch.tensor(1 - int(kept)))
         return F.one_hot(said.where(attention.bool(), 1), 2).float()
 
@@ -170,8 +169,8 @@ def test_batch_norm_has_the_rows_of_all_processes_and_each_detects_its_own(
     h = objective.projector(raw.flatten(0, 1))
     torch.testing.assert_close(projections[0][1], h)
     torch.testing.assert_close(contrast, info_nce(h[:8], h[8:], 0.05).detach())
-    for (given, _), rows in zip(seen, (h[4:8], h[12:]), strict=True):
-        torch.testing.assert_close(given[2], rows)
+    [(given, _)] = seen
+    torch.testing.assert_close(given[2], torch.cat([h[4:8], h[12:]]))
 
 
 # The discriminator
@@ -203,11 +202,24 @@ def test_each_views_edit_is_seen_with_that_views_vector(condition: str, build: A
     vectors = {name: torch.randn(4, 32) for name in views}
     projections, seen = spy(objective.projector), spy(objective.discriminator)
     objective.loss(vectors, views)
-    first, second = projections[-1][1].chunk(2) if condition == "projected" else vectors.values()
-    for (given, _), name, expected in zip(seen, ("first", "second"), (first, second), strict=True):
-        assert torch.equal(given[0], views[name]["edited_ids"])
-        assert torch.equal(given[1], views[name]["edited_mask"])
-        assert torch.equal(given[2], expected)
+    expected = projections[-1][1] if condition == "projected" else torch.cat(list(vectors.values()))
+    [(given, _)] = seen  # in one pass: both have the same length
+    assert torch.equal(given[0], torch.cat([view["edited_ids"] for view in views.values()]))
+    assert torch.equal(given[1], torch.cat([view["edited_mask"] for view in views.values()]))
+    assert torch.equal(given[2], expected)
+
+
+def test_edits_of_different_lengths_are_a_pass_each_and_of_one_length_one(build: Any) -> None:
+    discriminator = build().eval().discriminator
+    ids, conditions = torch.randint(5, 90, (4, 9)), torch.randn(2, 4, 32)
+    views = [{"edited_ids": ids[:, :width], "edited_mask": torch.ones(4, width).long()} for width in (9, 9, 7)]
+    seen = spy(discriminator)
+    first, second = discriminator.passes(views[:2], list(conditions))
+    assert len(seen) == 1
+    for view, condition, scores in zip(views, conditions, (first, second), strict=False):
+        torch.testing.assert_close(scores, discriminator(view["edited_ids"], view["edited_mask"], condition))
+    longer, shorter = discriminator.passes(views[1:], list(conditions))
+    assert (longer.shape, shorter.shape) == ((4, 9, 2), (4, 7, 2))
 
 
 def test_encoder_and_discriminator_begin_equal_and_share_nothing(build: Any) -> None:
@@ -269,9 +281,9 @@ def test_a_views_edit_is_drawn_from_the_recipes(build: Any, monkeypatch: pytest.
     objective = build(edits="insert delete")
     edit, kinds = objective.editor.edit, []
 
-    def noted(kind: str, *texts: Tensor, **named: Tensor) -> Edited:
-        kinds.append(kind)
-        return edit(kind, *texts, **named)
+    def noted(kind: str, ids: Tensor, attention: Tensor) -> Edited:
+        kinds.extend([kind] * (len(ids) // len(ROWS)))  # both views at once, where they drew the same
+        return edit(kind, ids, attention)
 
     monkeypatch.setattr(objective.editor, "edit", noted)
     torch.manual_seed(0)
