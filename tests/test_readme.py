@@ -1,14 +1,18 @@
 """The figures and the example in README.md match the shipped model and the recorded benchmarks."""
 
 import json
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from harness import open_client
 from huggingface_hub import ModelCard
 
-from benchmarks.readme import MODEL, PAGE, README, page, parent, with_figures
+from benchmarks.readme import MODEL, PAGE, README, ROOT, page, parent, with_figures
 from cloze.encoding.bundle import Bundle
 from cloze.service.app import create_app
 from cloze.service.settings import Settings
@@ -60,3 +64,16 @@ def shown() -> tuple[str, object, list[float]]:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def test_the_release_makes_links_that_hold_on_a_package_index(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    [script] = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "README" in step.get("name", "")]
+    copy = tmp_path / "README.md"
+    copy.write_bytes(README.read_bytes())
+    server = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "us/cloze", "GITHUB_REF_NAME": "v1.2.3"}
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=os.environ | server, check=True)
+    links = re.findall(r"\]\(([^)]*)\)", copy.read_text(encoding="utf-8"))
+    assert "https://example.org/us/cloze/raw/v1.2.3/docs/playground.png" in links
+    assert "https://example.org/us/cloze/blob/v1.2.3/models/cloze-mini/README.md#how-it-was-made" in links
+    assert [link for link in links if not link.startswith("https://")] == []
