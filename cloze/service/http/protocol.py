@@ -33,11 +33,13 @@ class _Together:
         return getattr(self._transport, name)
 
     def write(self, part: bytes) -> None:
-        self._parts.append(part)
         if len(part) > SMALL:
             self._send()
-        elif len(self._parts) == 1:
+            self._transport.write(part)
+            return
+        if not self._parts:
             self._loop.call_soon(self._send)
+        self._parts.append(part)
 
     def close(self) -> None:
         self._send()
@@ -45,8 +47,8 @@ class _Together:
 
     def _send(self) -> None:
         if self._parts:
-            self._transport.write(b"".join(self._parts) if len(self._parts) > 1 else self._parts[0])
-            self._parts = []
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
 
 
 class Protocol(HttpToolsProtocol):
