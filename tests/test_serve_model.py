@@ -194,6 +194,16 @@ def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> N
     assert not list(cache.rglob("embedding.json"))
 
 
+def test_a_link_gives_the_model_its_name(
+    model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").symlink_to(model)
+    monkeypatch.setattr(adopted, "_adopt", lambda *_: None)
+    assert bundle_of(tmp_path / "ours").name == "ours"
+    monkeypatch.chdir(model)
+    assert bundle_of(Path()).name == model.name
+
+
 def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
     with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):

@@ -40,7 +40,7 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
     elif (model / SPEC_FILE).is_file() or not any((model / name).is_file() for name in MODEL_FILES):
         return model  # a bundle, a folder of bundles, or nothing that is known
     else:
-        folder = model.resolve()
+        folder = Path(os.path.abspath(model))  # a link keeps its own name, by which the model is served
         source, path = str(folder), Path(_digest(folder), folder.name)
     bundle = _cache(environ) / path
     if (bundle / SPEC_FILE).is_file():
