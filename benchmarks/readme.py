@@ -108,7 +108,7 @@ def page() -> str:
         "classification.",
         scores([*(f"transfer {name} accuracy" for name in TRANSFER), CLASSIFICATION]),
         "## Graphs",
-        "Speed of the graphs exported from cloze-mini 0.2, which reads [MASK], in process, one batch at a time, each "
+        "Speed of the graphs exported from cloze-mini, in process, one batch at a time, each "
         "with the threads that the service gives a batch (`python -m benchmarks.graphs --run RUN --data DATA`).",
         graphs.table(speeds),
         f"{speeds['texts']}. {_setting(speeds)}",
