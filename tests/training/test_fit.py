@@ -314,10 +314,14 @@ def test_a_disk_that_fills_up_says_how_to_go_on(
     assert main(["--resume", str(run)]) == 0
 
 
-def test_a_file_that_vanishes_is_no_part_of_the_folders_size(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_is_not_part_of_the_folders_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of torchrun writes and renames files while another one measures. A broken link vanishes at once."""
     (tmp_path / ".data.json.partial").symlink_to(tmp_path / "gone")
-    with Run(tmp_path).space_for(1):
+    (tmp_path / "run.json").write_bytes(b"1234")
+    _disk(monkeypatch, free=[6, 5])
+    with Run(tmp_path).space_for(10):  # 6 free, and 4 that the folder has already
+        pass
+    with pytest.raises(RunError), Run(tmp_path).space_for(10):
         pass
 
 

@@ -25,7 +25,7 @@ from cloze.service.client import STRIDES, Client
 from cloze.service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
 from cloze.service.http.auth import ADMIN, Authentication
 from cloze.service.http.errors import answer
-from cloze.service.http.protocol import ABORT
+from cloze.service.http.protocol import ABORT, SMALL
 from cloze.service.http.request import JSONRoute, headers_of
 from cloze.service.inference.admission import Admission
 from cloze.service.monitoring.logs import RequestRecord, accept_id, current_request, shown
@@ -36,7 +36,6 @@ from cloze.service.settings import Settings
 
 DISCARD: Final = 4  # read and discard up to this multiple of the body limit, so that the client receives the 413
 NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # an error may quote what was sent
-SMALL: Final = 32_768  # bytes of an answer for which nothing waits: uvicorn lets twice as many wait in the transport
 DAY: Final = 86_400.0  # seconds
 LOOK: Final = 0.1  # seconds until a request is watched: for its limits, and for a client that disconnects
 

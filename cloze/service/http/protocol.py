@@ -11,7 +11,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ABORT: Final = "cloze.abort"  # extension of the scope
-SMALL: Final = 32_768  # bytes of a part that waits for the end of the loop's turn
+SMALL: Final = 32_768  # bytes of a part of an answer for which nothing waits; the transport lets twice as many wait
 MAX_HEAD: Final = 65_536  # bytes of a request's first line and headers, or of a chunked body's trailers
 TOO_LARGE: Final = orjson.dumps(
     {"error": f"the request has more than {MAX_HEAD} bytes of headers", "error_type": "HeadersTooLarge"}
@@ -20,9 +20,10 @@ OFFER: Final = (b"upgrade", b"http2-settings")  # headers, and what `connection`
 
 
 class _Together:
-    """A transport that sends the head of an answer with its body: one system call, one packet, one read of the client.
+    """A transport that sends small parts together at the end of the loop's turn: an answer's head with its body.
 
-    A large part is sent at once, so that the transport can say how much of it waits for the client.
+    That saves a system call, and the client a read. A large part is not held back, so that the transport can say how
+    much of it waits for the client.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -86,7 +86,7 @@ def lease(context: RequestContext, *names: str | None) -> Model:
     vector space.
     """
     models = context.services.models
-    model = models.named(context.model, *names)
+    model = models.find(context.model, *names)
     context.record.model, context.record.template = model.name, models.template(context.model, *names)
     if context.spaces and model.space not in context.spaces:
         raise OtherSpace(

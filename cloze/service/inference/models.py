@@ -92,7 +92,7 @@ class Models:
         for model in self:
             model.start(self._metrics)
 
-    def named(self, *names: str | None) -> Model:
+    def find(self, *names: str | None) -> Model:
         """Return the model of a name or an alias, or the default: the caller leases it before anything else can run.
 
         Raises ModelNotFound, and ValidationFailed where two models are named.

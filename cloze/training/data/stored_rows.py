@@ -4,6 +4,7 @@ The operating system keeps in memory what is read, and takes that memory back wh
 """
 
 import tempfile
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, Final, Self, overload
@@ -32,9 +33,9 @@ class _Rows(Sequence[Row]):
             return [self.row(place) for place in range(*index.indices(len(self)))]
         return self.row(range(len(self))[index])
 
+    @abstractmethod
     def row(self, place: int) -> Row:
         """The row at `place`, from 0 to len - 1."""
-        raise NotImplementedError
 
 
 class StoredRows(_Rows):

@@ -27,7 +27,7 @@ from cloze.training.methods.teacher import read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.heads import ProjectionHead
 from cloze.training.model.masked_words import MaskedHead
-from cloze.training.model.views import Pass, View, encode_trimmed, joined
+from cloze.training.model.views import Pass, View, encode_trimmed
 from cloze.training.recipes.methods import BatchRecipe, PairsRecipe
 
 __all__ = ["VIEWS", "Contrastive", "FromPairs", "Guide", "loss_head", "projection", "transform"]
@@ -148,7 +148,7 @@ class Contrastive(Objective):
             alike.setdefault((self.reads(name), shapes), []).append(name)
         results: dict[str, Tensor] = {}
         for names in alike.values():
-            rows = joined([views[name] for name in names])
+            rows = {key: torch.cat([views[name][key] for name in names]) for key in views[names[0]]}
             vectors = encode_trimmed(partial(run, names[0]), rows, self.recipe.mini_batch_size, self.tokenwise)
             results |= zip(names, vectors.chunk(len(names)), strict=True)
         return {name: results[name] for name in views}

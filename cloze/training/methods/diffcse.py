@@ -27,7 +27,7 @@ from cloze.training.methods.losses import corrected_words, edit_detection, info_
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.model.pretrained import word_embeddings
-from cloze.training.model.views import View, joined, view
+from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import DiffCSERecipe, EditKind
 
 __all__ = ["DiffCSE"]
@@ -56,13 +56,12 @@ class ConditionalTask(nn.Module, ABC):
         self._condition = None
         return states
 
-    def passes(self, views: Sequence[View], conditions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def outputs(self, views: Sequence[View], conditions: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`forward` of each view, in one pass if the edited sentences have the same length."""
-        edited = [{"ids": view["edited_ids"], "mask": view["edited_mask"]} for view in views]
-        if len({view["ids"].shape for view in edited}) > 1:
-            return tuple(self(view["ids"], view["mask"], rows) for view, rows in zip(edited, conditions, strict=True))
-        rows = joined(edited)
-        together: Tensor = self(rows["ids"], rows["mask"], torch.cat(list(conditions)))
+        ids, masks = ([view[key] for view in views] for key in ("edited_ids", "edited_mask"))
+        if len({rows.shape for rows in ids}) > 1:
+            return tuple(map(self, ids, masks, conditions))
+        together: Tensor = self(torch.cat(ids), torch.cat(masks), torch.cat(list(conditions)))
         return together.chunk(len(views))
 
     def _insert(self, _module: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:  # (n, L, d)
@@ -96,7 +95,7 @@ class Discriminator(ConditionalTask):
         return scores
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
-        scores = torch.cat([scores.flatten(0, 1) for scores in self.passes(views, conditions)])  # (m, 2)
+        scores = torch.cat([scores.flatten(0, 1) for scores in self.outputs(views, conditions)])  # (m, 2)
         labels, attended = (torch.cat([view[key].flatten() for view in views]) for key in ("labels", "edited_mask"))
         loss = edit_detection(scores, labels)
         right = (scores.argmax(1) == labels).float()
@@ -122,8 +121,8 @@ class WordGuesser(ConditionalTask):
 
     def loss(self, views: Sequence[View], conditions: Sequence[Tensor]) -> dict[str, Tensor]:
         labelled = [view["labels"] >= 0 for view in views]
-        passes = zip(self.passes(views, conditions), labelled, strict=True)
-        hidden = torch.cat([states[places] for states, places in passes])  # (m, d)
+        outputs = zip(self.outputs(views, conditions), labelled, strict=True)
+        hidden = torch.cat([states[places] for states, places in outputs])  # (m, d)
         edited_words, answers = (
             torch.cat([view[key][places] for view, places in zip(views, labelled, strict=True)])
             for key in ("edited_ids", "labels")

@@ -1,6 +1,6 @@
 """S-SimCSE (arXiv:2111.11750): SimCSE with dropout rates drawn from a distribution, and one rate per row.
 
-Rates are drawn anew for each pass. The paper gives neither the distribution's parameters, nor whether attention
+Rates are drawn anew for each view. The paper gives neither the distribution's parameters, nor whether attention
 probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
 probabilities count, and a row is scaled by its own 1 / (1 - rate).
 
@@ -162,7 +162,7 @@ class SSimCSE(SimCSE):
             return super().guess(name, view)
 
     def _rates(self, view: View) -> Tensor:
-        """A rate for each row and operation of a pass, (n, operations)."""
+        """A rate for each row of a view and each operation, (n, operations)."""
         scope, ids = self.recipe.scope, view["input_ids"]
         rows = len(ids) if scope.startswith("sentence") else 1
         operations = len(self.dropouts) if scope.endswith("op") else 1

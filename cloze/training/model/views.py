@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cloze.training.model.pooling import Pooling
 
-__all__ = ["Pass", "View", "encode_trimmed", "joined", "trimmed", "view"]
+__all__ = ["Pass", "View", "encode_trimmed", "trimmed", "view"]
 
 View = dict[str, Tensor]  # input_ids and attention_mask, both (n, L), and tensors that a method adds, one row per text
 
@@ -28,11 +28,6 @@ def view(pooling: Pooling, texts: Sequence[str]) -> View:
     """Texts in the template of `pooling`, padded to the longest."""
     input_ids, attention_mask = map(torch.from_numpy, pooling.text_encoder.batch(texts))
     return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
-def joined(views: Sequence[View]) -> View:
-    """The rows of views that have the same shapes, one view after the other."""
-    return {key: torch.cat([view[key] for view in views]) for key in views[0]}
 
 
 def encode_trimmed(

@@ -214,11 +214,11 @@ def test_edits_of_different_lengths_are_a_pass_each_and_of_one_length_one(build:
     ids, conditions = torch.randint(5, 90, (4, 9)), torch.randn(2, 4, 32)
     views = [{"edited_ids": ids[:, :width], "edited_mask": torch.ones(4, width).long()} for width in (9, 9, 7)]
     seen = spy(discriminator)
-    first, second = discriminator.passes(views[:2], list(conditions))
+    first, second = discriminator.outputs(views[:2], list(conditions))
     assert len(seen) == 1
     for view, condition, scores in zip(views, conditions, (first, second), strict=False):
         torch.testing.assert_close(scores, discriminator(view["edited_ids"], view["edited_mask"], condition))
-    longer, shorter = discriminator.passes(views[1:], list(conditions))
+    longer, shorter = discriminator.outputs(views[1:], list(conditions))
     assert (longer.shape, shorter.shape) == ((4, 9, 2), (4, 7, 2))
 
 
