@@ -1,10 +1,12 @@
 """A real engine and the image. Only where no engine can be had are these tests skipped, and then aloud."""
 
+import fcntl
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from patience import PATIENCE
@@ -12,8 +14,17 @@ from stack import ROOT, Stack, run
 from tiny_bundle import write_bundle
 
 ENGINE = ROOT.parent / "shared" / "tools" / "docker-engine.sh"
+OWN = Path(tempfile.gettempdir()) / "cloze-tests-engine"  # not empty while there is an engine that tests brought up
 
 left_running: list[str] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Take the engine down that the tests brought up, when the last worker has ended."""
+    if not hasattr(session.config, "workerinput") and OWN.is_file() and OWN.stat().st_size:
+        _take_down()
+        OWN.unlink()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -23,21 +34,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[None]:
-    """An engine that answers: the machine's own, else one that is brought up here and taken down at the end."""
-    missing = _missing()
-    if not missing:
-        yield
-        return
-    if not ENGINE.is_file():
-        _skip(missing)
-    try:
+def engine() -> None:
+    """An engine that answers: the machine's own, else one for all workers, which is brought up by the first of them."""
+    with OWN.open("a") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        missing = _missing()
+        if not missing:
+            return
+        if not ENGINE.is_file():
+            _skip(missing)
+        own.write("up")
+        own.flush()
         up = subprocess.run([ENGINE, "up"], capture_output=True, text=True, timeout=PATIENCE)
         if missing := _missing():
             _skip(f"{missing}; `{ENGINE.name} up` ended with {up.returncode}: {up.stderr.strip()[-2000:]}")
-        yield
-    finally:
-        _take_down()
 
 
 def _take_down() -> None:
@@ -63,7 +73,7 @@ def _missing() -> str | None:
     return None
 
 
-def _skip(reason: str) -> None:
+def _skip(reason: str) -> NoReturn:
     pytest.skip(f"No container engine can be had here: {reason}")
 
 
