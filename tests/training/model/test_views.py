@@ -25,14 +25,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 @pytest.fixture
 def texts(tiny_bert: Path) -> tuple[SentenceEncoder, View]:
     encoder = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls")
-    return encoder, view(encoder.pooling, TEXTS)
+    return encoder, view(encoder.text_encoder, TEXTS)
 
 
 def test_each_row_gets_what_it_gets_in_one_batch(encoder: Path) -> None:
     keys = {"encoder": [str(encoder)], "teacher": [str(encoder)], "corpus": ["unused.txt"]}
     recipe = load_recipe("distill", keys)
     source = SentenceEncoder.load(recipe.encoder, template=recipe.template, pooling=recipe.pooling)
-    whole, seen = view(source.pooling, TEXTS), list[tuple[int, ...]]()
+    whole, seen = view(source.text_encoder, TEXTS), list[tuple[int, ...]]()
 
     def encode(part: View) -> Tensor:
         seen.append(tuple(part["input_ids"].shape))
@@ -99,5 +99,5 @@ def test_loss_and_gradients_are_those_of_one_batch(case: str, encoder: Path, mon
     monkeypatch.setattr(module, "CPU_TOKENS", 1)
     found, same = step(objective, views)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(same, gradient, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(same, gradient, atol=1e-5, rtol=1e-4)  # sums in another order
     assert max(one.abs().max() for one in gradient.values()) > 1e-3
