@@ -42,7 +42,7 @@ def graphs(encoder: SentenceEncoder, former: str | None) -> dict[str, bytes]:
         "fp32, plain": plain,
         "fp32, last layer for one row, fused": fuse(trace(encoder, "fusible"), encoder),
         "fp32, last layer for one row, rows": rows,
-        "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.pooling.text_encoder), one_row(encoder)),
+        "int8": quantise(trace(encoder, "exact"), vocabulary_feeds(encoder.text_encoder), one_row(encoder)),
     }
     serialised = {name: model.SerializeToString() for name, model in models.items()}
     if former:
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=share_threads(0).per_batch, help="threads of each graph")
     options = parser.parse_args()
     encoder = SentenceEncoder.load(str(options.run / "model"), max_tokens=256)
-    work, count = batches(options.data, encoder.pooling.text_encoder)
+    work, count = batches(options.data, encoder.text_encoder)
     seconds = measure(graphs(encoder, options.former), work, options.rounds, options.threads)
     results = {
         "texts": f"{count} texts, {sum(int(batch.attention_mask.sum()) for batch in work) / count:.0f} tokens each",

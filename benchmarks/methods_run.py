@@ -21,6 +21,7 @@ from cloze.training import fit
 from cloze.training.evaluation.measures import Embed
 from cloze.training.evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import fastest_device
 from cloze.training.templates import main as search_templates
 
@@ -180,12 +181,12 @@ def _first_and_last(encoder: SentenceEncoder) -> Embed:
 
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        sequences = [tokens.ids for tokens in encoder.pooling.text_encoder.encode(texts)]
+        sequences = [tokens.ids for tokens in encoder.text_encoder.encode(texts)]
         vectors = np.empty((len(texts), encoder.dimension), dtype=np.float32)
         for places in token_batches([len(ids) for ids in sequences], 8192):
-            ids, attention = map(torch.from_numpy, encoder.pooling.text_encoder.pad([sequences[at] for at in places]))
+            ids, attention = map(torch.from_numpy, encoder.text_encoder.pad([sequences[at] for at in places]))
             layers = encoder.backbone(input_ids=ids, attention_mask=attention, output_hidden_states=True).hidden_states
-            vectors[places] = encoder.pooling.read((layers[0] + layers[-1]) / 2, attention).numpy()
+            vectors[places] = pool((layers[0] + layers[-1]) / 2, attention, encoder.config.pooling).numpy()
         return vectors
 
     return embed

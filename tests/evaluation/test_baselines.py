@@ -30,7 +30,7 @@ def test_the_last_layer_is_the_encoders_own(tiny_bert: Path) -> None:
     layers = pooled_layers(encoder, TEXTS)
     assert list(layers) == ["static", *(f"layer {n} {each}" for n in range(3) for each in POOLINGS), "WK pooling"]
     np.testing.assert_allclose(layers["layer 2 mean"], encoder.embed(TEXTS), atol=1e-5)
-    text_encoder = encoder.pooling.text_encoder
+    text_encoder = encoder.text_encoder
     ids = text_encoder.encode(TEXTS)[0].ids
     words = encoder.word_embeddings.weight.detach().numpy()[ids]
     np.testing.assert_allclose(layers["static"][0], words.mean(0), atol=1e-6)
@@ -96,7 +96,7 @@ def test_the_rows_of_an_untied_head_are_averaged_and_a_tied_one_has_none(tiny_be
         vectors = BaselineTask("set", PAIRS, 2).vectors(SentenceEncoder.load(str(folder)), TEXTS)
         assert ("head" in vectors) is not tied
     assert head.weight is not None
-    ids = encoder.pooling.text_encoder.encode(TEXTS)[1].ids
+    ids = encoder.text_encoder.encode(TEXTS)[1].ids
     np.testing.assert_allclose(vectors["head"][1], head.weight.detach().numpy()[ids].mean(0), atol=1e-6)
 
 

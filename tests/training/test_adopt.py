@@ -126,7 +126,7 @@ def test_torch_gives_the_vectors_of_sentence_transformers(
 def test_a_decoder_is_read_at_its_last_token(tmp_path: Path, tiny_decoder: Path) -> None:
     model = saved(tmp_path, tiny_decoder, "qwen3", QWEN3, "lasttoken", [])
     encoder = adopted(str(model), TEXTS)
-    own = encoder.pooling.text_encoder
+    own = encoder.text_encoder
     assert (own.special.cls, own.prefix_ids, own.suffix_ids) == (None, [], [own.special.pad])
     np.testing.assert_allclose(unit(encoder.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
 

@@ -255,7 +255,7 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
 def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> None:
     sample = documents[:: max(1, len(documents) // SAMPLE)]
     words = sum(len(text.split()) for text in sample)
-    tokens = sum(map(encoder.pooling.text_encoder.count, sample))
+    tokens = sum(map(encoder.text_encoder.count, sample))
     if tokens > FOREIGN * words:
         console.print(
             f"warning: a word takes {tokens / words:.1f} tokens of this encoder; text of a language that it was not "

@@ -207,7 +207,7 @@ def static_means(
     """
     if words is None:
         words = encoder.word_embeddings.weight.detach().float().cpu().numpy()
-    text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
+    text_encoder = encoder.make_text_encoder("[X]", encoder.config.max_tokens, "mean")
     return np.stack([words[tokens.ids].mean(0) for tokens in text_encoder.encode(texts)])
 
 
@@ -223,7 +223,7 @@ def static_averages(
 
     Name -> averages (n, d), with more kinds of tokens removed in each. An uncased model has no row for case.
     """
-    text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
+    text_encoder = encoder.make_text_encoder("[X]", encoder.config.max_tokens, "mean")
     words = encoder.word_embeddings.weight.detach().float().cpu().numpy()
     pieces = [piece or "" for piece in encoder.tokenizer.convert_ids_to_tokens(list(range(len(encoder.tokenizer))))]
     removal = Removal(pieces, len(words), continuing_prefix(encoder.tokenizer))

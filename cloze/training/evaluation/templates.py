@@ -14,6 +14,7 @@ from rich.console import Console
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.files import check_new_file
 from cloze.encoding.template import MASK, TEXT
+from cloze.encoding.text import TextEncoder
 from cloze.training.bar import bar
 from cloze.training.data.corpus import read_lines
 from cloze.training.encoder_source import kind_of
@@ -23,7 +24,6 @@ from cloze.training.evaluation.sts import Pairs, load_pairs, spearman
 from cloze.training.evaluation.t5 import TemplateWriter, read_definitions
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.pooling import Pooling
 from cloze.training.model.pretrained import fastest_device
 
 __all__ = [
@@ -83,16 +83,17 @@ class Scorer:
         self.denoise = denoise
 
     def __call__(self, template: str) -> float:
-        self.encoder.pooling = self.pooling(template)
+        config = {"template": template, "pooling": "mask", "denoising": self.denoise}
+        self.encoder.reconfigure(self.encoder.config.model_copy(update=config))
         return spearman(self.encoder.embed, self.pairs)
 
-    def pooling(self, template: str) -> Pooling:
+    def text_encoder(self, template: str) -> TextEncoder:
         """Raises TemplateError for a template that cannot be used."""
-        return self.encoder.make_pooling(template, self.encoder.config.max_tokens, self.denoise, "mask")
+        return self.encoder.make_text_encoder(template, self.encoder.config.max_tokens, "mask")
 
     def takes(self, template: str) -> bool:
         try:
-            self.pooling(template)
+            self.text_encoder(template)
         except TemplateError:
             return False
         return True
@@ -108,7 +109,7 @@ def read_templates(path: Path, scorer: Scorer) -> list[str]:
         if not template:
             continue
         try:
-            scorer.pooling(template)
+            scorer.text_encoder(template)
         except TemplateError as error:
             raise TemplateError(f"{path}, line {number}: {error}") from error
         templates.append(template)
@@ -125,7 +126,7 @@ def search(options: TemplateOptions) -> None:
     scorer = Scorer(_load(options), pairs, options.denoise)
     written = _write(options.t5, options.definitions, options, scorer) if options.t5 and options.definitions else {}
     rows: list[dict[str, object]] = [
-        {"template": template, "score": score, "tokens": scorer.pooling(template).text_encoder.template_tokens}
+        {"template": template, "score": score, "tokens": scorer.text_encoder(template).template_tokens}
         | ({"log_probability": written[template]} if written else {})
         for template, score in _scores(options, scorer, list(written)).items()
     ]
@@ -177,7 +178,7 @@ def _scores(options: TemplateOptions, scorer: Scorer, written: list[str]) -> dic
         return rank(scorer, templates)
     relations, prefixes = options.relations, options.prefixes
     for template in [*map(related, relations), *(wrapped(related(relations[0]), prefix) for prefix in prefixes)]:
-        scorer.pooling(template)
+        scorer.text_encoder(template)
     return greedy(scorer, relations, prefixes)
 
 

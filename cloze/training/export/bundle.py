@@ -92,7 +92,7 @@ def make_graph(
     written = writable(encoder.backbone)
     if precision == "int8":
         # one row per text costs almost nothing in fp32, and the last layer causes a third of the loss
-        own = encoder.pooling.text_encoder
+        own = encoder.text_encoder
         feeds = feeds_of(own, texts) if texts else vocabulary_feeds(own)
         model = quantise(traced("exact" if written else "plain"), feeds, one_row(encoder))
         fitted = f", fitted to {len(texts)} texts" if texts else ""
@@ -279,7 +279,7 @@ def _graphs(
         model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
         path = folder / GRAPHS[precision]
         onnx.save(model, path)
-        own = encoder.pooling.text_encoder
+        own = encoder.text_encoder
         graph = GraphEncoder(path, own, encoder.config.named_encoders(own))
         findings.parity[precision] = _parity(precision, encoder, graph, fitted=bool(texts), force=force)
         canaries[precision] = graph.embed(CANARY_TEXTS)

@@ -24,6 +24,7 @@ from cloze.encoding.bundle import INPUTS, OUTPUT
 from cloze.training.errors import ExportError
 from cloze.training.export.layers import BLOCKED, Form, WrittenOut, divided_attention, writable
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pooling import ONE_TOKEN, pool
 
 __all__ = ["fuse", "halve", "tidy", "trace"]
 
@@ -70,7 +71,7 @@ def trace(encoder: SentenceEncoder, form: Form | Literal["plain"] = "rows") -> M
         form = "plain"
     was_training, device = encoder.training, encoder.device
     encoder.eval().cpu()
-    batch = encoder.pooling.text_encoder.batch(EXAMPLE)
+    batch = encoder.text_encoder.batch(EXAMPLE)
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     try:
         module = _Traced(encoder, form).eval()
@@ -108,7 +109,7 @@ def fuse(model: ModelProto, encoder: SentenceEncoder) -> ModelProto:
         fused = optimize_by_fusion(copy, "bert", config.num_attention_heads, config.hidden_size, FusionOptions("bert"))
     fused.prune_graph()
     layers = config.num_hidden_layers
-    fused_layers = layers - 1 if encoder.pooling.reads_one_token else layers
+    fused_layers = layers - 1 if encoder.config.pooling in ONE_TOKEN else layers
     expected = {"Attention": fused_layers, "SkipLayerNormalization": 2 * layers, "BiasGelu": layers}
     counts = {name: len(fused.get_nodes_by_op_type(name)) for name in expected}
     if counts != expected:
@@ -139,32 +140,32 @@ class _Traced(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.read = _Plain(encoder) if form == "plain" else WrittenOut(encoder, form)
-        if encoder.pooling.denoising:
-            lengths = torch.arange(encoder.pooling.text_encoder.text_tokens + 1)
+        if encoder.config.denoising:
+            lengths = torch.arange(encoder.text_encoder.text_tokens + 1)
             with torch.no_grad():
-                self.register_buffer("bias", encoder.template_bias(lengths))
+                self.register_buffer("bias", encoder.template_bias(lengths, encoder.text_encoder))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        pooling = self.encoder.pooling
         vectors = self.read(input_ids, attention_mask)
-        bias = self.bias[pooling.lengths(attention_mask)] if pooling.denoising else None
-        return self.encoder.finish(vectors, bias)
+        lengths = attention_mask.sum(1) - self.encoder.text_encoder.template_tokens
+        return self.encoder.finish(vectors, self.bias[lengths] if self.encoder.config.denoising else None)
 
 
 class _Plain(nn.Module):
-    """`SentenceEncoder.read` with transformers' own layers."""
+    """`SentenceEncoder.pooled` with transformers' own layers."""
 
     def __init__(self, encoder: SentenceEncoder) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        if not writable(self.encoder.backbone):
-            return self.encoder.read(input_ids, attention_mask, self.encoder.pooling)
+        encoder = self.encoder
+        if not writable(encoder.backbone):
+            return encoder.pooled(input_ids, attention_mask, encoder.text_encoder)
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
-        words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)
-        states, weights = self.encoder.hidden(words, blocked), self.encoder.weights_of(input_ids, self.encoder.pooling)
-        return self.encoder.pooling.read(states, attention_mask, weights)
+        states = encoder.hidden(encoder.words(input_ids, attention_mask, encoder.text_encoder), blocked)
+        mask_index, weights = encoder.text_encoder.mask_index, encoder.weights_of(input_ids)
+        return pool(states, attention_mask, encoder.config.pooling, mask_index, weights)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pooling import ONE_TOKEN, pool
 from cloze.training.model.pretrained import BERTS
 
 __all__ = [
@@ -56,14 +57,14 @@ def writable(backbone: PreTrainedModel) -> bool:
 
 def one_row(encoder: SentenceEncoder) -> tuple[str, ...]:
     """Parts of the names of the matrices that multiply one row per text, those of the last layer and of a head."""
-    if not encoder.pooling.reads_one_token or not writable(encoder.backbone):
+    if encoder.config.pooling not in ONE_TOKEN or not writable(encoder.backbone):
         return (".head.",)
     last = len(layers_of(encoder.backbone)) - 1
     return f".encoder.layer.{last}.", ".head."
 
 
 class WrittenOut(nn.Module):
-    """`SentenceEncoder.read` with the encoder's own pooling, in evaluation mode."""
+    """`SentenceEncoder.pooled` in the encoder's own template, in evaluation mode."""
 
     def __init__(self, encoder: SentenceEncoder, form: Form) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class WrittenOut(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Token ids and their mask (n, L) -> vectors (n, d)."""
-        pooling = self.encoder.pooling
+        mode, mask_index = self.encoder.config.pooling, self.encoder.text_encoder.mask_index
         n, length = input_ids.shape
         blocked = (1.0 - attention_mask.unsqueeze(1).unsqueeze(2).float()) * BLOCKED  # (n, 1, 1, L)
         states = self._embeddings(input_ids, attention_mask)  # (n, L, d)
@@ -96,18 +97,18 @@ class WrittenOut(nn.Module):
         last = len(layers_of(self.encoder.backbone)) - 1
         for number in range(last):
             states = layer(number, states, states, everywhere)
-        if not pooling.reads_one_token:
+        if mode not in ONE_TOKEN:
             states = layer(last, states, states, everywhere)
-            weights = self.encoder.weights_of(input_ids, pooling)
+            weights = self.encoder.weights_of(input_ids)
             rounded = partial(coarse, bits=BITS["state"]) if self.form == "exact" else None
-            return pooling.read(states.view(n, length, states.shape[-1]), attention_mask, weights, rounded)
-        pooled = pooling.read(states.view(n, length, states.shape[-1]), attention_mask)  # (n, d)
+            return pool(states.view(n, length, states.shape[-1]), attention_mask, mode, None, weights, rounded)
+        pooled = pool(states.view(n, length, states.shape[-1]), attention_mask, mode, mask_index)  # (n, d)
         if self.form == "fusible":
             return layer(last, pooled.unsqueeze(1), states, blocked).squeeze(1)
         return layer(last, pooled, states, blocked)
 
     def _embeddings(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        words = self.encoder.words(input_ids, attention_mask, self.encoder.pooling)
+        words = self.encoder.words(input_ids, attention_mask, self.encoder.text_encoder)
         embeddings = self.encoder.backbone.get_submodule("embeddings")
         states: Tensor = embeddings(**{"input_ids" if words.dim() == 2 else "inputs_embeds": words})
         return states

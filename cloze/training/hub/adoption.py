@@ -113,7 +113,7 @@ def _limit(transformer: Any, source: str, max_tokens: int | None) -> int:
 
 def _compare_tokens(encoder: SentenceEncoder, model: Any, texts: Sequence[str], source: str) -> None:
     """Compare the ids of `texts`, with each prompt, with those of sentence-transformers. Raises EncoderError."""
-    own = encoder.pooling.text_encoder
+    own = encoder.text_encoder
     for template in dict.fromkeys([encoder.config.template, *encoder.config.templates.values()]):
         text_encoder = own.within(Template.parse(template, encoder.config.pooling))
         prompt = template.removesuffix(TEXT)

@@ -135,7 +135,7 @@ def _is_plain(encoder: SentenceEncoder, texts: Sequence[str]) -> bool:
         return False
     if not all(template.endswith(TEXT) for template in config.templates.values()):
         return False
-    own = encoder.pooling.text_encoder
+    own = encoder.text_encoder
     texts = [*texts, "   ", *(f" {text}\n" for text in texts)]
     prefixes = ["", *(template.removesuffix(TEXT) for template in config.templates.values())]
     for prefix, text_encoder in zip(prefixes, [own, *config.named_encoders(own).values()], strict=True):

@@ -34,7 +34,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
     corpus = read_corpus(paths, columns)
-    special = encoder.pooling.text_encoder.special.ids
+    special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)
     provenance: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
     weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
@@ -59,7 +59,7 @@ def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:
         for first in range(0, len(corpus), ROWS):
             rows = [corpus[place] for place in range(first, min(first + ROWS, len(corpus)))]
             texts = [text for row in rows for text in row]
-            ids = [token for tokens in encoder.pooling.text_encoder.encode(texts) for token in tokens.ids]
+            ids = [token for tokens in encoder.text_encoder.encode(texts) for token in tokens.ids]
             counts += np.bincount(ids, minlength=len(counts))
             shown.update(len(rows))
     return counts

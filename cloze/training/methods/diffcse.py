@@ -180,7 +180,7 @@ class DiffCSE(Contrastive):
             yield self.editor.generator
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        first, *following = (view(self.pooling, texts) for texts in zip(*rows, strict=True))
+        first, *following = (view(self.text_encoder, texts) for texts in zip(*rows, strict=True))
         for texts in following:  # one, if the recipe reads the next sentences
             first |= {"next_ids": texts["input_ids"], "next_mask": texts["attention_mask"]}
         return dict.fromkeys(VIEWS, first)
@@ -229,7 +229,7 @@ class DiffCSE(Contrastive):
         return self.editor.edit(kind, ids, attention)
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.pooling)  # (n, d)
+        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         first, second, *edited = self.joined(*vectors.values())  # before BatchNorm, so that it sees all processes

@@ -68,7 +68,7 @@ class Distill(Objective):
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """What the student sees, and its `target`, the teacher's vectors (n, d)."""
         texts = [text for (text,) in rows]
-        return {"student": view(self.pooling, texts) | {"target": torch.from_numpy(self._targets(texts))}}
+        return {"student": view(self.text_encoder, texts) | {"target": torch.from_numpy(self._targets(texts))}}
 
     def _targets(self, texts: Sequence[str]) -> NDArray[np.float32]:
         if self._taught is not None:
@@ -78,7 +78,7 @@ class Distill(Objective):
 
     def forward(self, student: View) -> dict[str, Tensor]:
         self.encoder.eval()
-        vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), student)  # (n, d)
+        vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.text_encoder), student)  # (n, d)
         vectors, targets = gather(vectors, student["target"])  # the batch is that of all processes
         parts: dict[str, Tensor] = {}
         if self.recipe.cosine_weight:

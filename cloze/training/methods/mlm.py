@@ -44,12 +44,12 @@ class MLM(Objective):
         config = encoder.backbone.config
         self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
         encoder.head = encoder.continuous = None  # they were trained with the old weights
-        self.text_pooling = encoder.make_pooling("[X]", recipe.max_tokens, mode="cls")
+        self.text_alone = encoder.make_text_encoder("[X]", recipe.max_tokens, mode="cls")
         continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
         self.register_buffer("continuing", continuing, persistent=False)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        return {"texts": view(self.text_pooling, [text for (text,) in rows])}
+        return {"texts": view(self.text_alone, [text for (text,) in rows])}
 
     def forward(self, texts: View) -> dict[str, Tensor]:
         tokenizer = self.encoder.tokenizer

@@ -34,7 +34,7 @@ class Objective(nn.Module, ABC):
         limit = encoder.config.max_tokens
         if recipe.max_tokens > limit:
             raise RecipeError(f"max_tokens is {recipe.max_tokens}; the encoder has positions for {limit}: lower it")
-        self.pooling = encoder.make_pooling(recipe.template, recipe.max_tokens)  # the encoder's own, with a lower limit
+        self.text_encoder = encoder.make_text_encoder(recipe.template, recipe.max_tokens)  # a lower limit than its own
 
     def models(self) -> Iterator[nn.Module]:
         """The transformers that a step runs; the key `compile` compiles them."""

@@ -33,15 +33,15 @@ class OptiPrompt(Contrastive):
         self.head = transform(encoder, recipe.encoder)
         encoder.requires_grad_(False)
         if encoder.continuous is None:
-            encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
+            encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.word_embeddings)
         encoder.continuous.requires_grad_(True)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         texts = [text for (text,) in rows]
-        return {name: view(self.pooling, texts) for name in ("first", "second")}
+        return {name: view(self.text_encoder, texts) for name in ("first", "second")}
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.pooling)  # (n, d)
+        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         def contrast(first: Tensor, second: Tensor) -> Tensor:

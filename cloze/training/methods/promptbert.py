@@ -30,34 +30,35 @@ class PromptBERT(FromPairs):
         super().__init__(encoder, recipe)
         self.head = loss_head(encoder, recipe)
         self.denoised = recipe.mode in ("denoised", "supervised")
-        self.poolings = dict.fromkeys(VIEWS[: max(2, len(recipe.columns))], self.pooling)
+        self.text_encoders = dict.fromkeys(VIEWS[: max(2, len(recipe.columns))], self.text_encoder)
         if recipe.second_template:
-            self.poolings["second"] = encoder.make_pooling(recipe.second_template, recipe.max_tokens)
+            self.text_encoders["second"] = encoder.make_text_encoder(recipe.second_template, recipe.max_tokens)
         if recipe.mode == "supervised":
             encoder.reconfigure(encoder.config.model_copy(update={"denoising": True}))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))
         if self.recipe.mode == "same":
-            views = dict.fromkeys(self.poolings, view(self.pooling, columns[0]))  # only dropout tells them apart
+            views = dict.fromkeys(self.text_encoders, view(self.text_encoder, columns[0]))  # only dropout differs
         else:
-            texts_by_view = zip(self.poolings.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
-            views = {name: view(pooling, texts) for (name, pooling), texts in texts_by_view}
+            texts_by_view = zip(self.text_encoders.items(), columns * 2 if len(columns) == 1 else columns, strict=True)
+            views = {name: view(text_encoder, texts) for (name, text_encoder), texts in texts_by_view}
         return self.guided(views, columns)
 
     def reads(self, name: str) -> Hashable:
-        return self.poolings[name]
+        return self.text_encoders[name]
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.read(view["input_ids"], view["attention_mask"], self.poolings[name])  # (n, d)
+        return self.encoder.pooled(view["input_ids"], view["attention_mask"], self.text_encoders[name])  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.poolings]
+        finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.text_encoders]
         return self.pairs_loss(finished, views)
 
     def _bias(self, name: str, view: View) -> Tensor | None:
         """The vectors of the template alone for the view's texts, (n, d); texts of one length share a dropout mask."""
         if not self.denoised:
             return None
-        pooling = self.poolings[name]
-        return self.encoder.template_bias(pooling.lengths(view["attention_mask"]), pooling)
+        text_encoder = self.text_encoders[name]
+        lengths = view["attention_mask"].sum(1) - text_encoder.template_tokens
+        return self.encoder.template_bias(lengths, text_encoder)

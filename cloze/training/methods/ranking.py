@@ -105,13 +105,13 @@ class Ranking(Objective):
         chosen = list(places)
         judged = np.stack([(fit + graded)[chosen] for fit, graded in scores])
         return {
-            "queries": view(self.pooling, [row[0] for row in rows]) | {"judged": torch.from_numpy(judged)},
-            "documents": view(self.pooling, [judge.documents[place] for place in chosen]),
+            "queries": view(self.text_encoder, [row[0] for row in rows]) | {"judged": torch.from_numpy(judged)},
+            "documents": view(self.text_encoder, [judge.documents[place] for place in chosen]),
         }
 
     def forward(self, queries: View, documents: View) -> dict[str, Tensor]:
         vectors = [
-            encode_trimmed(lambda part: self.encoder.vectors(part, self.pooling), batch)
+            encode_trimmed(lambda part: self.encoder.vectors(part, self.text_encoder), batch)
             for batch in (queries, documents)
         ]
         return {"loss": ranking_divergence(cosine_matrix(*vectors), queries["judged"], self.recipe.temperature)}

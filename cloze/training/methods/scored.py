@@ -30,12 +30,12 @@ class Scored(Contrastive):
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         first, second, scores = zip(*rows, strict=True)
-        views = {name: view(self.pooling, texts) for name, texts in zip(VIEWS, (first, second), strict=False)}
+        views = {name: view(self.text_encoder, texts) for name, texts in zip(VIEWS, (first, second), strict=False)}
         views["first"]["score"] = torch.tensor([float(score) for score in scores])  # (n)
         return views
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.pooling)  # (n, d)
+        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         *joined, scores = self.joined(*vectors.values(), views["first"]["score"])

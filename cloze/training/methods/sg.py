@@ -15,6 +15,7 @@ from cloze.training.errors import RecipeError
 from cloze.training.methods.contrastive import Contrastive
 from cloze.training.methods.losses import SELF_GUIDED, parameter_drift
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pooling import pool
 from cloze.training.model.views import View, view
 from cloze.training.recipes.methods import SGRecipe
 
@@ -53,7 +54,7 @@ class SG(Contrastive):
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         columns = list(zip(*rows, strict=True))
         guide_view = "frozen" if self.recipe.positives == "layers" else "translation"
-        return {"tuned": view(self.pooling, columns[0]), guide_view: view(self.pooling, columns[-1])}
+        return {"tuned": view(self.text_encoder, columns[0]), guide_view: view(self.text_encoder, columns[-1])}
 
     def draw(self, views: dict[str, View]) -> dict[str, View]:
         if self.recipe.variant == "opt3" or "frozen" not in views:
@@ -67,7 +68,7 @@ class SG(Contrastive):
 
     def encode(self, name: str, view: View) -> Tensor:
         if name != "frozen":
-            return self.encoder.vectors(view, self.pooling)  # (n, d)
+            return self.encoder.vectors(view, self.text_encoder)  # (n, d)
         pooled = self._guides(view["input_ids"], view["attention_mask"])  # (n, layers, d)
         if "layer" not in view:
             return pooled
@@ -78,9 +79,8 @@ class SG(Contrastive):
         """Every layer of the frozen copy pooled over all attended tokens, [CLS] and [SEP] among them."""
         frozen = _on(self._frozen[0], input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
-        attended = attention_mask.bool().unsqueeze(-1)  # (n, L, 1)
-        pooling = self.recipe.guide_pooling
-        return torch.stack([_pool(states[layer].float(), attended, pooling) for layer in self.layers], 1)
+        mode = self.recipe.guide_pooling
+        return torch.stack([pool(states[layer].float(), attention_mask, mode) for layer in self.layers], 1)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         sentences, guides = vectors["tuned"], vectors["frozen" if "frozen" in vectors else "translation"]
@@ -103,13 +103,6 @@ class SG(Contrastive):
 
 def _on(model: nn.Module, device: torch.device) -> nn.Module:
     return model.to(device)
-
-
-def _pool(hidden: Tensor, attended: Tensor, pooling: str) -> Tensor:
-    """Hidden states (n, L, d) -> (n, d) over the attended tokens (n, L, 1)."""
-    if pooling == "max":
-        return hidden.masked_fill(~attended, -torch.inf).amax(1)
-    return (hidden * attended).sum(1) / attended.sum(1)
 
 
 def _head(encoder: SentenceEncoder, width: int) -> nn.Sequential:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.encoding.errors import TemplateError
+from cloze.encoding.text import TextEncoder
 from cloze.training.data.corpus import Row
 from cloze.training.data.masking import mask_tokens, maskable_tokens
 from cloze.training.errors import EncoderError, RecipeError
@@ -19,7 +20,6 @@ from cloze.training.methods.contrastive import VIEWS, FromPairs, loss_head
 from cloze.training.methods.gather import totals
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
-from cloze.training.model.pooling import Pooling
 from cloze.training.model.views import Pass, View, view
 from cloze.training.recipes.methods import DropoutRecipe
 
@@ -70,14 +70,14 @@ class SimCSE(FromPairs):
 
     def __init__(self, encoder: SentenceEncoder, recipe: DropoutRecipe) -> None:
         super().__init__(encoder, recipe)
-        self.poolings = _poolings(encoder, recipe)
+        self.text_encoders = _text_encoders(encoder, recipe)
         self.head = loss_head(encoder, recipe)
         self.masked_word_loss = MaskedWordLoss(encoder, recipe) if recipe.mlm_weight else None
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
-        first_pooling, other_pooling = self.poolings
+        first, others = self.text_encoders
         columns = list(zip(*rows, strict=True))
-        views = [view(other_pooling if number else first_pooling, texts) for number, texts in enumerate(columns)]
+        views = [view(others if number else first, texts) for number, texts in enumerate(columns)]
         if len(views) == 1:
             views *= 2  # only dropout tells them apart
         return self.guided(dict(zip(VIEWS, views, strict=False)), columns)
@@ -94,7 +94,7 @@ class SimCSE(FromPairs):
                 yield f"drawn {name}, masked", view["masked_ids"], view["attention_mask"]
 
     def encode(self, name: str, view: View) -> Tensor:
-        return self.encoder.vectors(view, self.pooling)  # (n, d)
+        return self.encoder.vectors(view, self.text_encoder)  # (n, d)
 
     def passes(self) -> dict[str, Pass]:
         if self.masked_word_loss is None:
@@ -121,7 +121,7 @@ class SimCSE(FromPairs):
         return parts | {"loss": loss, "contrast": contrast.detach(), "guessing": guessing.detach()}
 
 
-def _poolings(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[Pooling, ...]:
+def _text_encoders(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[TextEncoder, ...]:
     """Of the first column and of all others; the encoder keeps their templates, and those that it had.
 
     Raises RecipeError.
@@ -129,9 +129,9 @@ def _poolings(encoder: SentenceEncoder, recipe: DropoutRecipe) -> tuple[Pooling,
     kept_templates = encoder.config.templates | recipe.templates
     encoder.reconfigure(encoder.config.model_copy(update={"templates": kept_templates}))
     try:
-        encoder.config.named_encoders(encoder.pooling.text_encoder)
+        encoder.config.named_encoders(encoder.text_encoder)
     except TemplateError as error:
         raise RecipeError(str(error)) from error
     trained = kept_templates if len(recipe.columns) > 1 else recipe.templates
     templates = (trained.get(name, recipe.template) for name in SEARCH_NAMES)
-    return tuple(encoder.make_pooling(template, recipe.max_tokens) for template in templates)
+    return tuple(encoder.make_text_encoder(template, recipe.max_tokens) for template in templates)

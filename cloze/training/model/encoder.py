@@ -30,7 +30,7 @@ from cloze.training.errors import EncoderError
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.graph_weights import ORIGIN, graph_weights
 from cloze.training.model.heads import HEAD_FILE, AdoptedHead, ProjectionHead
-from cloze.training.model.pooling import Pooling
+from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import quiet, word_embeddings
 from cloze.training.model.token_weights import WEIGHTS_FILE, TokenWeights
 
@@ -123,7 +123,7 @@ class SentenceEncoder(nn.Module):
         with _reading(folder / HEAD_FILE):
             self.head = ProjectionHead.load(folder, self.backbone.config)
         with _reading(folder / CONTINUOUS_FILE):
-            self.continuous = ContinuousTemplate.load(folder, self.pooling.text_encoder, self.word_embeddings)
+            self.continuous = ContinuousTemplate.load(folder, self.text_encoder, self.word_embeddings)
         if self.config.pooling == "mean":
             with _reading(folder / WEIGHTS_FILE):
                 self.token_weights = TokenWeights.load(folder, self.word_embeddings.num_embeddings)
@@ -160,7 +160,7 @@ class SentenceEncoder(nn.Module):
     def reconfigure(self, config: EmbeddingConfig) -> None:
         """Use another template, pooling, limit or denoising from now on."""
         self.config = config
-        self.pooling = self.make_pooling(config.template, config.max_tokens, config.denoising)
+        self.text_encoder = self.make_text_encoder(config.template, config.max_tokens)
 
     def within(self, template: str) -> "SentenceEncoder":
         """The same weights with other words around the text."""
@@ -174,11 +174,11 @@ class SentenceEncoder(nn.Module):
         template = self.config.templates.get(name)
         return self if template is None else self.within(template)
 
-    def make_pooling(
-        self, template: str, max_tokens: int, denoising: bool = False, mode: PoolingMode | None = None
-    ) -> Pooling:
-        """Another pooling of the same backbone, such as a second template or a shorter limit for training."""
-        mode = mode or self.config.pooling
+    def make_text_encoder(self, template: str, max_tokens: int, mode: PoolingMode | None = None) -> TextEncoder:
+        """Another template of the same vocabulary, or a shorter limit for training. Raises TemplateError.
+
+        `mode` decides whether the template needs [MASK]; it defaults to the encoder's own pooling.
+        """
         tokenizer = self.tokenizer
         special = SpecialTokens(
             cls=tokenizer.cls_token_id,
@@ -186,18 +186,17 @@ class SentenceEncoder(nn.Module):
             pad=tokenizer.pad_token_id,
             mask=tokenizer.mask_token_id,
         )
-        text_encoder = TextEncoder(
+        return TextEncoder(
             tokenizer.backend_tokenizer,
             special,
-            Template.parse(template, mode),
+            Template.parse(template, mode or self.config.pooling),
             max_tokens,
             self.config.final_period,
         )
-        return Pooling(text_encoder, mode, denoising)
 
-    def words(self, input_ids: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
-        """The input of `hidden`: token ids, or word embeddings if `pooling` has the continuous template."""
-        if self.continuous is None or pooling.text_encoder.template != self.continuous.template:
+    def words(self, input_ids: Tensor, attention_mask: Tensor, text_encoder: TextEncoder) -> Tensor:
+        """The input of `hidden`: token ids, or word embeddings if `text_encoder` has the continuous template."""
+        if self.continuous is None or text_encoder.template != self.continuous.template:
             return input_ids
         words: Tensor = self.continuous(self.word_embeddings(input_ids), attention_mask.sum(1))
         return words
@@ -209,46 +208,49 @@ class SentenceEncoder(nn.Module):
         states: Tensor = output.last_hidden_state
         return states
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, pooling: Pooling | None = None) -> Tensor:
-        """Token ids (n, L) -> vectors (n, d) in fp32; `pooling` defaults to the encoder's own."""
-        pooling = pooling or self.pooling
-        vectors = self.read(input_ids, attention_mask, pooling)
-        bias = self.template_bias(pooling.lengths(attention_mask), pooling) if pooling.denoising else None
-        return self.finish(vectors, bias)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids (n, L) in the encoder's own template -> the vectors (n, d) that are served, in fp32."""
+        vectors = self.pooled(input_ids, attention_mask, self.text_encoder)
+        lengths = attention_mask.sum(1) - self.text_encoder.template_tokens
+        return self.finish(vectors, self.template_bias(lengths, self.text_encoder) if self.config.denoising else None)
 
-    def vectors(self, view: Mapping[str, Tensor], pooling: Pooling | None = None) -> Tensor:
-        """What `forward` gives for the `input_ids` and `attention_mask` of a view, (n, d)."""
-        vectors: Tensor = self(view["input_ids"], view["attention_mask"], pooling)
-        return vectors
+    def vectors(self, view: Mapping[str, Tensor], text_encoder: TextEncoder) -> Tensor:
+        """A view in any template -> vectors (n, d) in fp32, with the kept head and without denoising."""
+        return self.finish(self.pooled(view["input_ids"], view["attention_mask"], text_encoder))
 
-    def read(self, input_ids: Tensor, attention_mask: Tensor, pooling: Pooling) -> Tensor:
+    def pooled(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        text_encoder: TextEncoder,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (n, L) -> pooled vectors (n, d) in fp32, before denoising and before the head."""
-        words = self.words(input_ids, attention_mask, pooling)
-        states = self.hidden(words, attention_mask)
-        return pooling.read(states, attention_mask, self.weights_of(input_ids, pooling)).float()
+        words = self.words(input_ids, attention_mask, text_encoder)
+        states = self.hidden(words, attention_mask, position_ids)
+        weights = self.weights_of(input_ids)
+        return pool(states, attention_mask, self.config.pooling, text_encoder.mask_index, weights).float()
 
-    def weights_of(self, input_ids: Tensor, pooling: Pooling) -> Tensor | None:
+    def weights_of(self, input_ids: Tensor) -> Tensor | None:
         """How much each token counts, (n, L, 1); None if all count the same."""
-        if self.token_weights is None or pooling.mode != "mean":
+        if self.token_weights is None or self.config.pooling != "mean":
             return None
         weights: Tensor = self.token_weights(input_ids)
         return weights
 
     def finish(self, vectors: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Subtract the bias (n, d), if given, from the vectors of `read`, and apply the kept head, if there is one."""
+        """Subtract the bias (n, d), if given, from pooled vectors, and apply the kept head, if there is one."""
         if self.head is not None:
             vectors = self.head(vectors, bias)
             return vectors.float()
         return vectors if bias is None else vectors - bias
 
-    def template_bias(self, lengths: Tensor, pooling: Pooling | None = None) -> Tensor:
+    def template_bias(self, lengths: Tensor, text_encoder: TextEncoder) -> Tensor:
         """Vectors (n, d) of the template alone, its suffix at the positions that texts of `lengths` (n) give it.
 
         PromptBERT section 4.3: the template without [X]; the position ids behind [X] are raised by the text's length.
         One row per distinct length is computed, with gradient; texts of one length share it, dropout included.
         """
-        pooling = pooling or self.pooling
-        text_encoder = pooling.text_encoder
         distinct, rows = torch.unique(lengths, return_inverse=True)  # (m,), (n,)
         prefix, suffix = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids)
         ids = torch.tensor([text_encoder.prefix_ids + text_encoder.suffix_ids], device=lengths.device)
@@ -256,16 +258,13 @@ class SentenceEncoder(nn.Module):
         places = torch.arange(prefix + suffix, device=lengths.device) + _first_position(self.backbone)  # (template,)
         follows = torch.arange(prefix + suffix, device=lengths.device) >= prefix
         positions = places + follows * distinct.unsqueeze(1)  # (m, template)
-        attention = torch.ones_like(ids)
-        words = self.words(ids, attention, pooling)
-        states = self.hidden(words, attention, positions)
-        return pooling.read(states, attention, self.weights_of(ids, pooling)).float()[rows]
+        return self.pooled(ids, torch.ones_like(ids), text_encoder, positions)[rows]
 
     @torch.no_grad()
     def embed(
         self, texts: Sequence[str], batch_tokens: int | None = None, dropout: bool = False
     ) -> NDArray[np.float32]:
-        """Texts -> vectors (n, d) float32 in the texts' order, with the encoder's own pooling.
+        """Texts -> vectors (n, d) float32 in the texts' order, as they are served.
 
         In evaluation mode, unless `dropout` is asked for.
         """
@@ -273,11 +272,11 @@ class SentenceEncoder(nn.Module):
         was_training = self.training
         self.train(dropout)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        sequences = [tokens.ids for tokens in self.pooling.text_encoder.encode(texts)]
+        sequences = [tokens.ids for tokens in self.text_encoder.encode(texts)]
         lengths = [len(ids) for ids in sequences]
         with bar(total=sum(lengths), desc="embedding", unit=" tokens", unit_scale=True) as shown:
             for rows in token_batches(lengths, batch_tokens):
-                batch = self.pooling.text_encoder.pad([sequences[row] for row in rows])
+                batch = self.text_encoder.pad([sequences[row] for row in rows])
                 input_ids, attention_mask = (torch.from_numpy(array).to(self.device) for array in batch)
                 vectors[rows] = self(input_ids, attention_mask).float().cpu().numpy()
                 shown.update(sum(lengths[row] for row in rows))

@@ -1,67 +1,52 @@
-"""How a sentence vector is read from a backbone: the template around the text, and the pooling of the last layer."""
+"""Pooling: how the backbone's last layer becomes one vector per text."""
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from cloze.encoding.template import PoolingMode
-from cloze.encoding.text import TextEncoder
 
-__all__ = ["Pooling"]
+__all__ = ["ONE_TOKEN", "pool"]
+
+ONE_TOKEN: Final = ("mask", "cls", "lasttoken")  # modes that read a single token: the last layer needs no other
 
 
-class Pooling:
-    """A template with its text encoder, and how the backbone's last layer becomes one vector per text."""
+def pool(
+    hidden: Tensor,
+    attention_mask: Tensor,
+    mode: PoolingMode,
+    mask_index: int | None = None,
+    token_weights: Tensor | None = None,
+    rounded: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Hidden states (n, L, d) -> vectors (n, d): those of one token, or a mean or maximum over attended tokens.
 
-    def __init__(self, text_encoder: TextEncoder, mode: PoolingMode, denoising: bool = False) -> None:
-        self.text_encoder = text_encoder
-        self.mode = mode
-        self.denoising = denoising
+    The names of the modes, [MASK] apart, and the weights 1 to L of `weightedmean` are sentence-transformers'.
+    `mask_index` is that of the text encoder. A mean weighs the states by `token_weights` (n, L, 1). `rounded` is
+    applied to what is added up.
+    """
+    if mode in ONE_TOKEN:
+        return _token(hidden, attention_mask, {"cls": 0, "lasttoken": -1}.get(mode, mask_index))
+    weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
+    if token_weights is not None:
+        weights = weights * token_weights.to(hidden.dtype)
+        hidden = hidden * weights
+    if rounded:
+        hidden = rounded(hidden)
+    if mode == "max":
+        return hidden.masked_fill(weights == 0, -torch.inf).amax(1)
+    if mode == "weightedmean":
+        weights = weights * weights.cumsum(1)
+    total, divisor = (hidden if token_weights is not None else hidden * weights).sum(1), weights.sum(1)
+    return total / (divisor.sqrt() if mode == "mean_sqrt_len_tokens" else divisor)
 
-    @property
-    def reads_one_token(self) -> bool:
-        """Whether the vector is that of a single token, so that the last layer needs no other."""
-        return self.mode in ("mask", "cls", "lasttoken")
 
-    def lengths(self, attention_mask: Tensor) -> Tensor:
-        """How many tokens of its text each row has, (n)."""
-        return attention_mask.sum(1) - self.text_encoder.template_tokens
-
-    def read(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor,
-        token_weights: Tensor | None = None,
-        rounded: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Hidden states (n, L, d) -> vectors (n, d): those of one token, or a mean or maximum over attended tokens.
-
-        The names of the modes, [MASK] apart, and the weights 1 to L of `weightedmean` are sentence-transformers'.
-        A mean weighs the states by `token_weights` (n, L, 1). `rounded` is applied to what is added up.
-        """
-        if self.reads_one_token:
-            return self._token(hidden, attention_mask)
-        weights = attention_mask.to(hidden.dtype).unsqueeze(-1)  # (n, L, 1)
-        if token_weights is not None:
-            weights = weights * token_weights.to(hidden.dtype)
-            hidden = hidden * weights
-        if rounded:
-            hidden = rounded(hidden)
-        if self.mode == "max":
-            return hidden.masked_fill(weights == 0, -torch.inf).amax(1)
-        if self.mode == "weightedmean":
-            weights = weights * weights.cumsum(1)
-        total, divisor = (hidden if token_weights is not None else hidden * weights).sum(1), weights.sum(1)
-        return total / (divisor.sqrt() if self.mode == "mean_sqrt_len_tokens" else divisor)
-
-    def _token(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """The states (n, d) of the one token that is read."""
-        if self.mode == "cls":
-            return hidden[:, 0]
-        index = -1 if self.mode == "lasttoken" else self.text_encoder.mask_index
-        assert index is not None, "Template.parse requires [MASK] in a template with mask pooling. This is a bug."
-        if index >= 0:
-            return hidden[:, index]
-        rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len: tracing would make it a constant
-        return hidden[rows, attention_mask.sum(1) + index]
+def _token(hidden: Tensor, attention_mask: Tensor, index: int | None) -> Tensor:
+    """The states (n, d) of one token: from the start, or below 0 from the end of the attended tokens."""
+    assert index is not None, "Template.parse requires [MASK] in a template with mask pooling. This is a bug."
+    if index >= 0:
+        return hidden[:, index]
+    rows = torch.arange(hidden.shape[0], device=hidden.device)  # not len: tracing would make it a constant
+    return hidden[rows, attention_mask.sum(1) + index]

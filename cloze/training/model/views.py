@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cloze.training.model.pooling import Pooling
+from cloze.encoding.text import TextEncoder
 
 __all__ = ["Pass", "View", "encode_trimmed", "trimmed", "view"]
 
@@ -24,9 +24,9 @@ CUDA_TOKENS: Final = 32_768  # the same on a GPU; an estimate: below it a GPU wa
 TOKENWISE: Final = ("input_ids", "attention_mask")  # (n, L); others are (n, ...), unless the caller names them
 
 
-def view(pooling: Pooling, texts: Sequence[str]) -> View:
-    """Texts in the template of `pooling`, padded to the longest."""
-    input_ids, attention_mask = map(torch.from_numpy, pooling.text_encoder.batch(texts))
+def view(text_encoder: TextEncoder, texts: Sequence[str]) -> View:
+    """Texts in the template of `text_encoder`, padded to the longest."""
+    input_ids, attention_mask = map(torch.from_numpy, text_encoder.batch(texts))
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 

@@ -345,7 +345,7 @@ def test_the_card_names_a_kept_head_and_a_continuous_template(
     if part == "head":
         encoder.head = ProjectionHead("tanh", encoder.backbone.config)
     else:
-        encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.word_embeddings)
+        encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.word_embeddings)
     encoder.save(run / "model")
     export.main([str(run), str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

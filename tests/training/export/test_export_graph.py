@@ -68,12 +68,12 @@ def traced(folder: Path, case: str = "mask", form: Form = "rows") -> tuple[Sente
 
 
 def int8(encoder: SentenceEncoder, model: ModelProto) -> ModelProto:
-    return quantise(model, vocabulary_feeds(encoder.pooling.text_encoder), one_row(encoder))
+    return quantise(model, vocabulary_feeds(encoder.text_encoder), one_row(encoder))
 
 
 def runner(model: ModelProto, encoder: SentenceEncoder, folder: Path) -> GraphEncoder:
     onnx.save(model, folder / "model.onnx")
-    return GraphEncoder(folder / "model.onnx", encoder.pooling.text_encoder)
+    return GraphEncoder(folder / "model.onnx", encoder.text_encoder)
 
 
 @pytest.mark.parametrize("kind", BERTS)
@@ -91,9 +91,9 @@ def test_the_layers_written_out_equal_the_encoders_own(
         for parameter in encoder.backbone.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
         texts = probes(encoder.config.max_tokens)
-        batch = [torch.from_numpy(each) for each in encoder.pooling.text_encoder.batch(texts)]
+        batch = [torch.from_numpy(each) for each in encoder.text_encoder.batch(texts)]
         with subtests.test(case), torch.no_grad():
-            expected = encoder.read(*batch, encoder.pooling)
+            expected = encoder.pooled(*batch, encoder.text_encoder)
             for form, tolerance in (("rows", 1e-5), ("fusible", 1e-5), ("exact", 5e-3)):
                 found = WrittenOut(encoder, form)(*batch)
                 assert (found - expected).abs().max() < tolerance * expected.norm(dim=1).max()
@@ -150,7 +150,7 @@ def test_the_last_layer_is_computed_for_the_row_that_is_read(case: str, read: bo
     shown = ModelProto()
     shown.CopyFrom(model)
     shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in products)
-    batch = encoder.pooling.text_encoder.batch(["a", "dogs run"])
+    batch = encoder.text_encoder.batch(["a", "dogs run"])
     found = onnxruntime.InferenceSession(shown.SerializeToString()).run(products, batch._asdict())
     texts, tokens = 2, batch.input_ids.size
     rows = texts if read else tokens
@@ -181,7 +181,7 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(tiny_roberta: Path, t
     encoder = load(tiny_roberta, "denoised")
     torch.manual_seed(0)
     encoder.head = ProjectionHead("transform", encoder.backbone.config)
-    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
+    encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.config.max_tokens)
     fused = fuse(trace(encoder, "fusible"), encoder)
@@ -191,9 +191,9 @@ def test_graphs_hold_a_kept_head_and_a_continuous_template(tiny_roberta: Path, t
 
 def test_the_probes_reach_every_length(tiny_bert: Path) -> None:
     encoder = load(tiny_bert)
-    tokens = encoder.pooling.text_encoder.encode(probes(encoder.config.max_tokens))
+    tokens = encoder.text_encoder.encode(probes(encoder.config.max_tokens))
     lengths = {len(sequence.ids) for sequence in tokens}
-    assert min(lengths) == encoder.pooling.text_encoder.template_tokens
+    assert min(lengths) == encoder.text_encoder.template_tokens
     assert max(lengths) == encoder.config.max_tokens
     assert any(sequence.cut for sequence in tokens)
 
@@ -266,7 +266,7 @@ def test_fp16_holds_the_sums_of_a_long_text(pooling: PoolingMode, tiny_bert: Pat
     config = BertConfig.from_pretrained(tiny_bert, max_position_embeddings=512)
     BertModel(config, add_pooling_layer=False).save_pretrained(long)
     encoder = SentenceEncoder.load(str(long), template="[X]", pooling=pooling, max_tokens=400)
-    batch = encoder.pooling.text_encoder.batch(["dog " * 500, "two dogs run"])
+    batch = encoder.text_encoder.batch(["dog " * 500, "two dogs run"])
     assert batch.input_ids.shape == (2, 400)
     (found,) = ReferenceEvaluator(halve(trace(encoder, "fusible")), new_ops=[GatherElements]).run(None, batch._asdict())
     expected = encoder.embed(["dog " * 500, "two dogs run"])
@@ -281,7 +281,7 @@ def test_int8_is_near_and_the_same_in_any_batch(family: str, request: pytest.Fix
     assert kinds.count("MatMulIntegerToFloat") == 4 + 1  # queries, keys and values are one
     assert kinds.count("QuantizeLinear") == 4 + 1  # one for queries, keys and values
     assert kinds.count("Gemm") == 4
-    whole = quantise(exact, vocabulary_feeds(encoder.pooling.text_encoder))
+    whole = quantise(exact, vocabulary_feeds(encoder.text_encoder))
     assert whole.ByteSize() < exact.ByteSize() / 2  # of two layers one is kept above
     graph, texts = runner(model, encoder, tmp_path), probes(64)
     assert difference(encoder, graph, texts).largest < 0.05
@@ -375,7 +375,7 @@ def test_steps_reach_just_beyond_the_largest_activation() -> None:
 
 def test_calibration_is_repeatable_and_reaches_every_length(tiny_bert: Path) -> None:
     encoder, model = traced(tiny_bert, form="exact")
-    text_encoder = encoder.pooling.text_encoder
+    text_encoder = encoder.text_encoder
     feeds = vocabulary_feeds(text_encoder)
     for one, other in zip(feeds, vocabulary_feeds(text_encoder), strict=True):
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])

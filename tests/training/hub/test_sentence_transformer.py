@@ -246,7 +246,7 @@ def test_others_can_read_the_weights(tiny_bert: Path, tmp_path: Path) -> None:
 
 def test_a_continuous_template_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     made = encoder(tiny_bert, **AT_MASK)
-    made.continuous = ContinuousTemplate(made.pooling.text_encoder, made.word_embeddings)
+    made.continuous = ContinuousTemplate(made.text_encoder, made.word_embeddings)
     with pytest.raises(ExportError, match="a continuous template cannot become a sentence-transformers model"):
         write(made, tmp_path, TEXTS)
 

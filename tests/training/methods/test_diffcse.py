@@ -17,6 +17,7 @@ from cloze.training.methods.diffcse import DiffCSE
 from cloze.training.methods.edits import Edited
 from cloze.training.methods.losses import edit_detection, info_nce
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.views import View
 
 ROWS = [("Two dogs run.",), ("A man is playing the guitar.",), ("Rain.",), ("She wrote a letter to the city.",)]
 
@@ -55,6 +56,19 @@ def spy(module: torch.nn.Module) -> list[tuple[tuple[Tensor, ...], Tensor]]:
     calls: list[tuple[tuple[Tensor, ...], Tensor]] = []
     module.register_forward_hook(lambda _module, given, output: calls.append((given, output)))
     return calls
+
+
+def encoded(objective: DiffCSE) -> list[Tensor]:
+    """The vectors of each pass of the encoder, as they come."""
+    vectors: list[Tensor] = []
+    encode = objective.encode
+
+    def recorded(name: str, view: View) -> Tensor:
+        vectors.append(encode(name, view))
+        return vectors[-1]
+
+    objective.encode = recorded  # type: ignore[method-assign]
+    return vectors
 
 
 # The loss
@@ -118,9 +132,9 @@ def test_accuracies_are_of_the_tokens_that_are_there(
 def test_without_detection_it_is_simcse_with_batch_norm(build: Any) -> None:
     """Appendix A's projector written out, over the rows of both views, under equation 1."""
     objective = build(detection_weight="0").train()
-    passes = spy(objective.encoder)
+    vectors = encoded(objective)
     loss = objective(**objective.views(ROWS))["loss"]
-    raw = torch.cat([output for _, output in passes])  # (2 n, d)
+    raw = torch.cat(vectors)  # (2 n, d)
     first, second = (layer.weight for layer in objective.projector if isinstance(layer, torch.nn.Linear))
 
     def normalise(rows: Tensor) -> Tensor:
@@ -143,9 +157,9 @@ def test_projected_columns_have_mean_0_and_variance_1_over_both_views(build: Any
 
 def test_matryoshka_cuts_the_raw_vectors_and_leaves_the_condition_whole(build: Any) -> None:
     objective = build(dimensions="8 32").train()
-    passes, projections, seen = spy(objective.encoder), spy(objective.projector), spy(objective.discriminator)
+    vectors, projections, seen = encoded(objective), spy(objective.projector), spy(objective.discriminator)
     contrast = objective(**objective.views(ROWS))["contrast"]
-    raw = torch.cat([output for _, output in passes])
+    raw = torch.cat(vectors)
     assert not projections[0][0][0][:, 8:].any()
     assert torch.equal(projections[1][0][0], raw)
     losses = [info_nce(*rows.chunk(2), 0.05) for _, rows in projections[:2]]

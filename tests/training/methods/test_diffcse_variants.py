@@ -397,7 +397,7 @@ def test_edited_sentences_are_positives_or_negatives_of_their_own(make: Any, tas
     views = objective.draw(objective.views(ROWS))
     assert not torch.equal(views["edited"]["attention_mask"].sum(1), views["first"]["attention_mask"].sum(1))
     first, second, edited = (
-        F.normalize(objective.projector(objective.encoder.vectors(views[name], objective.pooling)), dim=-1)
+        F.normalize(objective.projector(objective.encoder.vectors(views[name], objective.text_encoder)), dim=-1)
         for name in ("first", "second", "edited")
     )
     losses = []

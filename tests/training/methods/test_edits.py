@@ -53,7 +53,7 @@ def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path)
 
 
 def batch(encoder: SentenceEncoder, copies: int = 1) -> dict[str, Tensor]:
-    return view(encoder.pooling, SENTENCES * copies)
+    return view(encoder.text_encoder, SENTENCES * copies)
 
 
 def rows(edited: Edited) -> list[tuple[list[int], list[int]]]:
@@ -161,7 +161,7 @@ def test_masking_has_berts_shares_and_each_copy_its_own_draw(encoder: SentenceEn
 def test_the_generator_reads_little_padding_and_its_words_reach_their_rows(encoder: SentenceEncoder) -> None:
     """It repeats what it reads, in parts of similar length; so every row has to come back as it was masked."""
     texts = view(
-        encoder.pooling, [" ".join(["dog"] * (20 if number % 16 == 0 else 1 + number % 4)) for number in range(96)]
+        encoder.text_encoder, [" ".join(["dog"] * (20 if number % 16 == 0 else 1 + number % 4)) for number in range(96)]
     )
     generator = speaker(encoder.tokenizer)
     edited = Editor(generator, encoder.tokenizer, 0.0, "best").edit("replace", **texts)

@@ -313,7 +313,7 @@ def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     assert encoder.config.template == 'This sentence of "[X]" means [MASK].'
     model = load_masked_lm(source).eval()
     assert model.config.tie_word_embeddings == ("--no-tied" not in keys)
-    ids = torch.tensor([encoder.pooling.text_encoder.encode(["Two dogs run."])[0].ids])
+    ids = torch.tensor([encoder.text_encoder.encode(["Two dogs run."])[0].ids])
     with torch.no_grad():
         hidden = encoder.hidden(ids, torch.ones_like(ids))
         theirs = model(input_ids=ids, output_hidden_states=True)

@@ -69,9 +69,8 @@ def test_without_dropout_the_views_of_one_text_are_one_vector(name: str, tiny_be
     objective = build(name, tiny_bert).eval()
     with torch.no_grad():
         loss = objective(**objective.views(ROWS))["loss"]
-        heads = objective.head(
-            objective.encoder(**next(iter(objective.views(ROWS).values())), pooling=objective.pooling)
-        )
+        [view, *_] = objective.views(ROWS).values()
+        heads = objective.head(objective.encoder.vectors(view, objective.text_encoder))
     torch.testing.assert_close(loss, info_nce(heads, heads, 0.05))
 
 
@@ -106,14 +105,14 @@ def test_promptbert_denoises_before_the_head(family: str, tiny_bert: Path, tiny_
     objective = build("promptbert", folder, **words).eval()
     encoder, views = objective.encoder, objective.views(ROWS)
     heads = []
-    for pooling, view in zip(objective.poolings.values(), views.values(), strict=True):
+    for text_encoder, view in zip(objective.text_encoders.values(), views.values(), strict=True):
         mask = encoder.tokenizer.mask_token_id
         rows = []
         for ids, attention in zip(view["input_ids"], view["attention_mask"], strict=True):
             length = int(attention.sum())
             place = ids.tolist().index(mask)
             vector = encoder.hidden(ids[None, :length], attention[None, :length])[0, place]
-            bias = encoder.template_bias(torch.tensor([length - pooling.text_encoder.template_tokens]), pooling)[0]
+            bias = encoder.template_bias(torch.tensor([length - text_encoder.template_tokens]), text_encoder)[0]
             rows.append(vector - bias)
         heads.append(objective.head(torch.stack(rows)))
     torch.testing.assert_close(objective(**views)["loss"], info_nce(*heads, 0.05), atol=1e-4, rtol=1e-4)

@@ -14,6 +14,7 @@ from cloze.training.methods.optiprompt import OptiPrompt
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead, save_masked_lm
+from cloze.training.model.views import view
 
 BERT = 'This sentence : "[X]" means [MASK].'
 TEMPLATES = {"bert": BERT, "roberta": "This sentence : ' [X] ' means [MASK].", "before": "A [MASK] is what [X] says."}
@@ -28,7 +29,7 @@ def encoder(request: pytest.FixtureRequest, tiny_bert: Path, tiny_roberta: Path)
 
 
 def make_continuous(encoder: SentenceEncoder, change: float = 0.0) -> ContinuousTemplate:
-    encoder.continuous = ContinuousTemplate(encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings())
+    encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.backbone.get_input_embeddings())
     torch.manual_seed(1)
     with torch.no_grad():
         encoder.continuous.vectors += change * torch.randn_like(encoder.continuous.vectors)
@@ -45,7 +46,7 @@ def build(folder: Path, **words: list[str]) -> OptiPrompt:
 
 @pytest.mark.parametrize("denoising", [False, True])
 def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: bool) -> None:
-    encoder.pooling.denoising = denoising
+    encoder.reconfigure(encoder.config.model_copy(update={"denoising": denoising}))
     manual = encoder.embed(TEXTS)
     make_continuous(encoder)
     np.testing.assert_allclose(encoder.embed(TEXTS, batch_tokens=10**9), manual, atol=1e-6)
@@ -53,16 +54,16 @@ def test_it_begins_as_the_manual_template(encoder: SentenceEncoder, denoising: b
 
 def test_a_vector_for_each_token_but_the_special_ones(tiny_bert: Path) -> None:
     encoder = SentenceEncoder.load(str(tiny_bert), template="This is [X] means [MASK] .", pooling="mask")
-    tokens = len(encoder.pooling.text_encoder.prefix_ids + encoder.pooling.text_encoder.suffix_ids)
+    tokens = len(encoder.text_encoder.prefix_ids + encoder.text_encoder.suffix_ids)
     assert make_continuous(encoder).vectors.shape == (tokens - 3, 32)
 
 
 def test_vectors_stand_at_the_templates_places_and_nowhere_else(encoder: SentenceEncoder) -> None:
     """A loop over unpadded texts, against the padded batch; one text has the template's own words."""
     continuous = make_continuous(encoder, 1.0)
-    text_encoder, embeddings = encoder.pooling.text_encoder, encoder.backbone.get_input_embeddings()
+    text_encoder, embeddings = encoder.text_encoder, encoder.backbone.get_input_embeddings()
     input_ids, attention_mask = map(torch.from_numpy, text_encoder.batch(TEXTS))
-    words = encoder.words(input_ids, attention_mask, encoder.pooling)
+    words = encoder.words(input_ids, attention_mask, encoder.text_encoder)
     for row, text in enumerate(TEXTS):
         [sequence] = text_encoder.encode([text])
         prefix, end = len(text_encoder.prefix_ids), len(sequence.ids) - len(text_encoder.suffix_ids)
@@ -77,16 +78,15 @@ def test_vectors_stand_at_the_templates_places_and_nowhere_else(encoder: Sentenc
 
 
 def test_another_prompt_keeps_its_words(encoder: SentenceEncoder) -> None:
-    other = encoder.make_pooling("Say [X] : [MASK]", 32)
-    batch = [torch.from_numpy(array) for array in other.text_encoder.batch(TEXTS)]
-    before = encoder(*batch, pooling=other)
+    other = encoder.make_text_encoder("Say [X] : [MASK]", 32)
+    before = encoder.vectors(view(other, TEXTS), other)
     make_continuous(encoder, 1.0)
-    assert torch.equal(encoder(*batch, pooling=other), before)
+    assert torch.equal(encoder.vectors(view(other, TEXTS), other), before)
 
 
 def test_the_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
     make_continuous(encoder, 1.0)
-    encoder.pooling.denoising = True
+    encoder.reconfigure(encoder.config.model_copy(update={"denoising": True}))
     assert not encoder.embed([""]).any()
     assert encoder.embed(["rain"]).any()
 
@@ -127,7 +127,7 @@ def test_the_papers_template_has_seven_vectors_to_learn(masked_bert: Path) -> No
     learning = {key: weight for key, weight in objective.named_parameters() if weight.requires_grad}
     head = sum(weight.numel() for weight in objective.head.parameters())
     assert sum(weight.numel() for weight in learning.values()) - head == 7 * 32
-    ids = objective.encoder.pooling.text_encoder
+    ids = objective.encoder.text_encoder
     manual = objective.encoder.tokenizer.convert_tokens_to_ids(["this", "sentence", ":", '"', '"', "means", "."])
     assert [token for token in ids.prefix_ids + ids.suffix_ids if token not in special(objective)] == manual
     words = objective.encoder.backbone.get_input_embeddings().weight

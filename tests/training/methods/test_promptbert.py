@@ -39,7 +39,7 @@ def build(folder: Path, name: str = "promptbert-supervised", **words: Any) -> Pr
 def loop(objective: PromptBERT, text: str) -> torch.Tensor:
     """One text, written out: [MASK] vector and bias, each from a sequence without padding, then head and difference."""
     encoder = objective.encoder
-    text_encoder = objective.pooling.text_encoder
+    text_encoder = objective.text_encoder
     [sequence] = text_encoder.encode([text])
     prefix, suffix, first = len(text_encoder.prefix_ids), len(text_encoder.suffix_ids), encoder.config.template
     start = 2 if first == ROBERTA else 0
@@ -135,7 +135,7 @@ def test_unsupervised_serves_the_mask_as_it_is(tiny_bert: Path, tmp_path: Path) 
     served = SentenceEncoder.load(str(tmp_path))
     assert not served.config.denoising
     assert not (tmp_path / HEAD_FILE).exists()
-    hidden = objective.encoder.read(**objective.views([ROWS[0][:1]])["first"], pooling=objective.pooling)
+    hidden = objective.encoder.pooled(**objective.views([ROWS[0][:1]])["first"], text_encoder=objective.text_encoder)
     np.testing.assert_allclose(served.embed(ROWS[0][:1]), hidden.detach().numpy(), atol=1e-5)
 
 
@@ -154,14 +154,13 @@ def test_a_text_of_40_tokens_is_cut_to_32_and_the_template_stays(
     objective = build({"bert": masked_bert, "roberta": masked_roberta}[family], name)
     text = " ".join(["dogs", "man", "city", "letter"] * 10 if family == "bert" else ["a"] * 40)
     views = objective.views([(text,) * (len(objective.recipe.columns) or 1)])
-    for (view_name, pooling), view in zip(objective.poolings.items(), views.values(), strict=True):
-        text_encoder = pooling.text_encoder
+    for (view_name, text_encoder), view in zip(objective.text_encoders.items(), views.values(), strict=True):
         [[*ids]], prefix, suffix = view["input_ids"].tolist(), text_encoder.prefix_ids, text_encoder.suffix_ids
         assert len(prefix) + len(suffix) == 10, view_name
         assert len(ids) == 42
         assert ids[: len(prefix)] == prefix
         assert ids[-len(suffix) :] == suffix
-        [whole] = objective.encoder.make_pooling(str(text_encoder.template), 64).text_encoder.encode([text])
+        [whole] = objective.encoder.make_text_encoder(str(text_encoder.template), 64).encode([text])
         assert len(whole.ids) == 40 + 10
         assert ids[len(prefix) : -len(suffix)] == whole.ids[len(prefix) :][:32]
         assert ids.count(text_encoder.special.mask) == 1
@@ -216,8 +215,9 @@ def test_matryoshka_cuts_the_vectors_that_are_served(masked_bert: Path) -> None:
 
 
 def bias_of(objective: PromptBERT, name: str, view: View) -> torch.Tensor:
-    pooling = objective.poolings[name]
-    return objective.encoder.template_bias(pooling.lengths(view["attention_mask"]), pooling)
+    text_encoder = objective.text_encoders[name]
+    lengths = view["attention_mask"].sum(1) - text_encoder.template_tokens
+    return objective.encoder.template_bias(lengths, text_encoder)
 
 
 def test_the_bias_carries_gradient_and_dropout_of_its_own(tiny_bert: Path) -> None:

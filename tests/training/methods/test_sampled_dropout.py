@@ -152,7 +152,7 @@ def load(folder: Path) -> SentenceEncoder:
 
 
 def batch(encoder: SentenceEncoder) -> dict[str, Tensor]:
-    input_ids, attention_mask = map(torch.from_numpy, encoder.pooling.text_encoder.batch(TEXTS))
+    input_ids, attention_mask = map(torch.from_numpy, encoder.text_encoder.batch(TEXTS))
     assert not attention_mask.all()  # it is padded
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 

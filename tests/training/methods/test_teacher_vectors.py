@@ -128,7 +128,7 @@ def test_the_loss_is_the_weighted_sum_of_its_parts(tiny_bert: Path, tmp_path: Pa
     objective = build("distill", tiny_bert, **weights, teacher_vectors=[folder])
     rows = [(text,) for text in TEXTS[:8]]
     outputs = {name: value.item() for name, value in objective(**objective.views(rows)).items()}
-    vectors = objective.encoder.vectors(objective.views(rows)["student"], objective.pooling)
+    vectors = objective.encoder.vectors(objective.views(rows)["student"], objective.text_encoder)
     assert outputs["uniformity"] == pytest.approx(uniformity(vectors.detach().numpy()), abs=1e-5)
     parts = 3 * outputs["cosine_distance"] + 2 * outputs["divergence"] + 0.5 * outputs["uniformity"]
     assert outputs["loss"] == pytest.approx(parts, rel=1e-5)

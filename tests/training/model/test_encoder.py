@@ -28,7 +28,7 @@ def ids_with(text_encoder: TextEncoder, inner: list[int]) -> torch.Tensor:
 
 @torch.no_grad()
 def test_bias_equals_the_template_around_masked_out_tokens(encoder: SentenceEncoder) -> None:
-    text_encoder = encoder.pooling.text_encoder
+    text_encoder = encoder.text_encoder
     prefix = len(text_encoder.prefix_ids)
     for n in range(text_encoder.text_tokens + 1):
         ids = ids_with(text_encoder, [7] * n)
@@ -39,12 +39,14 @@ def test_bias_equals_the_template_around_masked_out_tokens(encoder: SentenceEnco
             2 if "roberta" in str(type(encoder.backbone)).lower() else 0
         )
         expected = encoder.hidden(ids, attention, positions)[:, text_encoder.mask_index]
-        torch.testing.assert_close(encoder.template_bias(torch.tensor([n])), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            encoder.template_bias(torch.tensor([n]), encoder.text_encoder), expected, atol=1e-5, rtol=1e-5
+        )
 
 
 @torch.no_grad()
 def test_empty_text_is_zero_when_denoised(encoder: SentenceEncoder) -> None:
-    input_ids, attention_mask = map(torch.from_numpy, encoder.pooling.text_encoder.batch([""]))
+    input_ids, attention_mask = map(torch.from_numpy, encoder.text_encoder.batch([""]))
     assert torch.equal(encoder(input_ids, attention_mask), torch.zeros(1, 32))
 
 
@@ -52,8 +54,8 @@ def test_positions_after_the_text_move_by_its_length(encoder: SentenceEncoder, m
     seen: list[torch.Tensor] = []
     hidden = encoder.hidden
     monkeypatch.setattr(encoder, "hidden", lambda *given: (seen.append(given[2]), hidden(*given))[1])
-    encoder.template_bias(torch.tensor([5, 0, 5]))
-    text_encoder = encoder.pooling.text_encoder
+    encoder.template_bias(torch.tensor([5, 0, 5]), encoder.text_encoder)
+    text_encoder = encoder.text_encoder
     prefix, first = len(text_encoder.prefix_ids), 2 if "roberta" in str(type(encoder.backbone)).lower() else 0
     total = text_encoder.template_tokens
     assert seen[0].tolist() == [  # one row a distinct length
@@ -63,8 +65,8 @@ def test_positions_after_the_text_move_by_its_length(encoder: SentenceEncoder, m
 
 
 def test_bias_is_independent_of_the_batch_and_carries_gradient(encoder: SentenceEncoder) -> None:
-    together = encoder.template_bias(torch.tensor([3, 1, 9]))
-    alone = encoder.template_bias(torch.tensor([9]))
+    together = encoder.template_bias(torch.tensor([3, 1, 9]), encoder.text_encoder)
+    alone = encoder.template_bias(torch.tensor([9]), encoder.text_encoder)
     torch.testing.assert_close(together[2:], alone)
     alone[0, 0].backward()  # not the sum: LayerNorm holds that constant
     gradient = next(encoder.backbone.encoder.layer[0].parameters()).grad
@@ -80,7 +82,7 @@ def test_poolings_equal_a_loop_over_unpadded_texts(tiny_bert: Path, pooling: str
     vectors = encoder.embed(TEXTS)
     encoder.eval()
     for text, vector in zip(TEXTS, vectors, strict=True):
-        ids = torch.tensor([encoder.pooling.text_encoder.encode([text])[0].ids])
+        ids = torch.tensor([encoder.text_encoder.encode([text])[0].ids])
         with torch.no_grad():
             hidden = encoder.backbone(input_ids=ids).last_hidden_state[0]
         mask = encoder.tokenizer.mask_token_id

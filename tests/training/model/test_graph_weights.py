@@ -50,7 +50,7 @@ def write(encoder: SentenceEncoder, parent: Path, out: Path, graphs: dict[Precis
         vectors = {}
         for precision, model in graphs.items():
             onnx.save(model, folder / GRAPHS[precision])
-            runner = GraphEncoder(folder / GRAPHS[precision], encoder.pooling.text_encoder)
+            runner = GraphEncoder(folder / GRAPHS[precision], encoder.text_encoder)
             vectors[precision] = runner.embed(CANARY_TEXTS)
         Canaries.write(folder, vectors)
         provenance = Provenance(parent="none", recipe={}, data=[], commit=None, seeds=[0], scores={}, parity={})
@@ -62,7 +62,7 @@ def write(encoder: SentenceEncoder, parent: Path, out: Path, graphs: dict[Precis
 def int8_bundle(shared: Path, tiny_bert: Path) -> Path:
     def make(out: Path) -> None:
         encoder = random_encoder(tiny_bert, **MASK)
-        feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+        feeds = vocabulary_feeds(encoder.text_encoder)
         write(encoder, tiny_bert, out, {"int8": quantise(trace(encoder, "exact"), feeds, one_row(encoder))})
 
     return made_once(shared / "readable-int8", make)
@@ -95,7 +95,7 @@ def test_an_int8_graph_has_the_weights_of_tokens(tiny_bert: Path, tmp_path: Path
     encoder = random_encoder(tiny_bert, **MEAN)
     weights = np.linspace(0.1, 1, encoder.word_embeddings.num_embeddings)
     encoder.token_weights = TokenWeights(weights[:, None])
-    feeds = vocabulary_feeds(encoder.pooling.text_encoder)
+    feeds = vocabulary_feeds(encoder.text_encoder)
     int8 = quantise(trace(encoder, "exact"), feeds, one_row(encoder))
     found = SentenceEncoder.load(str(write(encoder, tiny_bert, tmp_path / "bundle", {"int8": int8})), max_tokens=48)
     assert found.token_weights is not None
@@ -200,6 +200,6 @@ def test_a_vocabulary_may_have_a_gap(gap: str, tiny_bert: Path, tmp_path: Path) 
     content = json.loads((tmp_path / "gap" / "tokenizer.json").read_text(encoding="utf-8"))
     del content["model"]["vocab"][gap]
     (tmp_path / "gap" / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    text_encoder = SentenceEncoder.load(str(tmp_path / "gap"), **MEAN, max_tokens=48).pooling.text_encoder
+    text_encoder = SentenceEncoder.load(str(tmp_path / "gap"), **MEAN, max_tokens=48).text_encoder
     assert len(text_encoder.id_range) == 1 + max(content["model"]["vocab"].values()) == text_encoder.vocabulary_size + 1
     assert len(vocabulary_feeds(text_encoder)) == 64

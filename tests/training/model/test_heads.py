@@ -69,7 +69,10 @@ def test_no_head_is_none_and_one_of_another_width_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["tanh", "transform"])
 def test_simcse_serves_the_head_it_keeps(name: str, kind: str, masked_bert: Path, tmp_path: Path) -> None:
     objective = build(masked_bert, name, kept_head=[kind], columns=["a", "b"]).eval()
-    hidden = [objective.encoder.read(**view, pooling=objective.pooling) for view in objective.views(PAIRS).values()]
+    hidden = [
+        objective.encoder.pooled(**view, text_encoder=objective.text_encoder)
+        for view in objective.views(PAIRS).values()
+    ]
     heads = [torch.nn.Sequential(*objective.encoder.head)(vectors) for vectors in hidden]
     torch.testing.assert_close(objective(**objective.views(PAIRS))["loss"], info_nce(*heads, 0.05))
     objective.save(tmp_path)

@@ -41,7 +41,7 @@ def by_hand(source: str, text: str, k: int) -> tuple[dict[int, float], torch.Ten
     """Equation 3 with transformers' masked language model: token -> probability, and the sentence vector."""
     words = MaskedWords.load(source)
     model = load_masked_lm(source).eval()
-    ids = words.encoder.pooling.text_encoder.encode([text])[0].ids
+    ids = words.encoder.text_encoder.encode([text])[0].ids
     with torch.no_grad():
         scores = model(input_ids=torch.tensor([ids])).logits[0, ids.index(words.encoder.tokenizer.mask_token_id)]
     probabilities = (scores - scores.logsumexp(0)).exp()
@@ -105,13 +105,13 @@ def test_weights_that_sum_to_one_would_change_no_cosine(source: str) -> None:
 def test_denoised_the_head_reads_what_is_left_of_the_mask(source: str) -> None:
     words = MaskedWords.load(source, denoising=True)
     encoder = words.encoder
-    text_encoder = encoder.pooling.text_encoder
+    text_encoder = encoder.text_encoder
     for text, found in zip(TEXTS, words.words(TEXTS, 4), strict=True):
         ids = text_encoder.encode([text])[0].ids
         with torch.no_grad():
             hidden = encoder.hidden(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.long))
             place = ids.index(encoder.tokenizer.mask_token_id)
-            bias = encoder.template_bias(torch.tensor([len(ids) - text_encoder.template_tokens]))[0]
+            bias = encoder.template_bias(torch.tensor([len(ids) - text_encoder.template_tokens]), text_encoder)[0]
             likeliest = words.head(hidden[0, place] - bias, words.static).softmax(0).topk(4)
         assert [probability for _, probability in found] == pytest.approx(likeliest.values.tolist(), rel=1e-3)
         names = [encoder.tokenizer.decode([token]).strip() for token in likeliest.indices]

@@ -15,7 +15,7 @@ from cloze.training.export.layers import one_row
 from cloze.training.export.quantise import quantise, vocabulary_feeds
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
-from cloze.training.model.pooling import Pooling
+from cloze.training.model.pooling import pool
 from cloze.training.model.token_weights import STEP, WEIGHTS_FILE, TokenWeights
 
 TEXTS = ["Two dogs run.", "", "A man is playing the guitar on a stage in the city.", "rain over the old city " * 30]
@@ -47,7 +47,7 @@ def test_a_weight_is_that_of_sif() -> None:
 def naive(encoder: SentenceEncoder, text: str) -> NDArray[np.float64]:
     """The weighted mean of a text's last states, one token after another."""
     assert encoder.token_weights is not None
-    batch = encoder.pooling.text_encoder.batch([text])
+    batch = encoder.text_encoder.batch([text])
     with torch.no_grad():
         states = encoder.hidden(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask))[0]
     total, sizes = np.zeros(states.shape[-1]), 0.0
@@ -84,7 +84,7 @@ def test_the_vector_of_the_template_is_weighed_too(tiny_bert: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_has_the_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     encoder = weighed(tiny_bert)
-    text_encoder = encoder.pooling.text_encoder
+    text_encoder = encoder.text_encoder
     if name == "fused":
         model = fuse(trace(encoder, "fusible"), encoder)
     elif name == "int8":
@@ -100,11 +100,10 @@ def test_a_graph_has_the_weights(name: str, tiny_bert: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(np.concatenate([graph.embed([text]) for text in TEXTS]), found)
 
 
-def test_what_is_added_is_rounded_after_the_weights(tiny_bert: Path) -> None:
+def test_what_is_added_is_rounded_after_the_weights() -> None:
     """So that sums are exact: a product of a state and a weight has more bits than each of them."""
-    pooling: Pooling = weighed(tiny_bert).pooling
     states, weights = torch.tensor([[[1.4], [2.3]]]), torch.tensor([[[0.5], [0.25]]])
-    found = pooling.read(states, torch.ones(1, 2), weights, torch.round)
+    found = pool(states, torch.ones(1, 2), "mean", token_weights=weights, rounded=torch.round)
     assert found.tolist() == [[pytest.approx((round(0.7) + round(0.575)) / 0.75)]]
 
 

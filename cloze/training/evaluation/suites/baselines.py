@@ -18,9 +18,9 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cloze.encoding.errors import ClozeError
+from cloze.encoding.template import PoolingMode
 from cloze.encoding.text import token_batches
 from cloze.training.evaluation.measures import cosines
 from cloze.training.evaluation.postprocessing import (
@@ -37,10 +37,12 @@ from cloze.training.evaluation.sts import Pairs, load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
+from cloze.training.model.pooling import pool
 
 __all__ = ["BaselineTask", "pooled_layers", "tasks"]
 
 TOKENS: Final = 4096  # of a batch
+MODES: Final[tuple[PoolingMode, ...]] = ("mean", "cls", "max")  # of each layer
 
 
 def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
@@ -51,28 +53,21 @@ def tasks(data: Path | None, own: Sequence[Path]) -> list[Task]:
 @torch.no_grad()
 def pooled_layers(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """`static`, `layer 0 mean`, `layer 0 cls`, `layer 0 max` to the last layer, `WK pooling` -> vectors (n, d)."""
-    text_encoder = encoder.make_pooling("[X]", encoder.config.max_tokens, mode="mean").text_encoder
+    text_encoder = encoder.make_text_encoder("[X]", encoder.config.max_tokens, "mean")
     sequences = [tokens.ids for tokens in text_encoder.encode(texts)]
     layers: dict[str, NDArray[np.float32]] = {}
     for rows in token_batches([len(ids) for ids in sequences], TOKENS):
         batch = text_encoder.pad([sequences[row] for row in rows])
         input_ids, attention_mask = (torch.from_numpy(array).to(encoder.device) for array in batch)
         output = encoder.backbone(input_ids, attention_mask=attention_mask, output_hidden_states=True)
-        pooled = {"static": _mean(encoder.word_embeddings(input_ids), attention_mask)}
+        pooled = {"static": pool(encoder.word_embeddings(input_ids), attention_mask, "mean")}
         for number, states in enumerate(output.hidden_states):
-            pooled[f"layer {number} mean"] = _mean(states, attention_mask)
-            pooled[f"layer {number} cls"] = states[:, 0]
-            pooled[f"layer {number} max"] = states.masked_fill(~attention_mask.bool().unsqueeze(-1), -torch.inf).amax(1)
+            pooled |= {f"layer {number} {mode}": pool(states, attention_mask, mode) for mode in MODES}
         if len(output.hidden_states) >= FEWEST_STATES:
             pooled["WK pooling"] = wk_pooling(output.hidden_states, attention_mask)
         for name, vectors in pooled.items():
             layers.setdefault(name, np.empty((len(texts), vectors.shape[1]), np.float32))[rows] = vectors.float().cpu()
     return layers
-
-
-def _mean(states: Tensor, attention_mask: Tensor) -> Tensor:
-    weights = attention_mask.to(states.dtype).unsqueeze(-1)  # (n, L, 1)
-    return (states * weights).sum(1) / weights.sum(1)
 
 
 def _untied_head(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float32]]:
