@@ -1,15 +1,20 @@
 """The request middleware over real sockets: a body that is late, and a client that is right to wait."""
 
+import asyncio
 import json
 import re
 import threading
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
 from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
 from live import BODY, Gate, answer, connect, head, metrics, request, served
+from starlette.types import Receive
+from uvicorn.server import ServerState
 
 from cloze.service.app import create_app
 from cloze.service.http.protocol import Protocol
@@ -118,3 +123,26 @@ def test_a_second_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: p
         monkeypatch.setattr(Protocol, "head_seconds", 0.2)
         stream.sendall(b"GET /he")
         assert stream.makefile("rb").read() == b""
+
+
+@pytest.mark.anyio
+async def test_the_framing_of_a_chunk_is_no_beginning_of_a_head() -> None:
+    """Read on its own it began the time of a head, which closed the connection under a request that took longer."""
+    asked = asyncio.Event()
+
+    async def app(_scope: object, receive: Receive, _send: object) -> None:
+        while (await receive())["more_body"]:
+            pass
+        asked.set()
+
+    config, loop = uvicorn.Config(app, interface="asgi3"), asyncio.get_running_loop()
+    config.load()
+    protocol = Protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = False
+    protocol.connection_made(transport)
+    for segment in (head("transfer-encoding: chunked"), b"5\r\n", b"hello", b"\r\n", b"0\r\n", b"\r\n"):
+        protocol.data_received(segment)
+    await asked.wait()
+    assert protocol._late is None

@@ -83,10 +83,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head = 0
+        self._stop_waiting()  # a read of a chunk's framing alone looked like the beginning of a head
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._head = 0
+        self._stop_waiting()
         if not self._offered:
             super().on_message_complete()
 
