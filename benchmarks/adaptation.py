@@ -21,7 +21,7 @@ import numpy as np
 from cloze.machine import peak_memory, processor, versions
 from cloze.training.adaptation.adapt import adapt
 from cloze.training.adaptation.held_out import interval
-from cloze.training.adaptation.rounds import fast
+from cloze.training.adaptation.rounds import fast, searching
 from cloze.training.evaluation.search import Collection, load_collection, rankings, search_metrics
 from cloze.training.evaluation.sts import load_pairs, spearman
 from cloze.training.model.encoder import SentenceEncoder
@@ -42,9 +42,11 @@ def halves(collection: Collection, seed: int) -> tuple[list[int], list[int]]:
 
 def scores(encoder: SentenceEncoder, collection: Collection, queries: Sequence[int]) -> np.ndarray:
     """nDCG@10 x100 of each query, among all documents."""
-    embed = fast(encoder)
+    embed_queries, embed_documents = searching(encoder)
     own = {number: collection.own[query] for number, query in enumerate(queries) if query in collection.own}
-    ranked = rankings(embed([collection.queries[query] for query in queries]), embed(collection.documents), own)
+    ranked = rankings(
+        embed_queries([collection.queries[query] for query in queries]), embed_documents(collection.documents), own
+    )
     return 100 * np.array(search_metrics(ranked, [collection.relevance[query] for query in queries])["nDCG@10"])
 
 

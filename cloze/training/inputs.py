@@ -10,21 +10,25 @@ from typing import Any, Final
 from huggingface_hub import try_to_load_from_cache
 
 from cloze.encoding.bundle import sha256
+from cloze.training.data.corpus import files_of
 from cloze.training.encoder_source import encoder_folder
 from cloze.training.recipes.recipe import Recipe
 
 __all__ = ["digests_of"]
 
 MODELS: Final = ("encoder", "generator", "guide", "teacher")  # keys of recipes
-FILES: Final = ("dev", "documents", "teacher_vectors")
+FILES: Final = ("dev", "teacher_vectors")
 
 
 def digests_of(recipe: Recipe) -> dict[str, str]:
-    """The digest of each, by its key and its name. Raises RunError, BundleError."""
+    """The digest of each, by its key and its name. Raises RunError, BundleError, CorpusError."""
     keys = dict[str, Any](recipe)
-    models = ((key, keys[key], encoder_folder(keys[key])) for key in MODELS if keys.get(key))
+    named = [(key, keys[key]) for key in MODELS if keys.get(key)]
+    named += [("judges", name) for name in keys.get("judges", ())]
+    models = ((key, name, encoder_folder(name)) for key, name in named)
     files = ((key, name, name) for key in FILES for name in keys.get(key, ()))
-    return {f"{key} {name}": _digest(place) for key, name, place in (*models, *files)}
+    documents = (("documents", str(file), str(file)) for name in keys.get("documents", ()) for file in files_of(name))
+    return {f"{key} {name}": _digest(place) for key, name, place in (*models, *files, *documents)}
 
 
 def _digest(place: str) -> str:

@@ -24,7 +24,7 @@ from cloze.encoding.bundle import Source
 from cloze.training.adaptation.documents import Document, read_documents
 from cloze.training.adaptation.held_out import HeldOutQueries, interval
 from cloze.training.adaptation.pairs import Judgements, read_pairs
-from cloze.training.adaptation.rounds import Rounds, fast, loaded, made_queries
+from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
 from cloze.training.errors import CorpusError
 from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
@@ -129,7 +129,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
         console.print(
             f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
         )
-        before.append(held_out.scores(fast(rounds.parent)))
+        before.append(held_out.scores(*searching(rounds.parent)))
         run = rounds.train(f"round-{number}", learnt, everything)
         scores.append({share: _scores(run, held_out, share) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
@@ -147,7 +147,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
 
 def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:
     """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
-    return held_out.scores(fast(averaged([run], parent_share=share)[0]))
+    return held_out.scores(*searching(averaged([run], parent_share=share)[0]))
 
 
 def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
@@ -169,9 +169,9 @@ def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int
     console.print(f"one round: queries made of {len(sources):,} documents, {len(synthetic)} of others held out")
     vectors = rounds.vectors.copy()
     shortened = [synthetic.documents[place] for place in queried]  # without the sentences taken out
-    vectors[queried] = rounds.embedded(shortened)
+    vectors[queried] = rounds.embedded(DOCUMENT, shortened)
     held_out = rounds.held_out_of(synthetic, list(range(len(synthetic))), vectors)
-    before, run = held_out.scores(fast(rounds.parent)), rounds.train("round-1", [], sources)
+    before, run = held_out.scores(*searching(rounds.parent)), rounds.train("round-1", [], sources)
     scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
     return AdaptationResult([run], before, scores, judged=False)
 

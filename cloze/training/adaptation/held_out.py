@@ -49,7 +49,7 @@ class HeldOutQueries:
             pool |= dict.fromkeys([*judged.grades[query], *places.tolist(), *by_words.tolist()])
         return cls(judged, queries, sorted(pool))
 
-    def scores(self, embed: Embed) -> NDArray[np.float64]:
+    def scores(self, embed_queries: Embed, embed_documents: Embed) -> NDArray[np.float64]:
         """nDCG@10 of each query x100, (n)."""
         texts = [self.judged.queries[query] for query in self.queries]
         documents = [self.judged.documents[place] for place in self.pool]
@@ -59,7 +59,7 @@ class HeldOutQueries:
             {places[document]: grade for document, grade in grades.items()}
             for grades in _relevance(self.judged, self.queries)
         ]
-        ranked = rankings(embed(texts), embed(documents), own)
+        ranked = rankings(embed_queries(texts), embed_documents(documents), own)
         return 100 * np.array(search_metrics(ranked, relevance)["nDCG@10"])
 
 

@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.machine import has_bf16
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
@@ -28,13 +29,14 @@ from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
 from cloze.training.loop import processes
 from cloze.training.loop.run import fit
-from cloze.training.methods.teacher import embedded, parts
+from cloze.training.methods.ranking import search_embed
+from cloze.training.methods.teacher import embedded_list
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.recipes.command import load_recipe
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
 
-__all__ = ["Rounds", "fast", "loaded", "made_queries"]
+__all__ = ["DOCUMENT", "Rounds", "fast", "loaded", "made_queries", "searching"]
 
 BATCH: Final = 24
 MADE_SHARE: Final = 1 / 2  # of a batch, if there are judged queries
@@ -43,6 +45,7 @@ STEPS: Final = 150
 LEXICAL_WEIGHT: Final = 0.2  # of BM25 in the judge, without judged queries that choose it
 TOKENS: Final = 96  # of a text in training
 VECTORS: Final = "vectors"  # folder of those of the encoder before training
+QUERY, DOCUMENT = SEARCH_NAMES
 
 _Row: TypeAlias = tuple[str, str, float]  # query, document, grade
 
@@ -53,15 +56,15 @@ class Rounds:
     def __init__(self, encoder: str, parent: SentenceEncoder, judged: Judgements, folder: Path, seed: int) -> None:
         """`parent` is what `encoder` names, and `judged` has the documents and the queries of all rounds."""
         self.encoder, self.parent, self.judged, self.folder, self.seed = encoder, parent, judged, folder, seed
-        self._embed = (served(encoder) or parent).embed
-        self.vectors = self.embedded(judged.documents)
+        self._embed = search_embed(served(encoder) or parent)
+        self.vectors = self.embedded(DOCUMENT, judged.documents)
 
-    def embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors (n, d) of length 1 of the encoder before training; a list of texts is embedded once."""
-        folder = self.folder / VECTORS
-        folder.mkdir(parents=True, exist_ok=True)
-        vectors = list(embedded(parts(texts), len(texts), self._embed, folder))
-        return units(np.concatenate(vectors).astype(np.float32)).astype(np.float32)
+    def embedded(self, name: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors (n, d) of length 1 of the encoder before training, of queries or documents, as `name` says.
+
+        A list of texts is embedded once.
+        """
+        return units(embedded_list(texts, partial(self._embed, name), self.folder / VECTORS / name)).astype(np.float32)
 
     def held_out(self, queries: list[int]) -> HeldOutQueries:
         """Queries that a round is scored on."""
@@ -69,7 +72,7 @@ class Rounds:
 
     def held_out_of(self, judged: Judgements, queries: list[int], vectors: NDArray[np.float32]) -> HeldOutQueries:
         """The same of other judgements, with the vectors (m, d) of their documents."""
-        query_vectors = self.embedded([judged.queries[query] for query in queries])
+        query_vectors = self.embedded(QUERY, [judged.queries[query] for query in queries])
         return HeldOutQueries.among_nearest(judged, queries, vectors, query_vectors)
 
     def train(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Path:
@@ -134,7 +137,7 @@ class Rounds:
         return load_recipe("ranking", keys)
 
     def _lexical_weight(self, queries: Sequence[int]) -> float:
-        query_vectors = self.embedded([self.judged.queries[query] for query in queries])
+        query_vectors = self.embedded(QUERY, [self.judged.queries[query] for query in queries])
         return best_lexical_weight(self.judged, queries, self.vectors, query_vectors, self._lexical)
 
     @cached_property
@@ -150,6 +153,11 @@ def loaded(encoder: str) -> SentenceEncoder:
             f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
         )
     return SentenceEncoder.load(encoder, **reading)
+
+
+def searching(encoder: SentenceEncoder) -> tuple[Embed, Embed]:
+    """`fast` in the template of queries, and in that of documents, where the encoder has them."""
+    return fast(encoder.named(QUERY)), fast(encoder.named(DOCUMENT))
 
 
 def fast(encoder: SentenceEncoder) -> Embed:

@@ -28,7 +28,7 @@ from cloze.training.bar import bar
 from cloze.training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from cloze.training.errors import CorpusError
 
-__all__ = ["Corpus", "Row", "finite_score", "read_corpus", "read_lines", "read_records"]
+__all__ = ["Corpus", "Row", "files_of", "finite_score", "read_corpus", "read_lines", "read_records"]
 
 
 @dataclass
@@ -100,7 +100,7 @@ def read_corpus(
     Raises CorpusError, with file and line, for a missing file, a pattern without files, a missing column, bytes that
     are not UTF-8 or a score that is not a number; and if all scores are equal.
     """
-    files = [file for path in paths for file in _files(path)]
+    files = [file for path in paths for file in files_of(path)]
     corpus = Corpus()
     rows = (
         row
@@ -174,7 +174,7 @@ def finite_score(score: object, location: str) -> float:
     return number
 
 
-def _files(path: str) -> list[Path]:
+def files_of(path: str) -> list[Path]:
     """The file, or the files that match a pattern, by name. Raises CorpusError."""
     if Path(path).is_file():
         return [Path(path)]

@@ -22,7 +22,9 @@ from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddi
 from cloze.training.loop.trainer import DEV, HELD_OUT
 from cloze.training.methods import objective_of
 from cloze.training.methods.objective import Objective
+from cloze.training.methods.ranking import read_documents
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.recipes.methods import RankingRecipe
 from cloze.training.recipes.recipe import Recipe
 
 __all__ = ["chooser_of", "for_this_machine", "prepare"]
@@ -44,6 +46,8 @@ def prepare(recipe: Recipe) -> tuple[Corpus, DevData | None, Objective]:
     _check_trackers(recipe)
     dev = DevData.load(recipe.dev) if recipe.dev else None
     corpus = _read(recipe)
+    if isinstance(recipe, RankingRecipe) and recipe.documents:
+        read_documents(recipe)
     if recipe.patience is not None and chooser_of(corpus, dev, recipe) is None:
         raise RecipeError(
             f"patience is {recipe.patience} and counts evaluations, of which there are none; write dev or held_out, or "
@@ -118,6 +122,11 @@ def _check_devices(recipe: Recipe) -> None:
             f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
             f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
             "CUDA_VISIBLE_DEVICES=0"
+        )
+    if count > 1 and isinstance(recipe, RankingRecipe):
+        raise RecipeError(
+            f"ranking compares all documents of a batch in one process, and {count} were started; start it without "
+            "torchrun, on one GPU"
         )
     parts = recipe.parts
     if recipe.batch_size % (count * parts):

@@ -13,54 +13,60 @@ nobody judged, one with the grade 0, learns from the first two terms alone.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.training.data.corpus import Corpus, Row, read_corpus
 from cloze.training.data.lexical import Lexical, beside
-from cloze.training.data.teacher_vectors import TeacherVectors
-from cloze.training.evaluation.measures import Embed, units
+from cloze.training.evaluation.measures import units
 from cloze.training.hub.adoption import served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
 from cloze.training.methods.objective import Objective
-from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
+from cloze.training.methods.teacher import by_itself, embed_of, embedded_list
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
 
-__all__ = ["Ranking"]
+__all__ = ["EmbedAs", "Ranking", "read_documents", "search_embed"]
+
+EmbedAs: TypeAlias = Callable[[str, Sequence[str]], NDArray[np.float32]]
+"""One of SEARCH_NAMES, and texts that are read as it -> vectors (n, d)."""
 
 
 class Judge:
     """The documents that are ranked, and their scores for a query.
 
-    `rows` are those of the corpus: query, document and, perhaps, a grade. `embed_lists` gives the vectors of documents
-    and queries whose products are the judge's cosines.
+    `rows` are those of the corpus: query, document and, perhaps, a grade. The cosines are those of the vectors that
+    `embed` gives of queries and of documents.
     """
 
-    def __init__(
-        self, recipe: RankingRecipe, rows: Sequence[Row], embed_lists: Callable[[list[list[str]]], TeacherVectors]
-    ) -> None:
+    def __init__(self, recipe: RankingRecipe, rows: Sequence[Row], embed: EmbedAs) -> None:
         self.recipe = recipe
-        collection = read_corpus(recipe.documents, recipe.columns[1:2]).rows if recipe.documents else ()
+        collection = read_documents(recipe) if recipe.documents else ()
         # those of the files first: rounds with the same files share the vectors
-        self.documents = list(dict.fromkeys(chain((text for (text,) in collection), (row[1] for row in rows))))
+        self.documents = list(dict.fromkeys(chain(collection, (row[1] for row in rows))))
         self.places = {text: place for place, text in enumerate(self.documents)}
         self.grades: dict[str, dict[int, float]] = {}
         for query, document, *grade in rows:
             self.grades.setdefault(query, {})[self.places[document]] = float(grade[0]) if grade else 1.0
         self.lexical = Lexical(self.documents) if recipe.lexical_weight else None
-        self._vectors = embed_lists([self.documents, list(self.grades)])
-        self._matrix = self._vectors.of(self.documents)  # (m, d)
+        texts = zip(SEARCH_NAMES, (list(self.grades), self.documents), strict=True)
+        query_vectors, self._matrix = (units(embed(*named)).astype(np.float32) for named in texts)  # (n, d), (m, d)
+        self._vectors = dict(zip(self.grades, query_vectors, strict=True))
 
     def scores(self, query: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Of all documents, (m): what cosine and words say, and what the judgements add."""
-        cosines: NDArray[np.float32] = self._matrix @ self._vectors.of([query])[0]
+        cosines: NDArray[np.float32] = self._matrix @ self._vectors[query]
         graded = np.zeros_like(cosines)
         grades = self.grades[query]
         graded[list(grades)] = self.recipe.judged_weight * np.array(list(grades.values()), np.float32)
@@ -76,53 +82,69 @@ class Ranking(Objective):
 
     def __init__(self, encoder: SentenceEncoder, recipe: RankingRecipe) -> None:
         super().__init__(encoder, recipe)
+        templates = (encoder.config.templates.get(name, recipe.template) for name in SEARCH_NAMES)
+        self.text_encoders = [encoder.make_text_encoder(template, recipe.max_tokens) for template in templates]
         self._judge: Judge | None = None
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
-        embed = _judging(self.recipe) or embed_of(served(self.recipe.encoder) or self.encoder, self.recipe.compile)
+        embed_as = _judging(self.recipe) or search_embed(
+            served(self.recipe.encoder) or self.encoder, self.recipe.compile
+        )
 
-        def embed_lists(lists: list[list[str]]) -> TeacherVectors:
-            chunks = [chunk for texts in lists for chunk in parts(texts)]
-            return TeacherVectors.collected(chunks, embedded(chunks, sum(map(len, lists)), embed, folder))
+        def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
+            return embedded_list(texts, partial(embed_as, name), folder / name)
 
-        self._judge = Judge(self.recipe, [*corpus.rows, *corpus.held_out], embed_lists)
+        self._judge = Judge(self.recipe, [*corpus.rows, *corpus.held_out], embed)
 
     def _judge_of(self, rows: Sequence[Row]) -> Judge:
         """That of the whole corpus; of these rows alone before `begin`, in a dry run."""
-        return self._judge or Judge(
-            self.recipe, rows, lambda lists: TeacherVectors.collected(lists, map(self.encoder.embed, lists))
-        )
+        return self._judge or Judge(self.recipe, rows, search_embed(self.encoder))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """The queries with `judged`, their scores (n, m), and the batch's m documents."""
         judge = self._judge_of(rows)
         scores = [judge.scores(row[0]) for row in rows]
         places = dict.fromkeys(judge.places[row[1]] for row in rows)
-        for fit, graded in scores:
-            best = np.argsort(np.where(graded > 0, -np.inf, fit))[::-1][: self.recipe.depth].copy()
-            sampled = torch.randperm(len(best))[: self.recipe.candidates]
-            places |= dict.fromkeys(best[sampled.numpy()].tolist())
+        rng = self._random([row[0] for row in rows])
+        for fit, graded in scores if self.recipe.candidates else ():
+            best = np.argsort(np.where(graded > 0, -np.inf, fit))[::-1][: self.recipe.depth]
+            places |= dict.fromkeys(rng.permutation(best)[: self.recipe.candidates].tolist())
         chosen = list(places)
         judged = np.stack([(fit + graded)[chosen] for fit, graded in scores])
         return {
-            "queries": view(self.text_encoder, [row[0] for row in rows]) | {"judged": torch.from_numpy(judged)},
-            "documents": view(self.text_encoder, [judge.documents[place] for place in chosen]),
+            "queries": view(self.text_encoders[0], [row[0] for row in rows]) | {"judged": torch.from_numpy(judged)},
+            "documents": view(self.text_encoders[1], [judge.documents[place] for place in chosen]),
         }
+
+    def _random(self, queries: Sequence[str]) -> np.random.Generator:
+        """For the draws of one batch: torch's own generator is ahead by a batch when a run is stopped."""
+        digest = blake2b("\0".join(queries).encode(), digest_size=16).digest()
+        return np.random.default_rng([self.recipe.seed, *digest])
 
     def forward(self, queries: View, documents: View) -> dict[str, Tensor]:
         vectors = [
-            encode_trimmed(lambda part: self.encoder.vectors(part, self.text_encoder), batch)
-            for batch in (queries, documents)
+            encode_trimmed(partial(self.encoder.vectors, text_encoder=text_encoder), batch)
+            for text_encoder, batch in zip(self.text_encoders, (queries, documents), strict=True)
         ]
         return {"loss": ranking_divergence(cosine_matrix(*vectors), queries["judged"], self.recipe.temperature)}
 
 
-def _judging(recipe: RankingRecipe) -> Embed | None:
+def read_documents(recipe: RankingRecipe) -> list[str]:
+    """The further documents that are ranked. Raises CorpusError."""
+    return [text for (text,) in read_corpus(recipe.documents, recipe.columns[1:2]).rows]
+
+
+def search_embed(encoder: SentenceEncoder | GraphEncoder, compiled: bool = False) -> EmbedAs:
+    """What embeds with an encoder in its named templates, as a search does."""
+    embeds = {name: embed_of(encoder.named(name), compiled) for name in SEARCH_NAMES}
+    return lambda name, texts: embeds[name](texts)
+
+
+def _judging(recipe: RankingRecipe) -> EmbedAs | None:
     """Vectors whose products are the mean of the judges' cosines; None without judges. Raises ClozeError."""
-    encoders = [read_by_itself(name, recipe.compile) for name in recipe.judges]
+    judges = [search_embed(by_itself(name), recipe.compile) for name in recipe.judges]
 
-    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        parts = [units(encoder(texts)) for encoder in encoders]
-        return np.concatenate(parts, axis=1).astype(np.float32)  # `collected` gives them length 1
+    def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.concatenate([units(judge(name, texts)) for judge in judges], axis=1).astype(np.float32)
 
-    return embed if encoders else None
+    return embed if judges else None

@@ -25,23 +25,27 @@ from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["embed_of", "embedded", "parts", "read_by_itself"]
+__all__ = ["by_itself", "embed_of", "embedded", "embedded_list", "parts", "read_by_itself"]
 
 TEXTS: Final = 8192  # in one file, or looked up at once
 SHOWN: Final = 256  # texts between two moves of the progress bar
 
 
 def read_by_itself(source: str, compiled: bool, reading: Mapping[str, str] = MappingProxyType({})) -> Embed:
-    """What embeds with a run, a bundle, a folder or a hub name, as it is served. Raises ClozeError.
+    """What embeds with `by_itself`; unless that is a graph, `compiled` compiles it. Raises ClozeError."""
+    return embed_of(by_itself(source, reading), compiled)
 
-    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them. Unless it is
-    a graph, `compiled` compiles it.
+
+def by_itself(source: str, reading: Mapping[str, str] = MappingProxyType({})) -> SentenceEncoder | GraphEncoder:
+    """A run, a bundle, a folder or a hub name as it is served. Raises ClozeError.
+
+    `reading` replaces its template and its pooling, which are `[X]` and the mean where nothing says them.
     """
     encoder = None if reading else served(source)
     if encoder is None:
         keys = {"template": TEXT, "pooling": "mean"} | (own_reading(source) or {}) | dict(reading)
         encoder = SentenceEncoder.load(source, **keys).to(fastest_device())
-    return embed_of(encoder, compiled)
+    return encoder
 
 
 def embed_of(encoder: SentenceEncoder | GraphEncoder, compiled: bool) -> Embed:
@@ -65,7 +69,7 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
     finds those that are there.
     """
     rank, processes = rank_and_count()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     files = list[Path]()
     with bar(total=count, desc="teacher", unit=" texts") as shown:
         for number, texts in enumerate(parts):
@@ -83,3 +87,8 @@ def embedded(parts: Iterable[Sequence[str]], count: int, embed: Embed, folder: P
                 shown.total -= len(texts)
     wait()
     return map(np.load, files)
+
+
+def embedded_list(texts: Sequence[str], embed: Embed, folder: Path) -> NDArray[np.float32]:
+    """The same of a list, (n, d)."""
+    return np.concatenate(list(embedded(parts(texts), len(texts), embed, folder))).astype(np.float32)

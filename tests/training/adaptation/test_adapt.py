@@ -188,7 +188,7 @@ def test_a_round_is_scored_as_trec_eval_scores_all_documents(tiny_bert: Path, mo
     assert held_out.pool == list(range(30))
     order = [np.argsort(-(vectors @ query), kind="stable") for query in units(embed(judged.queries))]
     expected = search_metrics(order, [{0: 1, 7: 3}, {12: 1}])["nDCG@10"]
-    np.testing.assert_allclose(held_out.scores(embed), 100 * np.array(expected))
+    np.testing.assert_allclose(held_out.scores(embed, embed), 100 * np.array(expected))
 
 
 def units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -233,7 +233,11 @@ def test_a_text_of_a_class_does_not_find_itself() -> None:
     judged = Judgements(["a", "b"], texts, [{1: 1.0}, {0: 1.0}])
     embed = {"a": [1.0, 0.0], "b": [0.9, 0.1], "c": [0.0, 1.0]}
     held_out = HeldOutQueries(judged, [0, 1], [0, 1, 2])
-    np.testing.assert_allclose(held_out.scores(lambda asked: np.array([embed[text] for text in asked])), [100, 100])
+
+    def embedded(asked: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([embed[text] for text in asked])
+
+    np.testing.assert_allclose(held_out.scores(embedded, embedded), [100, 100])
 
 
 @pytest.mark.parametrize(

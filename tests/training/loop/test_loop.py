@@ -5,6 +5,7 @@ import shutil
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -180,6 +181,14 @@ def test_several_devices_without_torchrun_are_refused(words: Words, monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(RecipeError, match=r"4 GPUs .* DataParallel.* torchrun --nproc_per_node 4 -m training.fit"):
         prepare(load_recipe("simcse", words))
+
+
+def test_ranking_is_refused_in_several_processes(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would compare the documents of its own part of the batch alone."""
+    monkeypatch.setattr("cloze.training.loop.prepare.processes", lambda: SimpleNamespace(num_processes=2))
+    recipe = load_recipe("ranking", words | {"columns": ["a", "b"]})
+    with pytest.raises(RecipeError, match=r"ranking compares all .* in one process, and 2 were started"):
+        prepare(recipe)
 
 
 def test_a_dev_score_that_stands_still_stops_the_run(words: Words, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from recipes import arguments, load_recipe
 
 from cloze.training.data.corpus import Corpus
 from cloze.training.data.lexical import Lexical, words_of
+from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import units
 from cloze.training.fit import main
+from cloze.training.inputs import digests_of
 from cloze.training.loop.prepare import prepare
 from cloze.training.methods.losses import ranking_divergence
 from cloze.training.methods.ranking import Ranking
@@ -174,3 +176,41 @@ def test_a_dry_run_shows_queries_and_documents(
     shown = capsys.readouterr().err
     assert "view queries" in shown
     assert "view documents" in shown
+
+
+def test_queries_and_documents_have_the_templates_that_a_search_gives_them(tiny_bert: Path, tmp_path: Path) -> None:
+    parent = SentenceEncoder.load(str(tiny_bert), template="[X] means [MASK].", pooling="mask")
+    templates = {"query": "old [X] is [MASK]", "document": "city [X] is [MASK]"}
+    parent.reconfigure(parent.config.model_copy(update={"templates": templates}))
+    parent.save(tmp_path / "parent")
+    objective, corpus = begun(tmp_path, tmp_path / "parent", candidates=0, lexical_weight=0, judged_weight=0)
+    [row, *_] = corpus.rows
+    views = objective.views([row])
+    for name, text in (("query", row[0]), ("document", row[1])):
+        named = parent.named(name)
+        ids = views["queries" if name == "query" else "documents"]["input_ids"]
+        assert ids.tolist() == named.text_encoder.batch([text]).input_ids.tolist()
+    query, document = (units(parent.named(name).embed([text])) for name, text in zip(templates, row, strict=False))
+    np.testing.assert_allclose(views["queries"]["judged"], query @ document.T, atol=2e-3)  # held in 16 bits
+
+
+def test_the_candidates_of_a_batch_do_not_depend_on_what_was_drawn_before(tiny_bert: Path, tmp_path: Path) -> None:
+    """A resumed run fetches its batches at other times."""
+    objective, corpus = begun(tmp_path, tiny_bert, candidates=2)
+    first = objective.views(corpus.rows[:3])
+    objective.views(corpus.rows[3:])
+    again = objective.views(corpus.rows[:3])
+    assert torch.equal(first["documents"]["input_ids"], again["documents"]["input_ids"])
+    other = Ranking(objective.encoder, objective.recipe.model_copy(update={"seed": 7}))
+    other._judge = objective._judge
+    assert not torch.equal(other.views(corpus.rows[:3])["documents"]["input_ids"], first["documents"]["input_ids"])
+
+
+def test_documents_and_judges_have_digests_and_what_is_missing_is_named(tiny_bert: Path, tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, tiny_bert, judges=[str(tiny_bert)]) | {"documents": str(tmp_path / "mo*.jsonl")}
+    digests = digests_of(load_recipe("ranking", keys))
+    assert {name.partition(" ")[0] for name in digests} == {"encoder", "judges", "documents"}
+    assert f"documents {tmp_path / 'more.jsonl'}" in digests
+    for name in ("no*.jsonl", "none here.jsonl"):
+        with pytest.raises(CorpusError, match="no file matches" if "*" in name else "does not exist"):
+            prepare(load_recipe("ranking", keys | {"documents": str(tmp_path / name)}))

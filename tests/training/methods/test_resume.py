@@ -68,6 +68,8 @@ def test_a_killed_run_ends_as_an_unbroken_one(
     keys = KEYS | own
     if name == "ranking":
         keys |= ranking_keys(tmp_path, tiny_bert)
+        rows = Path(keys["corpus"]).read_text(encoding="utf-8")
+        Path(keys["corpus"]).write_text(3 * rows, encoding="utf-8")  # the run is stopped in the middle of an epoch
     monkeypatch.chdir(folder)
     recipe, whole, killed = load_recipe(name, keys), Run(tmp_path / "whole"), Run(tmp_path / "killed")
     fit(recipe, whole)
