@@ -16,7 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from cloze.adoption.graph import (
     EPSILONS,
@@ -38,6 +38,7 @@ from cloze.adoption.modules import (
     limit_of,
     modules_of,
     pooling_of,
+    settings_of,
     templates_of,
 )
 from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Provenance, seal, sha256, staging
@@ -130,7 +131,13 @@ def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
     """Copy the tokenizer; special tokens that only special_tokens_map.json names are added to its configuration."""
     if not (folder / "tokenizer.json").is_file():
         raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
-    shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if settings_of(folder).get("do_lower_case"):  # before the tokenizer's own normalizer, as in the library
+        own = [tokenizer.normalizer] if tokenizer.normalizer else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        tokenizer.save(str(staged / "tokenizer.json"))
+    else:
+        shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
     named = json_of(folder / "special_tokens_map.json") or {}
     config = {role: named[role] for role in ROLES if role in named} | (json_of(folder / "tokenizer_config.json") or {})
     (staged / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ __all__ = [
     "limit_of",
     "modules_of",
     "pooling_of",
+    "settings_of",
     "templates_of",
 ]
 
@@ -78,6 +79,10 @@ def modules_of(folder: Path, source: str) -> list[Module]:
             f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
             "sentence-transformers saved"
         )
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and isinstance(row.get("type"), str) and isinstance(row.get("path"), str) for row in rows
+    ):
+        raise AdoptionError(f"{source!r}: modules.json does not give a type and a path of each module; get it again")
     if outside := [row["path"] for row in rows if Path(row["path"]).is_absolute() or ".." in Path(row["path"]).parts]:
         raise AdoptionError(f"{source!r} has the module folder {outside[0]}, which lies outside the model")
     modules = [Module(row["type"].rpartition(".")[2], row["path"], _config(folder, row["path"])) for row in rows]
@@ -146,12 +151,18 @@ def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -
 def limit_of(folder: Path) -> tuple[int, int]:
     """The longest sequence in tokens that a model reads, and that it has positions for."""
     config = json_of(folder / "config.json") or {}
-    first = config.get("pad_token_id", 1) + 1 if config.get("model_type") in FROM_TWO else 0
+    padding = config.get("pad_token_id")
+    first = (1 if padding is None else padding) + 1 if config.get("model_type") in FROM_TWO else 0
     largest = int(config.get("max_position_embeddings") or 2**31) - first
-    settings = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
-    limit = (json_of(settings) or {}).get("max_seq_length") if settings else None
+    limit = settings_of(folder).get("max_seq_length")
     limit = limit or (json_of(folder / "tokenizer_config.json") or {}).get("model_max_length") or largest
     return min(int(limit), largest), largest
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What sentence_bert_config.json, or the file of an earlier name, says of the first module."""
+    file = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+    return (json_of(file) if file else None) or {}
 
 
 def json_of(path: Path) -> Any:

@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm
 from torch import nn
 
 from cloze.adoption.bundle import write
+from cloze.adoption.modules import AdoptionError, limit_of
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import ClozeError
 from cloze.training.hub.adoption import adopted
@@ -243,3 +244,29 @@ def test_max_tokens_may_be_lower(model: Path, tmp_path: Path) -> None:
     assert Bundle.load(tmp_path / "bundle").spec.max_tokens == 16
     with pytest.raises(ClozeError, match=r"max_tokens is 67; .* has positions for 66: lower it"):
         write(str(model), model, tmp_path / "other", 67)
+
+
+def test_a_model_that_lowers_its_text_itself_is_lowered_in_the_bundle(tmp_path: Path, tiny_roberta: Path) -> None:
+    """Its tokenizer tells cases apart."""
+    model = saved(tmp_path, tiny_roberta, "roberta", {}, "mean", [])
+    edit(model / "sentence_bert_config.json", do_lower_case=True)
+    write_repository_graph(model, types=False)
+    write(str(model), model, tmp_path / "bundle")
+    texts = ["Two DOGS run over the Green field.", *TEXTS]
+    found = GraphEncoder.of(Bundle.load(tmp_path / "bundle"), "fp32").embed(texts)
+    np.testing.assert_allclose(unit(found), own_vectors(model, texts), atol=1e-5)
+    np.testing.assert_allclose(unit(found[:1]), own_vectors(model, [texts[0].lower()]), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [{"a": 1}, ["x"], [{"type": "sentence_transformers.models.Transformer"}]])
+def test_modules_that_are_no_list_of_modules_are_refused(rows: Any, copied: Path, tmp_path: Path) -> None:
+    (copied / "modules.json").write_text(json.dumps(rows), encoding="utf-8")
+    with pytest.raises(AdoptionError, match="does not give a type and a path of each module; get it again"):
+        write(str(copied), copied, tmp_path / "bundle")
+
+
+def test_a_padding_id_that_is_null_is_the_usual_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "roberta", "pad_token_id": None, "max_position_embeddings": 514}), encoding="utf-8"
+    )
+    assert limit_of(tmp_path) == (512, 512)
