@@ -32,8 +32,14 @@ class TextError(ClozeError):
 
     def __init__(self, problem: str, *, position: int | None = None) -> None:
         super().__init__(problem)
-        self.position = position
-        self.subject = "" if position is None else f"text {position}"
+        self.position: int | None = None
+        self.subject = ""
+        if position is not None:
+            self.at(position)
+
+    def at(self, position: int) -> None:
+        """Name another position, that of the text in its request."""
+        self.position, self.subject = position, f"text {position}"
 
     def __str__(self) -> str:
         return self.subject + super().__str__()

@@ -67,6 +67,8 @@ def resolve(method: str, path: str) -> tuple[str, str | None]:
 
 def meant(path: str) -> str | None:
     """Return the path that a path with doubled slashes, or one at its end, probably stands for; None if it has none."""
+    if path.startswith("/models//"):  # the name of the model is missing
+        return None
     plain = re.sub("/+", "/", path).rstrip("/") or ROOT.path
     return plain if plain != path and label("POST", resolve("POST", plain)[0]) != OTHER else None
 

@@ -596,3 +596,4 @@ async def test_a_slash_too_many_is_named(both: httpx.AsyncClient, subtests: pyte
             assert response.status_code == 404
             assert f"POST {path}: Not Found; ask for {meant}" in response.text
             assert "lists the routes" in (await both.post("/embedd/", json={})).text
+    assert "ask for" not in (await both.post("http://test/models//embed", json={})).text  # a model's name is missing

@@ -104,10 +104,14 @@ async def _cut(
     """Cut each text, some at a time in a worker thread. Raises ValidationFailed where the chunks are too many."""
     limit = context.services.settings.max_client_batch_size
 
-    def cut(part: Sequence[str], room: int) -> list[list[Chunk]]:
+    def cut(part: Sequence[str], room: int, first: int) -> list[list[Chunk]]:
         part_chunks = []
-        for text in part:
-            part_chunks.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
+        for position, text in enumerate(part, first):
+            try:
+                part_chunks.append(list(islice(chunked(encoder, text, tokens, overlap), room + 1)))
+            except TextError as error:
+                error.at(position)
+                raise
             room -= len(part_chunks[-1])
             if room < 0:
                 raise ValidationFailed(
@@ -119,7 +123,7 @@ async def _cut(
     loop, workers, chunks = asyncio.get_running_loop(), context.services.executors.workers, list[list[Chunk]]()
     for part in slices([Part(texts)]):
         inputs, room = cast(Sequence[str], part.inputs), limit - sum(map(len, chunks))
-        chunks += await loop.run_in_executor(workers, cut, inputs, room)
+        chunks += await loop.run_in_executor(workers, cut, inputs, room, len(chunks))
     return chunks
 
 
