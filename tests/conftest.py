@@ -14,6 +14,7 @@ import certifi
 import httpx
 import hypothesis
 import pytest
+from container_engine import take_down
 from made_once import made_once
 from patience import PATIENCE
 
@@ -47,6 +48,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("cloze")
 
+ENGINE_LEFT = pytest.StashKey[str | None]()  # why the engine of the containers could not be taken down
+
 APART = ("bulk", "containers", "ray")  # the folders in which `make test-all` runs tests marked container or ray
 
 SENTENCES = [
@@ -73,8 +76,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(trylast=True)  # when the workers have ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[ENGINE_LEFT] = take_down()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say in one line how many tests were skipped, and for want of what. `-rs` lists them."""
+    if reason := config.stash.get(ENGINE_LEFT, None):
+        terminalreporter.section("ENGINE NOT TAKEN DOWN", yellow=True, bold=True)
+        terminalreporter.write_line(reason)
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
     )
