@@ -73,7 +73,7 @@ class BulkOptions(Command):
     )
     worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
     worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
-    workers: int = Field(0, ge=0, description="Most workers. 0: as many as fit")
+    workers: int = Field(0, ge=0, description="Run at most this many workers. 0: as many as fit")
     check: bool = Field(False, description="Say whether OUT is complete, and embed nothing. Exit status 1 if it is not")
 
 

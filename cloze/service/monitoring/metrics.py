@@ -74,7 +74,7 @@ class ModelMetrics(NamedTuple):
 class Metrics:
     """The service's metrics: a field `name` is a metric `cloze_name`, with its meaning, labels and buckets."""
 
-    requests: Annotated[Counter, "Requests answered. Status 499: the client left before its answer.", "route", "status"]
+    requests: Annotated[Counter, "Requests answered. Status 499: the client disconnected before the answer.", "route", "status"]
     failures: Annotated[Counter, "Requests that failed, by error type. Dropped: the client left first.", "reason"]
     request_seconds: Annotated[
         Histogram,
@@ -88,12 +88,12 @@ class Metrics:
     requests_in_flight_limit: Annotated[Gauge, "Configured limit on POSTs in flight: `max_concurrent_requests`."]
     tokens_in_flight: Annotated[Gauge, "Tokens of the requests in flight."]
     tokens_in_flight_limit: Annotated[Gauge, "Configured limit on tokens in flight: `max_tokens_in_flight`."]
-    bytes_in_flight: Annotated[Gauge, "Bytes of the requests in flight, of bodies and of answers not yet taken."]
+    bytes_in_flight: Annotated[Gauge, "Bytes of the requests in flight, of bodies, and of answers that the client has not read yet."]
     bytes_in_flight_limit: Annotated[Gauge, "Configured limit on bytes in flight: `max_bytes_in_flight`."]
     cache_bytes: Annotated[Gauge, "Memory used by cached vectors, at most `cache_mb`."]
     cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
     reloads: Annotated[Counter, "Reloads of the models. A failed reload changed nothing.", "outcome"]
-    background_errors: Annotated[Counter, "Errors of tasks in the background, which go on after them.", "task"]
+    background_errors: Annotated[Counter, "Errors of background tasks, which continue afterwards.", "task"]
     log_records_dropped: Annotated[Counter, "Records of the log that were dropped, because stderr was not read."]
     model_info: Annotated[Gauge, "Always 1. The labels describe the model.", "model", *FACTS]
 

@@ -123,7 +123,7 @@ class CompareOptions(ScoringOptions):
         description="two or more runs, bundles, encoders, servers, or files that evaluate --json wrote"
     )
     suite: CliVariadicArg[list[str]] = Field([], description=HELP)
-    resamples: Annotated[int, Field(ge=100)] = Field(1000, description="drawings of the bootstrap")
+    resamples: Annotated[int, Field(ge=100)] = Field(1000, description="resamples of the bootstrap")
     out: Path | None = Field(None, alias="json", description="file to write the differences to as well")
 
 

@@ -65,7 +65,7 @@ UNIT: Final = 1e-2  # the largest difference of a normalised vector's length fro
 
 
 class VerifyOptions(Command):
-    """Compare a server's vectors with those of a model. Exit code 1 where something differs."""
+    """Compare a server's vectors with those of a model. Exit code 1 if something differs."""
 
     url: CliPositionalArg[str] = Field(description="address of the server, http://HOST:PORT or that of one route")
     model: CliPositionalArg[Path] = Field(description="folder of a bundle or of a sentence-transformers model")

@@ -39,7 +39,7 @@ class FitOptions(Command):
 
     preset: str | None = Field(None, description="use a preset of the recipe, such as that of another backbone")
     out: Path | None = Field(None, description="the run folder to write (default: runs/RECIPE)")
-    resume: Path | None = Field(None, description="continue this run, which was stopped, by its own recipe")
+    resume: Path | None = Field(None, description="continue this run, which was stopped, with its own recipe")
     seeds: CliVariadicArg[list[str]] = Field(
         [],
         description="one run per seed (0 1 2, or 0-4), each in OUT/seed-N, and their mean; the same command again "

@@ -104,7 +104,7 @@ class PairsRecipe(ContrastiveRecipe):
     kept_head: Literal["tanh", "transform"] | None = Field(
         None,
         description="a head that is served: tanh, or transform, which begins as that of the encoder's masked-word "
-        "head; unset: a tanh in training only",
+        "head; unset: a tanh head that is used in training only",
     )
     guide: str | None = Field(
         None,

@@ -131,7 +131,7 @@ class Recipe(BaseModel):
     )
     eval_steps: Positive = Field(
         125,
-        description="steps between evaluations on the dev data or the rows held out; one more follows the last step, "
+        description="steps between evaluations on the dev data or the held-out rows; one more follows the last step, "
         "and the best weights are kept",
     )
     save_steps: Positive | None = Field(
