@@ -25,6 +25,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and the workers of pytest-xdist share the cores
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime before Cloze
+for each in ("READY", "HEALTH"):  # Ray Serve kills a proxy that takes longer than 5 and 10 seconds
+    os.environ[f"RAY_SERVE_PROXY_{each}_CHECK_TIMEOUT_S"] = str(PATIENCE)
 
 # Nothing here asks a server of the internet, and each client would read all of certifi's certificates: 40 ms.
 CERTIFICATE = NamedTemporaryFile(suffix=".pem")  # noqa: SIM115 - until this process ends
