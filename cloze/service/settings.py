@@ -44,7 +44,7 @@ class Settings(Options):
     bundle: Path = Field(
         Path(DEFAULT),
         description="Folder of one bundle, or of several, each served under its folder's name; or a model of "
-        "sentence-transformers, a folder or a hub name, which is converted to a bundle once. cloze-mini: the model that "
+        "sentence-transformers, a folder or a hub name, which is converted once. cloze-mini: the model that "
         "comes with Cloze.",
     )
     model: str = Field("", description="Model that answers requests that name none. Required for several bundles.")
@@ -54,7 +54,8 @@ class Settings(Options):
         "separated by commas.",
     )
     bridge: str = Field(
-        "", description="File of `cloze bridge`: the model for which it was fitted then answers with vectors of the old one."
+        "",
+        description="File of `cloze bridge`: the model that it was fitted for then answers with the old one's vectors.",
     )
     precision: PrecisionChoice = Field("auto", description="Graph to run. auto: the fastest on this machine.")
     provider: ProviderChoice = Field("auto", description="Where to run the graph. auto: CUDA where it is available.")
@@ -82,7 +83,9 @@ class Settings(Options):
     max_client_batch_size: int = Field(16_384, ge=1, description="Texts in one request. A request with more gets 422.")
     payload_limit: int = Field(16_777_216, ge=1, description="Bytes of a request's body. A larger body gets 413.")
     token_ids: bool = Field(False, description="Accept token ids of the model's own vocabulary instead of texts.")
-    auto_truncate: bool = Field(True, description="Truncate texts that are too long, unless the request says otherwise.")
+    auto_truncate: bool = Field(
+        True, description="Truncate texts that are too long, unless the request says otherwise."
+    )
     request_seconds: float = Field(300, gt=0, description="Time limit of a request, which is then answered with 504.")
     queue_seconds: float = Field(
         30, gt=0, description="Time limit until the first batch of a request, which is otherwise answered with 504."

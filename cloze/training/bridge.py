@@ -75,7 +75,9 @@ class BridgeOptions(Command):
     columns: CliVariadicArg[list[str]] = Field(
         [], max_length=1, description="the column of text in a csv, tsv, jsonl or parquet file"
     )
-    sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(20_000, description="use at most this many texts, a random sample")
+    sample: Annotated[int, Field(ge=LEAST_TEXTS)] = Field(
+        20_000, description="use at most this many texts, a random sample"
+    )
     least_recall: Unit = Field(0.8, description="recall@10 of the old results, below which nothing is written")
     force: bool = Field(False, description="write the map even if the recall is lower")
     seed: int = Field(0, ge=0, description="seed of the draws")

@@ -74,7 +74,9 @@ class ModelMetrics(NamedTuple):
 class Metrics:
     """The service's metrics: a field `name` is a metric `cloze_name`, with its meaning, labels and buckets."""
 
-    requests: Annotated[Counter, "Requests answered. Status 499: the client disconnected before the answer.", "route", "status"]
+    requests: Annotated[
+        Counter, "Requests answered. Status 499: the client disconnected before the answer.", "route", "status"
+    ]
     failures: Annotated[Counter, "Requests that failed, by error type. Dropped: the client left first.", "reason"]
     request_seconds: Annotated[
         Histogram,
@@ -88,7 +90,9 @@ class Metrics:
     requests_in_flight_limit: Annotated[Gauge, "Configured limit on POSTs in flight: `max_concurrent_requests`."]
     tokens_in_flight: Annotated[Gauge, "Tokens of the requests in flight."]
     tokens_in_flight_limit: Annotated[Gauge, "Configured limit on tokens in flight: `max_tokens_in_flight`."]
-    bytes_in_flight: Annotated[Gauge, "Bytes of the requests in flight, of bodies, and of answers that the client has not read yet."]
+    bytes_in_flight: Annotated[
+        Gauge, "Bytes of the requests in flight, of bodies, and of answers that the client has not read yet."
+    ]
     bytes_in_flight_limit: Annotated[Gauge, "Configured limit on bytes in flight: `max_bytes_in_flight`."]
     cache_bytes: Annotated[Gauge, "Memory used by cached vectors, at most `cache_mb`."]
     cache_texts: Annotated[Gauge, "Texts whose vectors are cached."]
