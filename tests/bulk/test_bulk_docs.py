@@ -51,7 +51,8 @@ def test_an_example_prints_what_the_page_shows(code: str, folder: Path) -> None:
 
 
 def run(command: list[str], home: Path) -> str:
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    environ = os.environ | own | {"RAY_ADDRESS": "local"}  # else it joins the cluster of a test that runs beside it
     done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
