@@ -45,6 +45,12 @@ def test_a_part_is_two_files_and_its_counts(output: Output, embedded: pa.Table) 
     assert [path.name for path in root.rglob("*") if path.is_file()].count("job.json") == 1
 
 
+def test_a_part_in_which_every_row_failed_is_finished(output: Output, embedded: pa.Table) -> None:
+    counts = output.write(0, 0, embedded.slice(1, 1), [Failure("b", "not finite")])
+    assert counts == Counts(rows=0, tokens=0, truncated=0, failed=1)
+    assert output.finished() == {(0, 0): counts}
+
+
 def test_a_part_without_failures_has_no_file_of_errors(output: Output, embedded: pa.Table) -> None:
     output.write(0, 0, embedded.slice(0, 1), [])
     assert not (Path(output.root) / "errors").exists()

@@ -137,7 +137,7 @@ class Output:
     def write(self, file: int, number: int, table: pa.Table, failures: list[Failure]) -> Counts:
         """Write one part: rows with the columns of `Embed`. Raises OutputError where it cannot be written."""
         rows = [row for row, error in enumerate(table.column("error").to_pylist()) if error is None]
-        good = table.take(rows) if len(rows) < len(table) else table
+        good = table.take(pa.array(rows, pa.int64())) if len(rows) < len(table) else table
         counts = Counts(len(good), _sum(good.column("tokens")), _sum(good.column("truncated")), len(failures))
         path = f"{file:05}-{number * self.rows_per_part // SHARD:03}/part-{number:06}.parquet"
         try:
