@@ -130,7 +130,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
             f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
         )
         before.append(held_out.scores(*searching(rounds.parent)))
-        run = rounds.train(f"round-{number}", learnt, everything)
+        run = rounds.train(f"round-{number}", learnt, everything, held_out.queries)
         scores.append({share: _scores(run, held_out, share) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
     result = AdaptationResult([], np.concatenate(before), after, judged=True)
@@ -139,7 +139,7 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
     if len(everything) <= MOST_FOR_GROWTH:
         (learnt, held_out), half = parts[0], parts[0][0][::2]
         console.print(f"a round with {len(half)} of these queries, for what more of them bring")
-        half_scores = _scores(rounds.train("half", half, everything), held_out, result.share)
+        half_scores = _scores(rounds.train("half", half, everything, held_out.queries), held_out, result.share)
         result = replace(result, growth=float((scores[0][result.share] - half_scores).mean()))
     console.print(f"last round: all {count} queries to learn from")
     return replace(result, runs=[rounds.train("last", range(count), everything)])
@@ -207,7 +207,7 @@ def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequ
     """Raises CorpusError if there are too few queries or documents."""
     if pairs is None and not documents:
         raise CorpusError("nothing to learn from; give --documents, and --pairs with queries and what answers them")
-    texts = [document.text for document in documents]
+    texts = list(dict.fromkeys(document.text for document in documents))
     judged = Judgements([], texts, []) if pairs is None else read_pairs(pairs, documents, columns)
     if pairs is not None and len(judged) < FEWEST_QUERIES:
         raise CorpusError(

@@ -43,16 +43,14 @@ class Document:
 def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[Document]:
     """The documents of files and folders; `columns` are those of tables whose texts are joined by a blank.
 
-    Hidden files are left out, as are documents whose text was there before. Raises CorpusError.
+    Hidden files are left out. Documents of one text are there by each of their names. Raises CorpusError.
     """
-    documents: dict[str, Document] = {}
-    for document in chain.from_iterable(_read(path, columns) for path in paths):
-        documents.setdefault(document.text, document)
+    documents = dict.fromkeys(chain.from_iterable(_read(path, columns) for path in paths))
     if not documents:
         raise CorpusError(
             f"{', '.join(map(str, paths))}: no document has a text; give {', '.join(TEXT_FILES + TABLES)}"
         )
-    return list(documents.values())
+    return list(documents)
 
 
 def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> str:
@@ -60,7 +58,7 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
     titled = [column for column in TITLES if isinstance(record.get(column), str)][:1]
     chosen = columns or [*titled, *[column for column in TEXTS if column in record][:1]]
     missing = [column for column in columns if column not in record]
-    if missing or not set(chosen) - set(titled):
+    if missing or not (columns or set(chosen) - set(titled)):
         lacking = missing or [TEXTS[0]]
         raise CorpusError(
             f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text"

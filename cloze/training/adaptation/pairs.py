@@ -143,6 +143,5 @@ def _joined(
 ) -> Judgements:
     """The documents of a collection, and those beside it."""
     known = set(texts)
-    return Judgements(
-        queries, texts + [document.text for document in documents if document.text not in known], list(grades)
-    )
+    others = dict.fromkeys(document.text for document in documents if document.text not in known)
+    return Judgements(queries, [*texts, *others], list(grades))

@@ -7,7 +7,7 @@ keep it from forgetting, and from learning the few judged documents by heart.
 import json
 import random
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -75,9 +75,14 @@ class Rounds:
         query_vectors = self.embedded(QUERY, [judged.queries[query] for query in queries])
         return HeldOutQueries.among_nearest(judged, queries, vectors, query_vectors)
 
-    def train(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Path:
-        """Train a run on `queries`, and on others that are made of the documents `sources`."""
-        recipe, run = self._recipe(name, queries, sources), Run(self.folder / name)
+    def train(self, name: str, queries: Sequence[int], sources: Sequence[int], held_out: Sequence[int] = ()) -> Path:
+        """Train a run on `queries`, and on others that are made of the documents `sources`.
+
+        Where a query held out is itself a document, as a text among texts of its class, no judgement of it is learnt:
+        it would be one of those that it is scored by, the other way round.
+        """
+        unseen = {self.judged.queries[query] for query in held_out}
+        recipe, run = self._recipe(name, queries, sources, unseen), Run(self.folder / name)
         shutil.copytree(self.folder / VECTORS, run.prepared)
         quiet, processes.console.quiet = processes.console.quiet, True
         try:
@@ -87,21 +92,26 @@ class Rounds:
             processes.console.quiet = quiet
         return run.path
 
-    def _rows(self, queries: Sequence[int], sources: Sequence[int]) -> dict[str, tuple[list[_Row], float]]:
+    def _rows(
+        self, queries: Sequence[int], sources: Sequence[int], unseen: Set[str]
+    ) -> dict[str, tuple[list[_Row], float]]:
         """The rows of a round by the name of their file, and their share of a batch."""
         judged, rng, maker = self.judged, random.Random(self.seed), QueryMaker(self.judged.documents, self.seed)
         documents = islice(_again(sources, rng), STEPS * BATCH)
         made_rows = [(maker(place), judged.documents[place], 0.0) for place in documents]
         judged_rows, known_rows = list[_Row](), list[_Row]()
         for query in queries:
-            relevant = judged.relevant(query)
+            grades = {
+                place: grade for place, grade in judged.grades[query].items() if judged.documents[place] not in unseen
+            }
+            relevant = [place for place in judged.relevant(query) if place in grades]
             rng.shuffle(relevant)
+            if not relevant:
+                continue
             text = judged.queries[query]
-            judged_rows += [
-                (text, judged.documents[place], judged.grades[query][place]) for place in islice(cycle(relevant), ROWS)
-            ]
-            remaining = judged.grades[query].keys() - set(relevant[:ROWS])
-            known_rows += [(text, judged.documents[place], judged.grades[query][place]) for place in sorted(remaining)]
+            judged_rows += [(text, judged.documents[place], grades[place]) for place in islice(cycle(relevant), ROWS)]
+            remaining = grades.keys() - set(relevant[:ROWS])
+            known_rows += [(text, judged.documents[place], grades[place]) for place in sorted(remaining)]
         files = {
             "made": (made_rows, MADE_SHARE if judged_rows else 1.0),
             "judged": (judged_rows, 1 - MADE_SHARE),
@@ -109,11 +119,11 @@ class Rounds:
         }
         return {stem: (rows, weight) for stem, (rows, weight) in files.items() if rows}
 
-    def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int]) -> Recipe:
+    def _recipe(self, name: str, queries: Sequence[int], sources: Sequence[int], unseen: Set[str]) -> Recipe:
         """Write the text of a round, and give its recipe."""
         folder = self.folder / "text" / name
         folder.mkdir(parents=True, exist_ok=True)
-        files = {folder / f"{stem}.jsonl": rows for stem, rows in self._rows(queries, sources).items()}
+        files = {folder / f"{stem}.jsonl": rows for stem, rows in self._rows(queries, sources, unseen).items()}
         for file, (rows, _) in files.items():
             _write(file, ({"query": query, "document": text, "grade": min(grade, 1.0)} for query, text, grade in rows))
         _write(folder / "documents.jsonl", ({"document": text} for text in self.judged.documents))

@@ -240,6 +240,17 @@ def test_a_text_of_a_class_does_not_find_itself() -> None:
     np.testing.assert_allclose(held_out.scores(embedded, embedded), [100, 100])
 
 
+def test_a_judgement_is_not_learnt_the_other_way_round(encoder: str, tmp_path: Path) -> None:
+    """Texts of one class answer each other: what a held-out text is scored by would be trained on."""
+    texts = ["a dog", "two dogs", "the rain", "a city"]
+    judged = Judgements(texts[:3], texts, [{1: 1.0, 2: 1.0}, {0: 1.0, 2: 1.0}, {0: 1.0, 1: 1.0}])
+    made = rounds.Rounds(encoder, rounds.loaded(encoder), judged, tmp_path, 0)
+    rows, _ = made._rows([0, 1], range(4), {texts[2]})["judged"]
+    assert {(query, document) for query, document, _ in rows} == {(texts[0], texts[1]), (texts[1], texts[0])}
+    assert "known" not in made._rows([0, 1], range(4), {texts[2]})
+    assert "judged" not in made._rows([0], range(4), {texts[1], texts[2]})
+
+
 @pytest.mark.parametrize(
     ("gains", "share"),
     [

@@ -81,7 +81,10 @@ def test_a_row_is_a_document_with_its_title(tmp_path: Path) -> None:
 def test_a_document_counts_once(tmp_path: Path) -> None:
     file = tmp_path / "pages.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "one")), encoding="utf-8")
-    assert [each.text for each in read_documents([file, file])] == ["one", "two"]
+    documents = read_documents([file, file])
+    assert [each.name for each in documents] == ["1", "2", "3"]
+    rows = [("which", "3"), ("which", "two")]
+    assert read_pairs(table(tmp_path / "pairs.csv", ("query", "document"), rows), documents).documents == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -172,3 +175,18 @@ def test_what_is_no_judgement_is_named(
 ) -> None:
     with pytest.raises(CorpusError, match=words):
         read_pairs(table(tmp_path / "pairs.csv", names, rows), [])
+
+
+def test_a_text_has_every_name_that_it_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "documents.csv"
+    file.write_text("id,text\np1,The same.\np2,The same.\np3,Another.\n", encoding="utf-8")
+    (tmp_path / "pairs.csv").write_text("query,document\nwhich,p2\n", encoding="utf-8")
+    judged = read_pairs(tmp_path / "pairs.csv", read_documents([file]))
+    assert judged.documents == ["The same.", "Another."]
+    assert judged.grades == [{0: 1.0}]
+
+
+def test_the_title_may_be_the_only_column_of_text(tmp_path: Path) -> None:
+    file = tmp_path / "documents.csv"
+    file.write_text("id,title\n1,A pound\n", encoding="utf-8")
+    assert read_documents([file], ["title"]) == [Document("1", "A pound")]
