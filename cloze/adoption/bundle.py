@@ -131,13 +131,15 @@ def _copy_tokenizer(folder: Path, staged: Path, source: str) -> None:
     """Copy the tokenizer; special tokens that only special_tokens_map.json names are added to its configuration."""
     if not (folder / "tokenizer.json").is_file():
         raise AdoptionError(f"{source!r} has no fast tokenizer (tokenizer.json); Cloze serves only those")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
     if settings_of(folder).get("do_lower_case"):  # before the tokenizer's own normalizer, as in the library
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise AdoptionError(f"{source!r} has no readable tokenizer.json ({error}); get the model again") from error
         own = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         tokenizer.save(str(staged / "tokenizer.json"))
-    else:
-        shutil.copyfile(folder / "tokenizer.json", staged / "tokenizer.json")
     named = json_of(folder / "special_tokens_map.json") or {}
     config = {role: named[role] for role in ROLES if role in named} | (json_of(folder / "tokenizer_config.json") or {})
     (staged / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -117,16 +117,16 @@ def chooser_of(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | Non
 
 def _check_devices(recipe: Recipe) -> None:
     count, devices = processes().num_processes, torch.cuda.device_count()
+    if max(count, devices) > 1 and isinstance(recipe, RankingRecipe):
+        raise RecipeError(
+            "ranking, by which adapt trains too, compares a batch's documents in one process and on one device, and "
+            f"there are {count} and {devices}; start it without torchrun, and with one GPU: CUDA_VISIBLE_DEVICES=0"
+        )
     if count == 1 and devices > 1:
         raise RecipeError(
             f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
             f"use all: torchrun --nproc_per_node {devices} -m training.fit ..., or make one visible: "
             "CUDA_VISIBLE_DEVICES=0"
-        )
-    if count > 1 and isinstance(recipe, RankingRecipe):
-        raise RecipeError(
-            f"ranking compares all documents of a batch in one process, and {count} were started; start it without "
-            "torchrun, on one GPU"
         )
     parts = recipe.parts
     if recipe.batch_size % (count * parts):

@@ -98,7 +98,8 @@ class Ranking(Objective):
 
     def _judge_of(self, rows: Sequence[Row]) -> Judge:
         """That of the whole corpus; of these rows alone before `begin`, in a dry run."""
-        return self._judge or Judge(self.recipe, rows, search_embed(self.encoder))
+        alone = self.recipe.model_copy(update={"documents": ()})
+        return self._judge or Judge(alone, rows, search_embed(self.encoder))
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         """The queries with `judged`, their scores (n, m), and the batch's m documents."""

@@ -187,7 +187,7 @@ def test_ranking_is_refused_in_several_processes(words: Words, monkeypatch: pyte
     """Each would compare the documents of its own part of the batch alone."""
     monkeypatch.setattr("cloze.training.loop.prepare.processes", lambda: SimpleNamespace(num_processes=2))
     recipe = load_recipe("ranking", words | {"columns": ["a", "b"]})
-    with pytest.raises(RecipeError, match=r"ranking compares all .* in one process, and 2 were started"):
+    with pytest.raises(RecipeError, match=r"ranking.* in one process and on one device, and there are 2 and 0; start"):
         prepare(recipe)
 
 

@@ -214,3 +214,10 @@ def test_documents_and_judges_have_digests_and_what_is_missing_is_named(tiny_ber
     for name in ("no*.jsonl", "none here.jsonl"):
         with pytest.raises(CorpusError, match="no file matches" if "*" in name else "does not exist"):
             prepare(load_recipe("ranking", keys | {"documents": str(tmp_path / name)}))
+
+
+def test_a_dry_run_judges_by_the_rows_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    _, _, objective = prepare(load_recipe("ranking", keys_of(tmp_path, tiny_bert)))
+    assert isinstance(objective, Ranking)
+    judge = objective._judge_of([("red dog", DOCUMENTS[0], "1"), ("dog", DOCUMENTS[5], "1")])
+    assert judge.documents == [DOCUMENTS[0], DOCUMENTS[5]]
