@@ -8,11 +8,12 @@ heading above it.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final
 
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup
+from bs4.element import NavigableString
 from markdown_it import MarkdownIt
 
 from cloze.training.bar import bar
@@ -25,8 +26,12 @@ PASSAGE_WORDS: Final = 200
 TEXT_FILES: Final = (".txt", ".md", ".markdown", ".html", ".htm")
 TABLES: Final = (".csv", ".tsv", ".jsonl", ".parquet")
 HEADINGS: Final = ("h1", "h2", "h3", "h4", "h5", "h6")
-BLOCKS: Final = (*HEADINGS, "p", "li", "pre", "td", "th", "dt", "dd", "blockquote", "figcaption")
-UNSEEN: Final = ("script", "style", "nav", "template", "noscript")  # of HTML: no text of the page
+BLOCKS: Final = [
+    *HEADINGS,
+    *("p", "li", "pre", "td", "th", "dt", "dd", "blockquote", "figcaption", "caption", "summary", "details"),
+    *("div", "section", "article", "main", "aside", "header", "footer", "address", "figure", "form", "body"),
+]
+UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # of HTML: no text of the page
 TEXTS: Final = ("text", "document", "body", "content", "passage", "description")  # columns, the first that is there
 TITLES: Final = ("title", "heading", "name", "subject")
 NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path")
@@ -119,8 +124,9 @@ def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
     soup = BeautifulSoup(html, "html.parser")
     for tag in soup(list(UNSEEN)):
         tag.decompose()
-    for tag in soup.find_all(BLOCKS):
-        assert isinstance(tag, Tag), "find_all by name gives tags"
-        inner = "" if tag.find(BLOCKS) else tag.get_text(" ", strip=True)
-        if inner:
-            yield tag.name in HEADINGS, inner
+    strings = (string for string in soup.find_all(string=True) if type(string) is NavigableString and string.strip())
+    for _, group in groupby(strings, key=lambda string: id(string.find_parent(BLOCKS))):  # equal blocks are two
+        first, *others = group
+        block = first.find_parent(BLOCKS)
+        is_heading = block is not None and block.name in HEADINGS
+        yield is_heading, " ".join(string.strip() for string in (first, *others))

@@ -190,3 +190,30 @@ def test_the_title_may_be_the_only_column_of_text(tmp_path: Path) -> None:
     file = tmp_path / "documents.csv"
     file.write_text("id,title\n1,A pound\n", encoding="utf-8")
     assert read_documents([file], ["title"]) == [Document("1", "A pound")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "a.md",
+            "- Install it\n  - on Linux\n  - on a Mac\n- Then start it\n",
+            "Install it on Linux on a Mac Then start it",
+        ),
+        (
+            "a.html",
+            "<title>no</title><div>In a <b>div</b>.</div><p>para</p> loose <!-- no -->",
+            "In a div . para loose",
+        ),
+        ("b.html", "<ul><li>outer<p>inner</p>tail</li><li>outer</li></ul>", "outer inner tail outer"),
+        (
+            "c.html",
+            "<h2>Fees</h2><section>A pound.<h3>Late</h3><td>Two.</td><td>Two.</td></section>",
+            "Fees A pound.|Late Two. Two.",
+        ),
+    ],
+)
+def test_no_text_of_a_page_is_lost(name: str, text: str, expected: str, tmp_path: Path) -> None:
+    """Of list items with lists in them, of pages that are made of divisions, and of what stands in no block."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert "|".join(document.text for document in read_documents([tmp_path / name])) == expected
