@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from cloze.adoption.hub import looks_local
-from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE, pooling_of
+from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE, AdoptionError, pooling_of, templates_of
 from cloze.encoding.bundle import SPEC_FILE, located, upgrade
 from cloze.encoding.template import POOLINGS, TEXT
 from cloze.training.errors import RunError
@@ -24,6 +24,7 @@ __all__ = [
     "encoder_folder",
     "kind_of",
     "learnt_sentences",
+    "named_templates",
     "own_reading",
     "saved_config",
 ]
@@ -94,6 +95,17 @@ def own_reading(source: str) -> dict[str, Any] | None:
         fields = _json(saved)
         return {key: value for key, value in upgrade(fields).items() if key in READING}
     return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+
+
+def named_templates(source: str) -> dict[str, str]:
+    """The named templates that stand for the prompts of a sentence-transformers model; none of any other encoder."""
+    folder = Path(source)
+    file = folder.joinpath if folder.is_dir() else lambda file: _fetched(source, file)
+    config = _json(file(ST_CONFIG_FILE)) or {}
+    try:
+        return templates_of(config.get("prompts") or {}, config.get("default_prompt_name"), source)[1]
+    except AdoptionError:  # a prompt that no template can be; adopting the model says so
+        return {}
 
 
 def learnt_sentences(source: str) -> bool:

@@ -25,7 +25,7 @@ from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision,
 from cloze.encoding.template import PoolingMode, Template
 from cloze.encoding.text import SpecialTokens, TextEncoder, token_batches
 from cloze.training.bar import bar
-from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, saved_config
+from cloze.training.encoder_source import CONFIG_FILE, encoder_folder, named_templates, saved_config
 from cloze.training.errors import EncoderError
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
 from cloze.training.model.graph_weights import ORIGIN, graph_weights
@@ -72,7 +72,9 @@ class SentenceEncoder(nn.Module):
             return cls._of_bundle(Bundle.load(Path(source)), changes)
         saved = saved_config(Path(source))
         fields: dict[str, object] = {"final_period": False, "denoising": False}
-        if saved is None and (Path(source) / SPEC_FILE).is_file():  # a bundle that has weights as well
+        if saved is None and not (Path(source) / SPEC_FILE).is_file():
+            fields["templates"] = named_templates(source)
+        elif saved is None:  # a bundle that has weights as well
             fields |= Bundle.load(Path(source)).spec.model_dump(
                 include=set(EmbeddingConfig.model_fields) - {"max_tokens"}
             )

@@ -24,6 +24,7 @@ from cloze.training.data.lexical import Lexical
 from cloze.training.evaluation.search import search_metrics
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
+from cloze.training.hub.adoption import served
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run
 
@@ -175,7 +176,8 @@ def test_an_encoder_of_sentence_transformers_is_adapted(
     words = ["--documents", str(documents), "--pairs", str(pairs(tmp_path / "pairs.csv"))]
     main(["--encoder", str(saved), *words, "--out", str(tmp_path / "run")])
     assert "12 queries held out" in capsys.readouterr().err
-    assert SentenceEncoder.load(str(tmp_path / "run")).config.pooling == "mean"
+    config = SentenceEncoder.load(str(tmp_path / "run")).config
+    assert (config.pooling, config.templates) == ("mean", served(str(saved)).config.templates)  # type: ignore[union-attr]
 
 
 def test_a_round_is_scored_as_trec_eval_scores_all_documents(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
