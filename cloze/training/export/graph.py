@@ -138,7 +138,7 @@ class _Traced(nn.Module):
 
     def __init__(self, encoder: SentenceEncoder, form: Form | Literal["plain"]) -> None:
         super().__init__()
-        self.encoder = encoder
+        # the one module that holds the encoder: a weight with two names could have either one in the graph
         self.read = _Plain(encoder) if form == "plain" else WrittenOut(encoder, form)
         if encoder.config.denoising:
             lengths = torch.arange(encoder.text_encoder.text_tokens + 1)
@@ -146,9 +146,10 @@ class _Traced(nn.Module):
                 self.register_buffer("bias", encoder.template_bias(lengths, encoder.text_encoder))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        encoder = self.read.encoder
         vectors = self.read(input_ids, attention_mask)
-        lengths = attention_mask.sum(1) - self.encoder.text_encoder.template_tokens
-        return self.encoder.finish(vectors, self.bias[lengths] if self.encoder.config.denoising else None)
+        lengths = attention_mask.sum(1) - encoder.text_encoder.template_tokens
+        return encoder.finish(vectors, self.bias[lengths] if encoder.config.denoising else None)
 
 
 class _Plain(nn.Module):

@@ -116,7 +116,9 @@ class _Graph:
                 if node.op_type == CODED:
                     yield self._decoded(node)
                 elif node.op_type in ("MatMul", "Gemm"):
-                    yield self.arrays[matrix], np.zeros(self.arrays[matrix].shape[1], np.float32)
+                    transposed = any(each.name == "transB" and each.i for each in node.attribute)
+                    weights = self.arrays[matrix].T if transposed else self.arrays[matrix]
+                    yield weights, np.zeros(weights.shape[1], np.float32)
 
     def _decoded(self, node: NodeProto) -> _Product:
         """codes · scales, for activations that are codes times a step: one for each channel, or one for all."""
