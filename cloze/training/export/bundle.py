@@ -1,6 +1,6 @@
 """A bundle of a run or of another encoder: its graphs, compared with torch and scored, the model card and the contract.
 
-For fp32 the faster of two graphs is kept; the others are fused for fp16 and quantised for int8.
+The graph of fp32 has all texts' tokens as rows of one matrix; those of fp16 are fused, those of int8 quantised.
 
 It is written completely or not at all. fp32 is refused if it differs from torch by more than 1e-4, int8 if it costs
 more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a collection to search.
@@ -8,7 +8,6 @@ more than 0.3 points of Spearman on STS-B dev, or more than 0.5 of nDCG@10 on a 
 
 import random
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,7 +23,6 @@ from rich.console import Console
 
 from cloze.encoding.bundle import (
     GRAPHS,
-    INPUTS,
     PRECISIONS,
     SEARCH_NAMES,
     Bundle,
@@ -52,7 +50,7 @@ from cloze.training.export.quantise import feeds_of, quantise, vocabulary_feeds
 from cloze.training.hub.sentence_transformer import is_sentence_transformer, saved_settings
 from cloze.training.hub.sentence_transformer import write as write_sentence_transformer
 from cloze.training.model.encoder import SentenceEncoder, weights_digest
-from cloze.training.model.graph_encoder import GraphEncoder, provider, session
+from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.run_folder import Run
 
 __all__ = [
@@ -61,12 +59,9 @@ __all__ = [
     "LARGEST_SEARCH_LOSS",
     "export",
     "make_graph",
-    "race",
     "write_bundle",
 ]
 
-SHAPES: Final = ((1, 16), (16, 32))  # texts and tokens on which two graphs race
-ROUNDS: Final = 8
 CALIBRATED: Final = 64  # texts; 500 gave the same cosine to torch
 LEAST_CALIBRATED: Final = 8
 CLOSE: Final = 0.995  # mean cosine of int8 to torch
@@ -100,37 +95,13 @@ def make_graph(
     if not written:
         plain = traced("plain")
         return (plain if precision == "fp32" else halve(plain)), "plain"
+    if precision == "fp32":
+        return traced("rows"), "rows"
     try:
-        fused = fuse(traced("fusible"), encoder)
+        return halve(fuse(traced("fusible"), encoder)), "fused"
     except ExportError as error:
         console.print(f"{precision}: not fused; {error}")
-        return (traced("rows"), "rows") if precision == "fp32" else (halve(traced("fusible")), "plain")
-    if precision == "fp16":
-        return halve(fused), "fused"
-    rows = traced("rows")
-    ratio = race(fused, rows)
-    name = "rows" if ratio > 1 else "fused"
-    console.print(
-        f"fp32: the graph of rows runs at {ratio:.2f} times the speed of the fused one on {provider()}; {name} is kept"
-    )
-    return (rows if ratio > 1 else fused), name
-
-
-def race(first: ModelProto, second: ModelProto) -> float:
-    """How many times faster the second graph is: best times of alternating runs, for a small and a large batch."""
-    runners = [session(model.SerializeToString()) for model in (first, second)]
-    logarithms = []
-    for texts, length in SHAPES:
-        ones = np.ones((texts, length), dtype=np.int64)
-        batch = dict(zip(INPUTS, (ones, ones), strict=True))
-        best = [float("inf")] * 2
-        for _ in range(ROUNDS):
-            for index, runner in enumerate(runners):
-                began = time.perf_counter()
-                runner.run(None, batch)
-                best[index] = min(best[index], time.perf_counter() - began)
-        logarithms.append(np.log(best[0] / best[1]))
-    return float(np.exp(np.mean(logarithms)))
+        return halve(traced("fusible")), "plain"
 
 
 @dataclass

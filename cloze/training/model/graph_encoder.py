@@ -13,7 +13,7 @@ from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from cloze.encoding.text import TextEncoder, token_batches
 from cloze.training.bar import bar
 
-__all__ = ["GraphEncoder", "provider", "session"]
+__all__ = ["GraphEncoder", "session"]
 
 
 class GraphEncoder:
@@ -58,17 +58,12 @@ class GraphEncoder:
         return vectors
 
 
-def provider() -> str:
-    """The execution provider that is used here: CUDA if there is one, otherwise the CPU."""
-    available = onnxruntime.get_available_providers()
-    return next(name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available)
-
-
 def session(graph: Path | bytes) -> onnxruntime.InferenceSession:
-    """Open a graph, given as a path or as bytes, with `provider`."""
+    """Open a graph, given as a path or as bytes, on CUDA if there is a GPU, otherwise on the CPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     source = graph if isinstance(graph, bytes) else str(graph)
     exact = {"use_tf32": "0"}  # TF32 moves a vector by 1.5e-4 of its length
-    cuda = [("CUDAExecutionProvider", exact)] if provider() == "CUDAExecutionProvider" else []
-    return onnxruntime.InferenceSession(source, options, providers=[*cuda, "CPUExecutionProvider"])
+    has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    providers = [("CUDAExecutionProvider", exact)] if has_cuda else []
+    return onnxruntime.InferenceSession(source, options, providers=[*providers, "CPUExecutionProvider"])

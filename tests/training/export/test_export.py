@@ -423,15 +423,6 @@ def test_int8_that_costs_too_much_is_refused(
         assert Bundle.load(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(1.2, "rows"), (0.8, "fused")])
-def test_the_faster_graph_is_kept(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept: str
-) -> None:
-    monkeypatch.setattr(exporting, "race", lambda *_: ratio)
-    export.main([str(run), str(tmp_path / "out"), "--precision", "fp32"])
-    assert Bundle.load(tmp_path / "out").spec.provenance.graphs == {"fp32": kept}
-
-
 def test_a_graph_that_cannot_be_fused_stays_plain(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
