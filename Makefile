@@ -33,7 +33,7 @@ EXAMPLES ?= 1000
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 
-.PHONY: serve check site test test-all properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check site test test-all tests-in-processes tests-in-containers properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/cloze serve --bundle $(MODEL)
@@ -54,8 +54,13 @@ test: .venv/dev
 	$(PYTEST)
 
 test-all: .venv/dev .venv-clients
-	$(PYTEST) -m "not container and not ray"
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART) # they wait most of the time; one engine
+	$(MAKE) --jobs 2 --output-sync tests-in-processes tests-in-containers
+
+tests-in-processes:
+	nice $(PYTEST) -m "not container and not ray"
+
+tests-in-containers: # and in clusters of Ray; they wait most of the time, and share one engine
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART)
 
 properties: .venv/dev
 	EXAMPLES=$(EXAMPLES) $(PYTEST) $$(git grep -l "^from hypothesis" tests)

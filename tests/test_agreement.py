@@ -65,10 +65,8 @@ SPACED_MASK = {"template": SPACED, "pooling": "mask", "final_period": "true"}
 CASES = {  # no two have the same parts: each takes ten seconds; tests/training/test_adopt.py has mean pooling
     "bert mask before the text": Case("tiny_bert", SPACED_MASK | {"template": "Also called [MASK]. [X]"}),
     "bert mask denoised": Case("tiny_bert", AT_MASK, flags=("--denoise",)),
-    "bert promptbert": Case("tiny_bert", AT_MASK, "promptbert"),
     "bert cls, diffcse": Case("masked_bert", {"generator": "{parent}"}, "diffcse"),
     "bert continuous": Case("masked_bert", AT_MASK, "optiprompt"),
-    "roberta mask": Case("tiny_roberta", SPACED_MASK),
     "roberta supervised": Case("masked_roberta", SPACED_MASK | {"kept_head": "tanh"}, "promptbert-supervised"),
     "roberta continuous denoised": Case("masked_roberta", SPACED_MASK, "optiprompt", ("--denoise",)),
 }

@@ -61,14 +61,14 @@ def blocks() -> list[Block]:
 
 
 def recipes() -> list[object]:
-    """Each tested example, and the JSON block after it, if there is one. To make `models/mine` takes minutes."""
+    """Each tested example, and the JSON block after it, if there is one. `models/mine` and MTEB take long."""
     every = [*blocks(), Block("", "", "", "")]
     return [
         pytest.param(
             recipe,
             after.content if after.language == "json" else "",
             id=recipe.heading,
-            marks=[pytest.mark.long] if MINE in recipe.content else [],
+            marks=[pytest.mark.long] if MINE in recipe.content or recipe.heading == "MTEB" else [],
         )
         for recipe, after in pairwise(every)
         if recipe.mark.startswith("tested")

@@ -89,15 +89,18 @@ def vectors_of(model: str) -> "tuple[np.ndarray[tuple[int, int], np.dtype[np.flo
     return np.array(vectors, dtype=np.float32), models, server.log
 
 
-def test_a_model_of_sentence_transformers_is_served(model: Path, cache: Path) -> None:
-    vectors, models, log = vectors_of(str(model))
+@pytest.mark.long
+def test_a_name_of_the_hub_is_served(model: Path, cache: Path, hub: Hub) -> None:
+    hub.folders["rain/my-model"] = {"main": model}
+    vectors, models, log = vectors_of("rain/my-model")
     expected = SentenceTransformer(str(model)).encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert models == ["my-model"]
     assert "making a bundle of" in log
     assert "comparing its tokens and vectors with those of sentence-transformers" in log
     assert "fp32: differs from torch by" in log
-    again = checked(str(model))
+    assert (cache / "hub" / "main" / "rain" / "my-model" / "embedding.json").is_file()
+    again = checked("rain/my-model")
     assert "my-model (default): '[X]', pooling mean" in again.stdout
     assert "is served as the bundle that was made of it" in again.stderr
     assert "making the graph" not in again.stderr
@@ -110,13 +113,6 @@ def test_a_changed_folder_is_another_model(model: Path, cache: Path, tmp_path: P
     os.utime(changed / "model.safetensors", (1, 1))
     assert "making a bundle of" in checked(str(changed)).stderr
     assert len(list(cache.glob("*/my-model/embedding.json"))) == 2
-
-
-def test_a_name_of_the_hub_is_a_model(model: Path, cache: Path, hub: Hub) -> None:
-    hub.folders["rain/my-model"] = {"main": model}
-    found = checked("rain/my-model")
-    assert "my-model (default): '[X]', pooling mean" in found.stdout, found.stderr
-    assert (cache / "hub" / "main" / "rain" / "my-model" / "embedding.json").is_file()
 
 
 def test_without_torch_the_graph_of_the_repository_is_served(

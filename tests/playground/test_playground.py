@@ -362,6 +362,7 @@ def test_a_mask_in_the_text_is_text(visitor: Visitor) -> None:
     expect(visitor.page.locator(".sequence .token.text .word")).to_have_text(["[", "m", "##a", "##s", "##k", "]"])
 
 
+@pytest.mark.long
 def test_a_very_long_text_shows_both_ends_of_what_is_cut(visitor: Visitor, service: httpx.Client) -> None:
     cut = 30_000 - service.get("/info").json()["template"]["text_tokens"]
     visitor.turn_to("tokens")
@@ -375,6 +376,7 @@ def test_a_very_long_text_shows_both_ends_of_what_is_cut(visitor: Visitor, servi
 # Odd texts and limits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", TOOLS)
 def test_any_text_is_shown_as_it_was_typed(visitor: Visitor, tool: str) -> None:
     visitor.turn_to(tool)
@@ -391,6 +393,7 @@ def test_any_text_is_shown_as_it_was_typed(visitor: Visitor, tool: str) -> None:
     assert visitor.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", ["compare", "search", "map"])
 def test_no_text_is_said_and_asks_for_nothing(visitor: Visitor, tool: str) -> None:
     visitor.turn_to(tool)
@@ -408,6 +411,7 @@ def test_no_text_has_tokens_all_the_same(visitor: Visitor) -> None:
     expect(visitor.page.locator(".sequence .token.text")).to_have_count(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", ["compare", "search", "map"])
 def test_one_line_is_enough(visitor: Visitor, tool: str) -> None:
     visitor.turn_to(tool)
@@ -416,6 +420,7 @@ def test_one_line_is_enough(visitor: Visitor, tool: str) -> None:
     expect(visitor.alert()).to_be_empty()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("tool", "limit"), [("compare", 64), ("search", 2000), ("map", 2000)])
 def test_the_limit_works_and_one_more_is_said(visitor: Visitor, tool: str, limit: int) -> None:
     visitor.turn_to(tool)
@@ -432,6 +437,7 @@ def test_the_limit_works_and_one_more_is_said(visitor: Visitor, tool: str, limit
     expect(visitor.alert()).to_be_empty()
 
 
+@pytest.mark.long
 def test_alike_lines_have_a_map(visitor: Visitor) -> None:
     visitor.turn_to("map")
     visitor.run("map", lines="a man\na man\na man")
@@ -620,6 +626,7 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor) -> None:
     expect(page.get_by_role("status")).to_have_text("8 texts of 8, best first.")
 
 
+@pytest.mark.long
 def test_tabs_are_a_tablist(visitor: Visitor) -> None:
     page = visitor.page
     page.get_by_role("tab", name="Compare").focus()
@@ -640,6 +647,7 @@ def test_tabs_are_a_tablist(visitor: Visitor) -> None:
         assert page.locator("[role=tab][tabindex='0'], [role=tab]:not([tabindex])").all_inner_texts() == [name]
 
 
+@pytest.mark.long
 def test_every_point_can_be_reached_and_read(visitor: Visitor) -> None:
     page = visitor.page
     visitor.turn_to("map")
@@ -668,6 +676,7 @@ def test_every_point_can_be_reached_and_read(visitor: Visitor) -> None:
     expect(visitor.result("map").locator(".tip")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
     visitor.run("compare", lines="a man\ntwo dogs")
     page = visitor.page
@@ -718,6 +727,7 @@ def test_what_a_screen_reader_meets(visitor: Visitor) -> None:
     expect(page.get_by_role("contentinfo")).to_be_visible()
 
 
+@pytest.mark.long
 def test_every_control_has_a_name(visitor: Visitor) -> None:
     for tool in TOOLS:
         visitor.turn_to(tool)
@@ -726,6 +736,7 @@ def test_every_control_has_a_name(visitor: Visitor) -> None:
                 expect(control).to_have_accessible_name(re.compile(r"\w"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_keyboard_reaches_every_control_and_focus_is_seen(visitor: Visitor, tool: str) -> None:
     ring = "(element) => { const s = getComputedStyle(element); return [s.outlineStyle, s.outlineWidth] }"
@@ -754,6 +765,7 @@ def test_the_keyboard_reaches_every_control_and_focus_is_seen(visitor: Visitor, 
 # Looks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_stands_out(browser: Browser, url: str, scheme: str) -> None:
     """WCAG AA, on the colours that Chromium computed; cells of the heat map and tokens of each kind included."""
@@ -783,6 +795,7 @@ def test_every_word_stands_out(browser: Browser, url: str, scheme: str) -> None:
     context.close()
 
 
+@pytest.mark.long
 def test_the_heat_map_follows_the_scheme(visitor: Visitor) -> None:
     cell = visitor.result("compare").locator("td[data-row]").first
     light = cell.evaluate("(cell) => cell.style.backgroundColor")
@@ -791,6 +804,7 @@ def test_the_heat_map_follows_the_scheme(visitor: Visitor) -> None:
     assert [text for text in visitor.page.evaluate(CONTRAST) if text["ratio"] < text["least"]] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_edge_of_a_control_and_the_focus_stand_out(visitor: Visitor, scheme: Scheme) -> None:
     """At 3:1, which WCAG AA asks of what tells a control from the page."""
@@ -813,6 +827,7 @@ def overlaps(boxes: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [375, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_picture_of_the_page_has_the_colours_of_its_scheme_and_nothing_overlaps(
@@ -843,6 +858,7 @@ def test_a_picture_of_the_page_has_the_colours_of_its_scheme_and_nothing_overlap
         assert counts[ink] > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [320, 360])
 def test_a_phone_never_scrolls_sideways(visitor: Visitor, width: int) -> None:
     visitor.page.set_viewport_size({"width": width, "height": 740})
@@ -866,6 +882,7 @@ def test_a_phone_never_scrolls_sideways(visitor: Visitor, width: int) -> None:
         pytest.fail("the region never scrolled")
 
 
+@pytest.mark.long
 def test_less_motion_is_none(visitor: Visitor) -> None:
     durations = """() => [...document.querySelectorAll("*")].map((element) => {
       const style = getComputedStyle(element);

@@ -506,6 +506,7 @@ def test_a_model_that_is_lost_ends_the_process(bundle: Path) -> None:
 # The end of the process without a word
 
 
+@pytest.mark.long
 def test_killed_under_load_and_started_again(bundle: Path) -> None:
     """Requests in flight are lost, and the clients know; on the same port the same answers come again."""
     port = str(free_port())

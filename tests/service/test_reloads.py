@@ -165,7 +165,7 @@ class Load:
         self.stop.set()
 
 
-@pytest.mark.parametrize(("reloads", "requests"), [(10, 500), pytest.param(200, 10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("reloads", "requests"), [(10, 500), pytest.param(100, 4_000, marks=pytest.mark.long)])
 def test_reloads_under_load_lose_nothing_on_any_road(
     serve: Serve, bundles: Bundles, reloads: int, requests: int
 ) -> None:

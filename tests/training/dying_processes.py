@@ -1,4 +1,4 @@
-"""cloze.training.fit where processes kill themselves once: each at the step that DIES, JSON, has for its rank.
+"""cloze.training.fit where processes kill themselves once, each at the step that DIES, JSON, has for its rank, if any.
 
 One that has died leaves a file with its rank in the folder DEAD, and goes on when torchrun starts it again.
 """
@@ -15,7 +15,7 @@ from cloze.training.loop import run as loop
 from cloze.training.loop.callbacks import Journal
 
 RANK = os.environ.get("RANK", "0")
-STEP = json.loads(os.environ["DIES"])[RANK]
+STEP = json.loads(os.environ["DIES"]).get(RANK)
 DEAD = Path(os.environ["DEAD"], RANK)
 
 

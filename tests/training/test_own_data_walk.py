@@ -91,7 +91,7 @@ def test_documents_and_queries_become_a_served_bundle(
     """A folder of Markdown, and a table that names its files, with the model that comes with Cloze."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(rounds, "STEPS", 8)
+    monkeypatch.setattr(rounds, "STEPS", 4)
     Path("docs").mkdir()
     for number, (name, text) in enumerate(PAGES.items()):
         Path("docs", f"{name}.md").write_text(f"# {name}\n\n{text}\n", encoding="utf-8")
@@ -153,7 +153,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     )
     assert (install.split()[:3], folder.split()[0]) == (["python3", "-m", "venv"], "mkdir")
     assert script.count(SIZES) == 1
-    Path("make_text.py").write_text(script.replace(SIZES, "DOCUMENTS, LEARN, CHECK = 150, 20, 20"), encoding="utf-8")
+    Path("make_text.py").write_text(script.replace(SIZES, "DOCUMENTS, LEARN, CHECK = 60, 16, 10"), encoding="utf-8")
     make_text, *in_process, export_and_serve, request = steps
     subprocess.run([sys.executable, *shlex.split(make_text)[1:]], check=True)
     export, serve = export_and_serve.splitlines()

@@ -26,6 +26,7 @@ print(available_cpus())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="it is about the other systems")
 def test_the_commands_can_be_imported_where_the_system_is_not_linux() -> None:
     found = subprocess.run(

@@ -102,9 +102,9 @@ def test_the_layers_written_out_equal_the_encoders_own(
 @pytest.mark.parametrize(
     ("family", "case", "forms"),
     [
-        *(("tiny_bert", case, ("rows", "fusible", "exact")) for case in ("mask", "mean-denoised")),
-        *(("tiny_bert", case, ("rows",)) for case in ("denoised", "prefix-mask", "cls", "mean")),
-        ("tiny_roberta", "mask", ("rows", "fusible", "exact")),
+        ("tiny_bert", "mask", ("rows", "fusible", "exact")),
+        *(("tiny_bert", case, ("rows",)) for case in ("mean-denoised", "cls", "mean")),
+        ("tiny_roberta", "mask", ("rows", "exact")),
     ],
 )
 def test_graphs_equal_torch(
@@ -132,14 +132,6 @@ def test_the_difference_is_that_of_components_and_of_directions(tiny_bert: Path)
     gaps = np.abs([own[:, 0] + own[:, 1], own[:, 1] - own[:, 0]])
     found = difference(encoder, Turned(), texts)  # type: ignore[arg-type]
     assert found == pytest.approx((gaps.max() / lengths.max(), cosines.mean(), cosines.min()), rel=1e-5)
-
-
-def test_rows_equal_the_plain_graph(tiny_bert: Path, tmp_path: Path) -> None:
-    """The plain graph holds transformers' own layers; the others were written out here."""
-    encoder, rows = traced(tiny_bert)
-    texts = probes(encoder.config.max_tokens)
-    plain = runner(trace(encoder, "plain"), encoder, tmp_path).embed(texts)
-    np.testing.assert_allclose(runner(rows, encoder, tmp_path).embed(texts), plain, atol=1e-5 * np.abs(plain).max())
 
 
 @pytest.mark.parametrize(("case", "read"), [("mask", True), ("cls", True), ("mean", False)])
@@ -176,15 +168,19 @@ def test_an_architecture_unlike_berts_keeps_its_own_layers(tmp_path: Path, tiny_
     assert difference(encoder, runner(int8(encoder, rows), encoder, tmp_path), texts).largest < 0.1
 
 
+@pytest.mark.long
 def test_graphs_hold_a_kept_head_and_a_continuous_template(tiny_roberta: Path, tmp_path: Path) -> None:
     """Tracing takes long: another head and other places of [MASK] are in tests/test_agreement.py."""
-    encoder = load(tiny_roberta, "denoised")
+    encoder = load(tiny_roberta, "denoised").train()
+    attention = encoder.backbone.config._attn_implementation
     torch.manual_seed(0)
     encoder.head = ProjectionHead("transform", encoder.backbone.config)
     encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.backbone.get_input_embeddings())
     torch.nn.init.normal_(encoder.continuous.vectors)
     rows, texts = trace(encoder), probes(encoder.config.max_tokens)
     fused = fuse(trace(encoder, "fusible"), encoder)
+    assert encoder.training  # as it was before
+    assert encoder.backbone.config._attn_implementation == attention
     for model, tolerance in ((rows, 1e-5), (fused, 1e-5), (halve(fused), 5e-3), (int8(encoder, rows), 0.05)):
         assert difference(encoder, runner(model, encoder, tmp_path), texts).largest < tolerance
 
@@ -222,16 +218,6 @@ def test_no_path_of_this_machine_is_in_a_graph(tiny_bert: Path) -> None:
     assert str(Path(__file__).parents[3]).encode() not in traced(tiny_bert)[1].SerializeToString()
 
 
-def test_tracing_leaves_the_encoder_as_it_was(tiny_bert: Path) -> None:
-    encoder = load(tiny_bert).train()
-    before = encoder.embed(["two dogs"])
-    attention = encoder.backbone.config._attn_implementation
-    trace(encoder)
-    assert encoder.training
-    assert encoder.backbone.config._attn_implementation == attention
-    np.testing.assert_array_equal(encoder.embed(["two dogs"]), before)
-
-
 @pytest.mark.parametrize(("case", "whole"), [("mask", 1), ("mean", 2)])
 def test_every_layer_is_fused(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, case: str, whole: int) -> None:
     encoder, fusible = traced(tiny_bert, case, "fusible")
@@ -259,7 +245,7 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data, indices, axis),)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "weightedmean", "mean_sqrt_len_tokens"])
+@pytest.mark.parametrize("pooling", ["weightedmean", "mean_sqrt_len_tokens"])  # a mean has no operator beside theirs
 def test_fp16_holds_the_sums_of_a_long_text(pooling: PoolingMode, tiny_bert: Path, tmp_path: Path) -> None:
     """In arithmetic of 16 bits, which a GPU has; ONNX Runtime computes in 32 on a CPU. 1 to 400 add up to 80,200."""
     long = Path(shutil.copytree(tiny_bert, tmp_path / "long"))

@@ -162,15 +162,15 @@ def undisturbed(rank: int, words: Words, folder: Path) -> None:
 
 @pytest.mark.long
 def test_torchrun_restarts_killed_processes_and_the_weights_are_the_same(words: Words, tmp_path: Path) -> None:
-    """First the second process dies, then the first one, which writes the checkpoints."""
+    """The first process dies, which writes the checkpoints."""
     (tmp_path / "whole").mkdir()
     in_two(undisturbed, tmp_path / "whole", words, tmp_path / "whole" / "run")
     run, dead = tmp_path / "run", tmp_path / "dead"
     dead.mkdir()
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     script = Path(__file__).parents[1] / "dying_processes.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "DEAD": str(dead), "DIES": '{"1": 7, "0": 12}'}
+    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "DEAD": str(dead), "DIES": '{"0": 12}'}
     result = subprocess.run(
         [sys.executable, *launcher, script, "simcse", *arguments(words), "--out", run],
         env=environment,
@@ -179,8 +179,8 @@ def test_torchrun_restarts_killed_processes_and_the_weights_are_the_same(words: 
         timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
-    assert len(list(dead.iterdir())) == 2
+    assert len(list(dead.iterdir())) == 1
     continued = re.findall(rf"continuing from {run}/checkpoint-(\d+)", result.stderr)
-    assert continued == ["5", "10"]
+    assert continued == ["10"]
     assert result.stderr.count("finished: ") == 1
     assert_same(run, tmp_path / "whole" / "run")

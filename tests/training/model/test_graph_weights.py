@@ -10,6 +10,7 @@ import pytest
 import torch
 from made_once import made_once
 from onnx import ModelProto
+from tiny_graphs import traced
 
 from cloze.encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
@@ -25,7 +26,6 @@ from cloze.training.fit import main as fit
 from cloze.training.model.encoder import SentenceEncoder, positions
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.graph_weights import KEY, VALUE
-from cloze.training.model.token_weights import TokenWeights
 
 MASK = {"template": '"[X]" means [MASK].', "pooling": "mask"}
 MEAN = {"template": "[X]", "pooling": "mean"}
@@ -91,18 +91,7 @@ def test_an_fp32_graph_has_all_weights(
             torch.testing.assert_close(state[name], weight, rtol=0, atol=0)
 
 
-def test_an_int8_graph_has_the_weights_of_tokens(tiny_bert: Path, tmp_path: Path) -> None:
-    encoder = random_encoder(tiny_bert, **MEAN)
-    weights = np.linspace(0.1, 1, encoder.word_embeddings.num_embeddings)
-    encoder.token_weights = TokenWeights(weights[:, None])
-    feeds = vocabulary_feeds(encoder.text_encoder)
-    int8 = quantise(trace(encoder, "exact"), feeds, one_row(encoder))
-    found = SentenceEncoder.load(str(write(encoder, tiny_bert, tmp_path / "bundle", {"int8": int8})), max_tokens=48)
-    assert found.token_weights is not None
-    assert torch.equal(found.token_weights.table, encoder.token_weights.table)
-    assert cosines(found.embed(probes(48)), encoder.embed(probes(48))).min() > 0.99
-
-
+@pytest.mark.long
 def test_a_bundle_is_exported_in_another_precision(int8_bundle: Path, tmp_path: Path) -> None:
     """As the model that comes with Cloze is for a GPU: its one graph is int8, which gives the weights."""
     export([str(int8_bundle), str(tmp_path / "half"), "--precision", "fp16"])
@@ -159,8 +148,9 @@ def test_a_bundle_is_converted_without_its_run(int8_bundle: Path, tmp_path: Path
 
 
 def test_a_graph_that_cannot_be_read_is_named(tiny_bert: Path, int8_bundle: Path, tmp_path: Path) -> None:
-    encoder = random_encoder(tiny_bert, **MEAN)
-    fused = write(encoder, tiny_bert, tmp_path / "fused", {"fp32": fuse(trace(encoder, "fusible"), encoder)})
+    encoder = SentenceEncoder.load(str(tiny_bert), **MEAN)
+    model = fuse(traced(encoder, tiny_bert, "fusible"), encoder)
+    fused = write(encoder, tiny_bert, tmp_path / "fused", {"fp32": model})
     with pytest.raises(
         EncoderError, match="fused has no graph from which weights can be read, which is one in fp32 or"
     ):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from test_graph_weights import write
 
 from cloze.training.errors import EncoderError
 from cloze.training.export.graph import fuse, trace
@@ -98,6 +99,11 @@ def test_a_graph_has_the_weights(name: str, tiny_bert: Path, tmp_path: Path) -> 
     assert errors.max() < {"rows": 1e-5, "fused": 1e-5, "int8": 0.1}[name]
     if name == "int8":  # exactly the same in any batch, whose padding changes the order of sums
         np.testing.assert_array_equal(np.concatenate([graph.embed([text]) for text in TEXTS]), found)
+        bundle = write(encoder, tiny_bert, tmp_path / "bundle", {"int8": model})
+        again = SentenceEncoder.load(str(bundle), max_tokens=48)
+        assert again.token_weights is not None
+        assert torch.equal(again.token_weights.table, encoder.token_weights.table)  # type: ignore[union-attr]
+        np.testing.assert_allclose(again.embed(TEXTS), expected, atol=0.1 * np.linalg.norm(expected, axis=1).max())
 
 
 def test_what_is_added_is_rounded_after_the_weights() -> None:
