@@ -33,7 +33,7 @@ EXAMPLES ?= 1000
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 
-.PHONY: serve check site test test-all tests-in-processes tests-in-containers properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check site test test-all tests-in-processes tests-in-containers tests-in-browser properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/cloze serve --bundle $(MODEL)
@@ -54,13 +54,16 @@ test: .venv/dev
 	$(PYTEST)
 
 test-all: .venv/dev .venv-clients
-	$(MAKE) --jobs 2 --output-sync tests-in-processes tests-in-containers
+	$(MAKE) --jobs 2 --output-sync=line tests-in-processes tests-in-browser
 
 tests-in-processes:
-	nice $(PYTEST) -m "not container and not ray"
+	nice $(PYTEST) -m "not container and not ray and not browser"
 
-tests-in-containers: # and in clusters of Ray; they wait most of the time, and share one engine
+tests-in-containers: # and in clusters of Ray; they wait much of the time, and share one engine
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART)
+
+tests-in-browser: tests-in-containers # not beside them: Chromium gives up its requests when a network comes or goes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/playground tests/evaluation
 
 properties: .venv/dev
 	EXAMPLES=$(EXAMPLES) $(PYTEST) $$(git grep -l "^from hypothesis" tests)

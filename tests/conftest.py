@@ -52,7 +52,10 @@ hypothesis.settings.load_profile("cloze")
 
 ENGINE_LEFT = pytest.StashKey[str | None]()  # why the engine of the containers could not be taken down
 
-APART = ("bulk", "containers", "ray")  # the folders in which `make test-all` runs tests marked container or ray
+APART = {  # the folders in which `make test-all` runs the tests with a mark
+    **dict.fromkeys(("container", "ray"), ("bulk", "containers", "ray")),
+    "browser": ("evaluation", "playground"),
+}
 
 SENTENCES = [
     "A man is playing the guitar on a stage.",
@@ -71,11 +74,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        apart = {"container", "ray"} & {mark.name for mark in item.iter_markers()}
-        if apart and item.path.parent.name not in APART:
-            raise pytest.UsageError(
-                f"{item.nodeid} is marked {apart.pop()}: `make test-all` would not run it in {item.path.parent}"
-            )
+        for mark in item.iter_markers():
+            if item.path.parent.name not in APART.get(mark.name, (item.path.parent.name,)):
+                raise pytest.UsageError(
+                    f"{item.nodeid} is marked {mark.name}: `make test-all` would not run it in {item.path.parent}"
+                )
 
 
 @pytest.hookimpl(trylast=True)  # when the workers have ended

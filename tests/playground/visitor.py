@@ -32,7 +32,9 @@ class Visitor:
     def open(self) -> None:
         """The page has run its first example when this returns."""
         self.page.goto(self.url)
-        expect(self.result("compare").get_by_role("table")).to_be_visible()
+        table = self.result("compare").get_by_role("table")
+        self.wait_until(lambda: table.is_visible() or self.complaints)
+        assert self.complaints == []
         self.settle("compare")
 
     def leave(self) -> None:
