@@ -115,10 +115,8 @@ class _Graph:
             if matrix in self.arrays and not matrix.startswith(PREFIX):
                 if node.op_type == CODED:
                     yield self._decoded(node)
-                elif node.op_type in ("MatMul", "Gemm"):
-                    transposed = any(each.name == "transB" and each.i for each in node.attribute)
-                    weights = self.arrays[matrix].T if transposed else self.arrays[matrix]
-                    yield weights, np.zeros(weights.shape[1], np.float32)
+                elif node.op_type == "MatMul":
+                    yield self.arrays[matrix], np.zeros(self.arrays[matrix].shape[1], np.float32)
 
     def _decoded(self, node: NodeProto) -> _Product:
         """codes · scales, for activations that are codes times a step: one for each channel, or one for all."""
