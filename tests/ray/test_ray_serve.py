@@ -40,9 +40,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator["Nodes"]:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
+    from ray.serve._private import api, client
+
     from benchmarks import ray_cluster
 
-    ray_cluster.HANGING = PATIENCE  # type: ignore[misc]
+    ray_cluster.HANGING = api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = PATIENCE  # type: ignore[misc]
     nodes = ray_cluster.Nodes(2)
     yield nodes
     nodes.close()
