@@ -395,7 +395,7 @@ def test_any_text_is_shown_as_it_was_typed(visitor: Visitor, tool: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("tool", ["compare", "search", "map"])
-def test_no_text_is_said_and_asks_for_nothing(visitor: Visitor, tool: str) -> None:
+def test_a_missing_text_is_reported_without_a_request(visitor: Visitor, tool: str) -> None:
     visitor.turn_to(tool)
     asked = len(visitor.requests)
     visitor.page.locator(f"#{tool}-lines").fill("  \n\n \t ")
@@ -404,7 +404,7 @@ def test_no_text_is_said_and_asks_for_nothing(visitor: Visitor, tool: str) -> No
     assert len(visitor.requests) == asked
 
 
-def test_no_text_has_tokens_all_the_same(visitor: Visitor) -> None:
+def test_a_missing_text_has_the_tokens_of_the_template(visitor: Visitor) -> None:
     visitor.turn_to("tokens")
     visitor.run("tokens", text="")
     expect(visitor.page.locator(".sequence .token.mask")).to_have_count(1)

@@ -138,7 +138,7 @@ class _Traced(nn.Module):
 
     def __init__(self, encoder: SentenceEncoder, form: Form | Literal["plain"]) -> None:
         super().__init__()
-        # the one module that holds the encoder: a weight with two names could have either one in the graph
+        # the only module that holds the encoder, so that each weight has one name
         self.read = _Plain(encoder) if form == "plain" else WrittenOut(encoder, form)
         if encoder.config.denoising:
             lengths = torch.arange(encoder.text_encoder.text_tokens + 1)

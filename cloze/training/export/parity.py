@@ -48,10 +48,10 @@ def difference(encoder: SentenceEncoder, graph: GraphEncoder, texts: Sequence[st
     A text whose vector is almost 0, such as the empty one with denoising, has no cosine.
     """
     alone = _alone(encoder.embed, texts)  # (n, d)
-    every, few = np.arange(len(texts)), sorted({0, 1, len(texts) - 1})  # to pad all texts to the longest takes long
+    few = sorted({0, 1, len(texts) - 1})  # to pad all texts to the longest takes long
     padded = graph.embed([texts[row] for row in few], 10**9)
     found = np.concatenate([_alone(graph.embed, texts), graph.embed(texts, 256), padded])  # (2n + few, d)
-    expected = alone[np.concatenate([every, every, few])]
+    expected = np.concatenate([alone, alone, alone[few]])
     lengths = np.linalg.norm(expected, axis=-1)
     longest = lengths.max()
     some = lengths > SHORT * longest

@@ -389,12 +389,11 @@ def test_compile_reaches_what_embeds_the_texts(
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_method_trains_the_same(words: Words, tmp_path: Path) -> None:
     """Compilation takes most of a minute; what other methods compile is tested above."""
-    name = "sg-opt"
-    keys = beside(name, words, tmp_path)
+    keys = beside("sg-opt", words, tmp_path)
     losses = []
     for compiled in ("false", "true"):
         changed = keys | {"compile": [compiled], "max_steps": ["2"], "log_steps": ["1"]}
-        fit(load_recipe(name, changed), Run(tmp_path / compiled))
+        fit(load_recipe("sg-opt", changed), Run(tmp_path / compiled))
         losses.append([line["loss"] for line in log(tmp_path / compiled) if "loss" in line])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert weights(tmp_path / "false").keys() == weights(tmp_path / "true").keys()
