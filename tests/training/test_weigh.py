@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_models import edit, model_of
+from sentence_transformers.base.modules import Dense
 from test_average import make_run
 from tiny_graphs import export_graphs_of
 
@@ -14,6 +16,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.training.average import main as average
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
+from cloze.training.hub.adoption import adopted
 from cloze.training.hub.sentence_transformer import write
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.weigh import main
@@ -107,6 +110,15 @@ def test_an_encoder_needs_no_training(
     assert f"With {tiny_bert.name} in `RUN`:\n\n```sh\ncloze weigh RUN --corpus lines.txt" in card
 
 
+def test_a_model_of_the_library_keeps_its_limit_and_prompts(tiny_bert: Path, corpus: Path, tmp_path: Path) -> None:
+    model = model_of(tmp_path, tiny_bert)
+    edit(model / "config_sentence_transformers.json", prompts={"query": "find: "})
+    main([str(model), "--corpus", str(corpus), "--out", str(tmp_path / "weighed")])
+    found = SentenceEncoder.load(str(tmp_path / "weighed"))
+    assert found.config == adopted(str(model), TEXTS).config
+    assert found.token_weights is not None
+
+
 def test_what_cannot_be_weighed_is_one_line(
     run: Path, tiny_bert: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,8 +127,10 @@ def test_what_cannot_be_weighed_is_one_line(
     library = tmp_path / "library"  # of sentence-transformers
     library.mkdir()
     write(SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls"), library, TEXTS)
+    dense = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))
     out = tmp_path / "out"
     cases = {
+        f"{dense} has layers behind its pooling, which a run cannot hold": [str(dense)],
         f"{library} reads its vector by cls; only the tokens of a mean have weights": [str(library)],
         f"{masked} reads its vector by mask; only the tokens of a mean have weights": [str(masked)],
         "is not an empty folder; choose another --out": [str(run), "--out", str(run / "model")],

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from cloze.encoding.template import TEXT
 from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus
-from cloze.training.encoder_source import encoder_folder, kind_of, saved_config
-from cloze.training.errors import RunError
-from cloze.training.hub.sentence_transformer import is_sentence_transformer, saved_settings
+from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
+from cloze.training.errors import EncoderError, RunError
+from cloze.training.hub.adoption import CHECKED, adopted
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 
@@ -29,8 +31,8 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
 
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
-    run, kind, folder = Run.fresh(out), kind_of(model), encoder_folder(model)
-    encoder = SentenceEncoder.load(folder, **(_settings(Path(folder)) if kind == "encoder" else {}))
+    run, kind = Run.fresh(out), kind_of(model)
+    encoder = _encoder(model) if kind == "encoder" else SentenceEncoder.load(model)
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
     corpus = read_corpus(paths, columns)
@@ -45,11 +47,16 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     console.print(f"{run.model}: {model} with token weights; next: cloze export {out} models/NAME")
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """What an encoder's folder does not say to SentenceEncoder.load. A bare encoder is read as a mean."""
-    if is_sentence_transformer(folder):
-        return saved_settings(folder)
-    return {} if saved_config(folder) else {"template": "[X]", "pooling": "mean"}
+def _encoder(source: str) -> SentenceEncoder:
+    """An encoder that is neither run nor bundle, read as it says itself; a bare one is read as a mean."""
+    if saved_config(Path(encoder_folder(source))) is not None:
+        return SentenceEncoder.load(source)
+    if own_reading(source) is None:
+        return SentenceEncoder.load(source, template=TEXT, pooling="mean")
+    encoder = adopted(source, CHECKED)
+    if isinstance(encoder.head, AdoptedHead):
+        raise EncoderError(f"{source} has layers behind its pooling, which a run cannot hold; it cannot be weighed")
+    return encoder
 
 
 def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:
