@@ -215,10 +215,34 @@ def test_nothing_is_there(tmp_path: Path) -> None:
 
 
 def test_files_of_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "a.csv").write_text("text,key\na,1\n")
+    (tmp_path / "csv" / "b.csv").write_text("key,words\n1,a\n")
+    with pytest.raises(
+        SourceError, match=r"b\.csv does not have the columns text \(string\), key \(string\) of the files"
+    ):
+        read(Source.find(str(tmp_path / "csv")))
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", [{"text": "a", "place": "not a number"}])
-    with pytest.raises(SourceError, match=r"b\.parquet does not have the columns of .*a\.parquet"):
-        read(Source.find(str(tmp_path)))
+    with pytest.raises(SourceError, match=r"b\.parquet does not have the columns .* of the files before it"):
+        read(Source.find(f"{tmp_path}/*.parquet"))
+
+
+def test_a_file_without_rows_may_be_the_first(tmp_path: Path) -> None:
+    """As the partitions of a distributed job are."""
+    (tmp_path / "a.csv").write_text("text,key\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(SourceError, match="has no rows"):
+        Source.find(str(tmp_path))
+    (tmp_path / "c.csv").write_text("text,key\na,1\n")
+    assert [row["text"] for row in rows(Source.find(str(tmp_path)))] == ["a"]
+
+
+def test_two_columns_of_a_parquet_file_with_one_name(tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["text", "x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"a\.parquet has two columns of the name 'x'; rename one of them"):
+        Source.find(str(tmp_path / "a.parquet"))
 
 
 def test_a_line_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,12 @@ async def test_an_alias_may_choose_a_named_template(client: MakeClient, tmp_path
         }
         assert all(card["templates"] == named for card in cards.values())
         assert (await http.get("/v1/models/store")).json() == cards["store"]
+        found = (await http.get("/models/ask/info")).json()["template"]
+        assert found["text"] == named["query"]
+        assert found["text_tokens"] + found["template_tokens"] == (await http.get("/info")).json()["max_input_length"]
+        both = await http.post("/models/ask/v1/embeddings", json={"input": "a man", "model": "store"})
+        assert both.status_code == 400
+        assert "two templates are named, 'query' and 'document'; name one of them" in both.text
         tokens = (await http.post("/tokenize", json={"inputs": "a man", "model": "ask"})).json()[0]
         assert [token["text"] for token in tokens if token["template"]][1] == "q"
         labels = await http.post("/predict", json={"inputs": "a man", "model": "ask"})

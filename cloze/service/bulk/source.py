@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from cloze.encoding.errors import OptionError
-from cloze.encoding.rows import COMPRESSIONS, ENDINGS, Row, RowsError, ending_of, read_rows, uncompressed
+from cloze.encoding.rows import COMPRESSIONS, ENDINGS, SEPARATORS, Row, RowsError, ending_of, read_rows, uncompressed
 from cloze.service.bulk.embed import check_columns
 
 BUFFER: Final = 2**16  # bytes
@@ -81,10 +81,14 @@ class Source:
     ) -> "Source":
         """Find a file, the files of a folder or of a pattern, or those of a URL such as s3://bucket/folder.
 
-        Raises SourceError where there is none, and OptionError where the first file does not have these columns.
+        The first file with rows decides the columns. Raises SourceError where there is none, and OptionError where it
+        does not have these columns.
         """
         filesystem, files = _find(location)
-        names, schema_of = _columns(filesystem, files[0].path)
+        found = next(filter(None, (_columns(filesystem, file.path) for file in files)), None)
+        if found is None:
+            raise SourceError(f"{location} has no rows")
+        names, schema_of = found
         wanted = {*(columns or names), text_column, *filter(None, [id_column])}
         if missing := sorted(wanted.difference(names)):
             raise OptionError(f"there is no column {missing[0]!r}; the columns are {', '.join(names)}")
@@ -119,7 +123,7 @@ class Source:
         if any(name not in contents.schema_arrow.names for name in self.schema.names) or not all(
             contents.schema_arrow.field(field.name).type == field.type for field in self.schema
         ):
-            raise SourceError(f"{path} does not have the columns of {self.files[0].path}; embed it by itself")
+            raise self._other_columns(path)
         row_bytes = self.files[file].size / max(contents.metadata.num_rows, 1)
         number = first = 0
         for group in range(contents.num_row_groups):
@@ -143,11 +147,22 @@ class Source:
         content = uncompressed(stream, path)
         rows, number, start = (row for _, row in read_rows(content, path)), 0, 0
         while chunk := list(islice(rows, self.rows_per_part)):
+            named = (
+                next((row for row in chunk if not isinstance(row, str)), None)
+                if ending_of(path) in SEPARATORS
+                else None
+            )
+            if named is not None and not named.keys() >= set(self.schema.names):
+                raise self._other_columns(path)
             end = stream.tell()
             if not skip(number):
                 table, failures = self._table(file, number * self.rows_per_part, chunk)
                 yield Part(file, number, table, failures, end - start)
             number, start = number + 1, end
+
+    def _other_columns(self, path: str) -> SourceError:
+        columns = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
+        return SourceError(f"{path} does not have the columns {columns} of the files before it; embed it by itself")
 
     def _table(self, file: int, first: int, rows: list[Row]) -> tuple[pa.Table, list[Failure]]:
         """Return the rows as a table, and those that are not like the others. `first` is the first row's index."""
@@ -227,25 +242,34 @@ def _hidden(path: str) -> bool:
     return any(part[0] in "._" for part in path.split("/"))
 
 
-def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[[Sequence[str]], pa.Schema]]:
-    """Return the columns of a file, and what gives the types of some of them; of a .jsonl its first rows decide."""
+def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[[Sequence[str]], pa.Schema]] | None:
+    """Return the columns of a file, and what gives the types of some of them; of a .jsonl its first rows decide.
+
+    None of a file of texts without rows, as a partition may be.
+    """
     if path.endswith(".parquet"):
         with _opened(filesystem, path) as raw:
             schema = pq.read_schema(raw).remove_metadata()
+        twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(f"{path} has two columns of the name {twice!r}; rename one of them")
         return schema.names, lambda names: pa.schema([schema.field(name) for name in names])
     rows = _sample(filesystem, path)
+    if not rows:
+        return None
     return list(dict.fromkeys(name for _, row in rows for name in row)), lambda names: pa.schema(
         [(name, _type(path, name, [(line, row.get(name)) for line, row in rows])) for name in names]
     )
 
 
 def _sample(filesystem: fs.FileSystem, path: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return the first rows that can be read, with their lines. Raises SourceError where none of them can be."""
     with _opened(filesystem, path) as raw:
         rows = list(islice(read_rows(uncompressed(io.BufferedReader(raw, BUFFER), path), path), SAMPLE))
     records = [(line, row) for line, row in rows if not isinstance(row, str)]
-    if not records:
-        reason = f"; line {rows[0][0]}: {rows[0][1]}" if rows else ""
-        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows{reason}")
+    if rows and not records:
+        (line, reason), *_ = rows
+        raise SourceError(f"{path} has no row that can be read in its first {SAMPLE} rows; line {line}: {reason}")
     return records
 
 

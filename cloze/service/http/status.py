@@ -51,11 +51,12 @@ async def live() -> Response:
 
 @router.get(INFO.path, summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
-    """Under /models/NAME, describe that model."""
+    """Under /models/NAME, describe that model; under an alias, with the template that it chooses."""
     services = context.services
     with lease(context) as model:
         settings, models, threads = services.settings, services.models, services.executors.threads
-        spec, encoder, session = model.bundle.spec, model.bundle.text_encoder, model.session
+        spec, session, template = model.bundle.spec, model.session, context.record.template
+        encoder = model.text_encoders[template]
         return Info(
             model_id=model.name,
             model_sha=model.graph,
@@ -85,7 +86,7 @@ async def info(context: Context) -> Info:
             max_tokenize_characters=MAX_TOKENIZE_CHARACTERS,
             max_decode_ids=MAX_DECODE_IDS,
             template=TemplateInfo(
-                text=spec.template,
+                text=spec.templates[template] if template else spec.template,
                 pooling=spec.pooling,
                 template_tokens=encoder.template_tokens,
                 text_tokens=encoder.text_tokens,

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -95,13 +95,15 @@ class Models:
     def find(self, *names: str | None) -> Model:
         """Return the model of a name or an alias, or the default: the caller leases it before anything else can run.
 
-        Raises ModelNotFound, and ValidationFailed where two models are named.
+        Raises ModelNotFound, and ValidationFailed where two models, or two templates of one, are named.
         """
-        resolved = (_target(self.aliases[name], self.served).model if name in self.aliases else name for name in names)
-        requested = list(dict.fromkeys(name for name in resolved if name))
-        if len(requested) > 1:
-            message = f"two models are named, {requested[0]!r:.200} and {requested[1]!r:.200}; name one of them"
-            raise ValidationFailed(message, "model")
+        targets = self._targets(names)
+        requested = list(dict.fromkeys(target.model for target in targets))
+        templates = list(dict.fromkeys(target.template for target in targets if target.template))
+        for kind, named in (("models", requested), ("templates", templates)):
+            if len(named) > 1:
+                message = f"two {kind} are named, {named[0]!r:.200} and {named[1]!r:.200}; name one of them"
+                raise ValidationFailed(message, "model")
         model = self.served.get(requested[0] if requested else self.default)
         if model is None:
             available = ", ".join((*self.served, *self.aliases))
@@ -114,8 +116,12 @@ class Models:
 
     def template(self, *names: str | None) -> str | None:
         """Return the named template that an alias among the names chooses; None if none does."""
-        chosen = (_target(self.aliases[name], self.served).template for name in names if name in self.aliases)
-        return next(filter(None, chosen), None)
+        return next((target.template for target in self._targets(names) if target.template), None)
+
+    def _targets(self, names: Sequence[str | None]) -> list[Target]:
+        """What each name or alias stands for."""
+        aliases, served = self.aliases, self.served
+        return [_target(aliases[name], served) if name in aliases else Target(name, None) for name in names if name]
 
     async def stop(self) -> None:
         """Stop every model at the end of its last lease."""
