@@ -12,7 +12,7 @@ from typing import Final
 
 from cloze.encoding.errors import OptionError
 
-__all__ = ["check_new_file", "exchange", "replacing", "write_whole"]
+__all__ = ["check_folder", "check_new_file", "exchange", "replacing", "write_whole"]
 
 HERE: Final = -100  # AT_FDCWD: paths are relative to the working directory
 EXCHANGE: Final = 2  # RENAME_EXCHANGE, renameat2(2)
@@ -56,6 +56,13 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_folder(path: Path) -> None:
+    """Check before long work that files can be written to a folder, which need not be there yet. Raises OSError."""
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    with tempfile.TemporaryFile(dir=there):
+        pass
 
 
 def check_new_file(path: Path) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "kind_of",
     "learnt_sentences",
     "named_templates",
+    "of_library",
     "own_reading",
     "saved_config",
 ]
@@ -95,6 +96,12 @@ def own_reading(source: str) -> dict[str, Any] | None:
         fields = _json(saved)
         return {key: value for key, value in upgrade(fields).items() if key in READING}
     return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+
+
+def of_library(source: str) -> bool:
+    """Whether sentence-transformers saved an encoder that is neither run nor bundle: a folder or a hub name."""
+    folder = Path(source)
+    return (folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE) or folder).is_file()
 
 
 def named_templates(source: str) -> dict[str, str]:

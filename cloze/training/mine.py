@@ -68,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if options.out.suffix not in ENDINGS:
         raise RunError(f"--out is {options.out}; its name must end in {', '.join(ENDINGS)}")
+    names = ["negative"] if options.negatives == 1 else [f"negative{n}" for n in range(1, options.negatives + 1)]
+    header = [*options.columns, *names]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise RunError(f"two columns of {options.out} would have the name {twice[0]!r}; rename one of --columns")
     check_new_file(options.out)
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
@@ -88,10 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"no pair has {options.negatives} negatives among its {options.depth} nearest texts with a margin of "
             f"{options.margin}; lower --margin or --negatives, raise --depth, or give more texts with --corpus"
         )
-    names = ["negative"] if options.negatives == 1 else [f"negative{n}" for n in range(1, options.negatives + 1)]
-    _write(options.out, [*options.columns, *names], rows)
-    columns = " ".join([*options.columns, *names])
-    next_words = f"--corpus {options.out} --columns {columns}"
+    _write(options.out, header, rows)
+    next_words = f"--corpus {options.out} --columns {' '.join(header)}"
     console.print(f"{options.out}: {len(rows):,} rows of {len(pairs):,} pairs; next: {next_words}")
 
 

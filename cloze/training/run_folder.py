@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 
 from cloze.command import is_full
 from cloze.encoding.bundle import SPEC_FILE, Bundle, Source
-from cloze.encoding.files import write_whole
+from cloze.encoding.files import check_folder, write_whole
 from cloze.training.data.corpus import Corpus
 from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
 from cloze.training.errors import RunError
@@ -177,11 +177,12 @@ class Run:
         return used
 
     def make(self) -> None:
-        """Make the folder, unless it is there. Raises RunError."""
+        """Make the folder, unless it is there. Raises RunError, also if nothing can be written to it."""
         try:
+            check_folder(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{self.path} cannot be made ({error.strerror}); choose another --out") from error
+            raise RunError(f"{self.path} cannot be written to ({error.strerror}); choose another --out") from error
 
     def start(self, recipe: Recipe, corpus: Corpus, inputs: Mapping[str, str]) -> None:
         """Make the folder with the recipe and the lists of text files, unless it has them.

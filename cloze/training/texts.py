@@ -27,6 +27,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from rich.console import Console
 
 from cloze.command import run
+from cloze.encoding.files import check_folder
 from cloze.options import Command
 from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
@@ -92,6 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
     if options.single_texts and not options.singles:
         raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
+    try:
+        check_folder(options.out)
+    except OSError as error:
+        raise RunError(f"{options.out} cannot be written to ({error.strerror}); choose another folder") from error
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
     rng, seen = random.Random(options.seed), set(excluded)
     blocks: list[list[str]] = []

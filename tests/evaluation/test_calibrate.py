@@ -164,6 +164,20 @@ def test_pairs_that_say_too_little_are_one_line_and_change_nothing(
     assert bundle.unchanged()
 
 
+def test_judgements_that_run_against_the_cosines_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = Bundle.load(write_bundle(tmp_path / "tiny"))
+    header, *rows = write_pairs(tmp_path / "pairs.csv", ["0", "1"] * 120).read_text().splitlines()
+    swapped = [row[:-1] + str(1 - int(row[-1])) for row in rows]
+    (tmp_path / "pairs.csv").write_text("\n".join([header, *swapped]) + "\n")
+    assert run(lambda: main([str(bundle.path), "--pairs", str(tmp_path / "pairs.csv")])) == 2
+    found = capsys.readouterr().err
+    assert "pairs with higher judgements have lower cosines; check that a high judgement means alike" in found
+    assert found.count("\n") == 1
+    assert bundle.unchanged()
+
+
 def test_where_a_file_has_both_it_is_the_score_that_counts(tmp_path: Path) -> None:
     """As in `evaluate`."""
     bundle = Bundle.load(write_bundle(tmp_path / "tiny"))

@@ -123,6 +123,23 @@ def test_a_client_saves_nothing_up_while_it_has_nothing_to_ask() -> None:
     assert Counter(seeds(queue, 50)) == {"a": 25, "b": 25}
 
 
+@pytest.mark.parametrize("served", [0, 10])
+def test_what_a_client_cancels_is_not_charged(served: int) -> None:
+    """Its later items have the turns that they would have had without it, and what ran is paid for."""
+    queue = Queue()
+    arrive(queue, "b", *[1] * 1000)
+    large = Waiting(1, Client("a"), 500)
+    queue.add(large)
+    kept = arrive(queue, "a", *[1] * 20)
+    seeds(queue, 2 * served)
+    queue.remove(large)
+    assert Counter(seeds(queue, 20)) == {"a": 10, "b": 10}
+    queue.remove(kept[10])
+    arrive(queue, "a", 1)
+    assert Counter(seeds(queue, 20)) == {"a": 10, "b": 10}
+    assert set(seeds(queue, 20)) == {"b"}
+
+
 def test_who_comes_last_among_many_is_served_within_the_bound() -> None:
     """C (1 + d / m) with 20 clients, d = m: at most 40 batches of one item."""
     queue = Queue()

@@ -21,6 +21,8 @@ from transformers import AutoModel, ByT5Tokenizer
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import ClozeError
 from cloze.training.adopt import main
+from cloze.training.evaluation.options import ModelOptions
+from cloze.training.evaluation.subjects import subjects
 from cloze.training.hub.adoption import adopted
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -157,6 +159,17 @@ def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -
     flags = {f"pooling_mode_{name}": name == "max_tokens" for name in ("cls_token", "mean_tokens", "max_tokens")}
     (model / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | flags))
     np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), expected, atol=1e-6)
+
+
+def test_it_is_scored_as_it_reads(tmp_path: Path, tiny_bert: Path) -> None:
+    """With its layers, its prompts and its limit, by evaluate, compare and mine."""
+    model = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))
+    (subject,), (shorter,) = (subjects(str(model), ModelOptions(max_tokens=limit)) for limit in (None, 16))
+    np.testing.assert_allclose(unit(subject.embed(TEXTS)), own_vectors(model, TEXTS), atol=1e-6)
+    queries = own_vectors(model, FEW, prompt_name="query")
+    np.testing.assert_allclose(unit(subject.embed_queries(FEW)), queries, atol=1e-6)
+    assert np.abs(shorter.embed(TEXTS) - subject.embed(TEXTS)).max() > 1e-3
+    np.testing.assert_allclose(shorter.embed(FEW), subject.embed(FEW), atol=1e-6)
 
 
 def test_max_tokens_may_be_lower(tmp_path: Path, tiny_bert: Path) -> None:
@@ -334,6 +347,16 @@ def test_what_cannot_be_held_is_refused_by_name(case: str, tmp_path: Path, dense
     with pytest.raises(ClozeError, match=message):
         main([str(model), str(tmp_path / "bundle")])
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_t5_is_refused(tmp_path: Path, tiny_bert: Path) -> None:
+    keys = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    model = saved(tmp_path, tiny_bert, "t5", keys, "mean", [])
+    config = json.loads((model / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ClozeError, match=r"is a T5.*, not an encoder that Cloze can train or serve"):
+        main([str(model), str(tmp_path / "bundle")])
 
 
 def test_a_model_larger_than_a_graph_is_refused(

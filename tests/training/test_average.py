@@ -194,7 +194,7 @@ def test_a_mean_of_means_tells_of_the_runs_behind_it(runs: list[Path], tiny_bert
 
 def test_a_folder_that_cannot_be_made_is_one_line(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot be made .*; choose another --out"):
+    with pytest.raises(RunError, match=r"cannot be written to .*; choose another --out"):
         average(runs, tmp_path / "file" / "mean")
 
 

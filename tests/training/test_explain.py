@@ -62,6 +62,7 @@ def test_a_run_is_read_by_its_own_template_unless_another_is_given(
         (["--encoder", "{model}", "--template", "[X]"], "has [MASK] 0 times"),
         (["--encoder", "{model}", "--top-k", "100000"], "--top-k is 100000; write 1 to"),
         (["--encoder", "{model}/.."], "is none of: a run"),
+        (["--encoder", "cloze-mini"], "is a bundle, which has no masked-word head"),
     ],
 )
 def test_bad_input_is_one_line(

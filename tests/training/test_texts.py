@@ -178,6 +178,8 @@ def test_a_folder_with_something_in_it_is_not_written(
     (tmp_path / "mine").touch()
     assert run_command(lambda: main([str(tmp_path), "--corpus", corpus])) == 2
     assert "is not an empty folder; choose another, or remove it" in capsys.readouterr().err
+    assert run_command(lambda: main([str(tmp_path / "mine" / "texts"), "--corpus", "nowhere.txt"])) == 2
+    assert "texts cannot be written to (Not a directory); choose another folder" in capsys.readouterr().err
 
 
 def test_a_query_has_no_blanks_around_it() -> None:

@@ -128,8 +128,10 @@ def test_what_cannot_be_weighed_is_one_line(
     library.mkdir()
     write(SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="cls"), library, TEXTS)
     dense = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))
+    joined = model_of(tmp_path / "joined", tiny_bert, "bert", ("mean", "max"))
     out = tmp_path / "out"
     cases = {
+        f"{joined}' joins the poolings": [str(joined)],
         f"{dense} has layers behind its pooling, which a run cannot hold": [str(dense)],
         f"{library} reads its vector by cls; only the tokens of a mean have weights": [str(library)],
         f"{masked} reads its vector by mask; only the tokens of a mean have weights": [str(masked)],

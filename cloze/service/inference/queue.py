@@ -1,6 +1,7 @@
 """The queue of texts that wait for a batch, in fair order between clients. Knows neither asyncio nor text."""
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -57,11 +58,13 @@ class _OpenBatch:
 
 
 @dataclass(slots=True)
-class _Client:
-    """A client with queued entries. `tag` is the tag of its last item."""
+class _Client(Generic[Entry]):
+    """A client with queued entries, in order of arrival. `tag` is the tag of its last item."""
 
     tag: int
-    entries: int = 0
+    entries: dict[Entry, None] = field(default_factory=dict)
+    cancelled: list[tuple[int, int]] = field(default_factory=list)
+    """Orders of entries that were removed before they were taken, and the cost of what was left of each."""
 
 
 class FairQueue(Generic[Entry]):
@@ -76,8 +79,9 @@ class FairQueue(Generic[Entry]):
     An item d past the virtual time at its arrival is taken within C (1 + d / m) batches, where C clients wait with
     items of cost m or more; d is the item's own cost where its client had nothing waiting.
 
-    A client is forgotten when nothing of it waits. Adding and removing an entry are O(log n) in the number of entries,
-    whatever their counts.
+    A client is charged for what is taken, and not for what it cancels. It is forgotten when nothing of it waits. Adding
+    and removing an entry are O(log n) in the number of entries, whatever their counts; a batch after a cancellation
+    costs that for each entry of the client.
     """
 
     def __init__(self) -> None:
@@ -85,7 +89,8 @@ class FairQueue(Generic[Entry]):
         self._count = 0  # of all items
         self._time = 0
         self._orders = 0
-        self._clients: dict[Client, _Client] = {}
+        self._clients: dict[Client, _Client[Entry]] = {}
+        self._changed: set[Client] = set()  # those with cancelled entries
         self._by_tag: SortedKeyList[Entry] = SortedKeyList(key=lambda entry: (entry.tag, entry.order))
         self._by_cost: SortedKeyList[Entry] = SortedKeyList(key=lambda entry: (entry.cost, entry.tag, entry.order))
 
@@ -97,20 +102,17 @@ class FairQueue(Generic[Entry]):
         client = self._clients.setdefault(entry.client, _Client(self._time))
         entry.tag, entry.order = client.tag + entry.cost, self._orders
         client.tag += entry.cost * entry.count
-        client.entries += 1
+        client.entries[entry] = None
         self._orders += 1
         self._insert(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove what still waits of an entry."""
+        """Remove what still waits of an entry; before the next batch, its client's later items move up by its cost."""
         if entry.order is None:
             return
-        self._withdraw(entry)
-        entry.order = None
-        client = self._clients[entry.client]
-        client.entries -= 1
-        if not client.entries:
-            del self._clients[entry.client]
+        self._clients[entry.client].cancelled.append((entry.order, entry.cost * entry.count))
+        self._changed.add(entry.client)
+        self._leave(entry)
 
     def take(self, max_cost: int, max_padding: int) -> Taken[Entry]:
         """Remove the next batch, the seed's entry first; empty where nothing waits.
@@ -120,17 +122,47 @@ class FairQueue(Generic[Entry]):
         """
         if not self._by_tag:
             return []
+        for client in self._changed:
+            self._move_up(self._clients[client])
+        self._changed.clear()
         self._time = self._by_tag[0].tag
         batch = self._fill(_OpenBatch(max_cost, max_padding), self._by_tag[0].cost)
         for entry, count in batch:
             if count == entry.count:
-                self.remove(entry)
+                self._leave(entry)
                 continue
             self._withdraw(entry)
             entry.count -= count
             entry.tag += entry.cost * count
             self._insert(entry)
         return batch
+
+    def _leave(self, entry: Entry) -> None:
+        self._withdraw(entry)
+        entry.order = None
+        client = self._clients[entry.client]
+        del client.entries[entry]
+        if not client.entries:
+            del self._clients[entry.client]
+            self._changed.discard(entry.client)
+
+    def _move_up(self, client: _Client[Entry]) -> None:
+        """Lower the tags of a client's items by the cost of those before them that were cancelled.
+
+        None gets a lower tag than it would have as an item that arrives now.
+        """
+        cancelled, refund, last = deque(sorted(client.cancelled)), 0, self._time
+        for entry in client.entries:
+            while cancelled and cancelled[0][0] < (entry.order or 0):
+                refund += cancelled.popleft()[1]
+            tag = min(entry.tag, max(entry.tag - refund, last + entry.cost))
+            if tag < entry.tag:
+                self._withdraw(entry)
+                entry.tag = tag
+                self._insert(entry)
+            last = tag + entry.cost * (entry.count - 1)
+        client.tag = max(last, client.tag - sum(cost for _, cost in client.cancelled))
+        client.cancelled.clear()
 
     def _insert(self, entry: Entry) -> None:
         self._by_tag.add(entry)

@@ -9,7 +9,7 @@ from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.card import write_figures
 from cloze.training.evaluation.options import EvaluateOptions
-from cloze.training.evaluation.subjects import subjects
+from cloze.training.evaluation.subjects import is_server, subjects
 from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import figures, machines, show
 from cloze.training.evaluation.task import Score, ScoreCache, score_tasks
@@ -27,7 +27,7 @@ def evaluate(options: EvaluateOptions) -> None:
         # Slow to import, and of another extra: here, before the work.
         from cloze.training.evaluation.report.write import write_report
 
-    if options.card and kind_of(options.path) != "bundle":
+    if options.card and (is_server(options.path) or kind_of(options.path) != "bundle"):
         raise RunError(f"{options.path} is not a bundle, so it has no model card to write to; leave out --card")
     # Before the scores: if another bundle takes its place meanwhile, they are not written to that one's card.
     bundle = Bundle.load(Path(options.path)) if options.card else None

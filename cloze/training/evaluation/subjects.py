@@ -9,17 +9,18 @@ from typing import Any
 
 from cloze.encoding.bundle import GRAPHS, SEARCH_NAMES, Bundle
 from cloze.options import flag, key_of
-from cloze.training.encoder_source import encoder_folder, kind_of, saved_config
+from cloze.training.encoder_source import encoder_folder, kind_of, of_library, saved_config
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import ModelOptions, ScoringOptions
 from cloze.training.evaluation.server import ServerEncoder
 from cloze.training.evaluation.task import Subject
+from cloze.training.hub.adoption import CHECKED, adopted
 from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.masked_words import MaskedWords
 from cloze.training.model.pretrained import fastest_device
 
-__all__ = ["fitting", "subjects"]
+__all__ = ["fitting", "is_server", "subjects"]
 
 CONFIG_OPTIONS = ("template", "pooling", "max_tokens", "final_period", "denoise")
 SEARCH_TEMPLATES = ("query_template", "document_template")
@@ -30,7 +31,7 @@ def subjects(path: str, options: ModelOptions) -> Iterator[Subject]:
 
     Each is loaded when it is asked for.
     """
-    if _is_server(path):
+    if is_server(path):
         yield _server(path, options)
     elif kind_of(path) == "bundle":
         yield from _graphs(path, options)
@@ -51,16 +52,25 @@ def _model(path: str, options: ModelOptions) -> Subject:
         if templates:
             raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
         return _words(folder, options.top_k, changes)
-    return _torch(SentenceEncoder.load(folder, **changes).to(fastest_device()), templates)
+    if _as_it_is(path) and changes.keys() <= {"max_tokens", "denoising"} and changes["denoising"] is None:
+        encoder = adopted(path, CHECKED, changes.get("max_tokens"))
+    else:
+        encoder = SentenceEncoder.load(folder, **changes)
+    return _torch(encoder.to(fastest_device()), templates)
 
 
 def fitting(path: str, options: ScoringOptions) -> ScoringOptions:
     """The options without those that this model cannot have. Raises RunError."""
-    kind = "server" if _is_server(path) else kind_of(path)
+    kind = "server" if is_server(path) else kind_of(path)
     unused = [] if kind == "bundle" else ["precision"]
-    if kind != "encoder" or saved_config(Path(path)) is not None:
+    if kind != "encoder" or saved_config(Path(path)) is not None or _as_it_is(path):
         unused += [*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "top_k"]
     return options.model_copy(update=dict.fromkeys(unused))
+
+
+def _as_it_is(path: str) -> bool:
+    """Whether an encoder is read as sentence-transformers reads it."""
+    return saved_config(Path(encoder_folder(path))) is None and kind_of(path) == "encoder" and of_library(path)
 
 
 def _server(url: str, options: ModelOptions) -> Subject:
@@ -112,7 +122,7 @@ def _torch(encoder: SentenceEncoder, templates: Mapping[str, str]) -> Subject:
     return Subject("torch fp32", encoder.embed, queries.embed, digest, size, encoder, documents.embed)
 
 
-def _is_server(path: str) -> bool:
+def is_server(path: str) -> bool:
     return path.startswith(("http://", "https://"))
 
 

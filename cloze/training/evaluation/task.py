@@ -22,6 +22,7 @@ from scipy.stats import pearsonr
 from sklearn.metrics import precision_recall_curve, v_measure_score  # type: ignore[import-untyped]
 from torch import nn
 
+from cloze.encoding.files import check_folder
 from cloze.training.bar import bar
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import Embed, average_precision, rank_correlation
@@ -230,9 +231,8 @@ class ScoreCache:
     def open(cls, folder: Path) -> Self:
         """Make the folder. Raises RunError if nothing can be written to it, before anything is scored."""
         try:
+            check_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
         except OSError as error:
             raise RunError(
                 f"--cache {folder} cannot be written to ({error.strerror}); choose another folder"

@@ -105,7 +105,7 @@ def _name_last_token(tokenizer: Any) -> None:
 
 def _limit(transformer: Any, source: str, max_tokens: int | None) -> int:
     """The longest sequence in tokens: what is asked, or else the model's own limit."""
-    largest = positions(transformer.model)
+    largest = positions(transformer.model, source)
     if max_tokens is not None and max_tokens > largest:
         raise EncoderError(f"max_tokens is {max_tokens}; {source!r} has positions for {largest}: lower it")
     return max_tokens or min(int(transformer.max_seq_length), largest)

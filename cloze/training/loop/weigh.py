@@ -11,7 +11,7 @@ from rich.console import Console
 from cloze.encoding.template import TEXT
 from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus
-from cloze.training.encoder_source import encoder_folder, kind_of, own_reading, saved_config
+from cloze.training.encoder_source import encoder_folder, kind_of, of_library, saved_config
 from cloze.training.errors import EncoderError, RunError
 from cloze.training.hub.adoption import CHECKED, adopted
 from cloze.training.model.encoder import SentenceEncoder
@@ -36,12 +36,12 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
     corpus = read_corpus(paths, columns)
+    run.make()
     special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)
     provenance: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
     weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
     provenance["recipe"] |= {"token_weights": weights}
-    run.make()
     encoder.save(run.model)
     run.write_provenance(with_sources(provenance, corpus))
     console.print(f"{run.model}: {model} with token weights; next: cloze export {out} models/NAME")
@@ -51,7 +51,7 @@ def _encoder(source: str) -> SentenceEncoder:
     """An encoder that is neither run nor bundle, read as it says itself; a bare one is read as a mean."""
     if saved_config(Path(encoder_folder(source))) is not None:
         return SentenceEncoder.load(source)
-    if own_reading(source) is None:
+    if not of_library(source):
         return SentenceEncoder.load(source, template=TEXT, pooling="mean")
     encoder = adopted(source, CHECKED)
     if isinstance(encoder.head, AdoptedHead):

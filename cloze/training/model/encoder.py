@@ -371,9 +371,7 @@ def _only_ends(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -> EmbeddingConfig:
-    if not hasattr(backbone.config, "max_position_embeddings"):
-        raise EncoderError(f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve")
-    limit = positions(backbone)
+    limit = positions(backbone, source)
     try:
         config = EmbeddingConfig.model_validate({"max_tokens": limit} | fields)
     except ValidationError as error:
@@ -388,8 +386,10 @@ def _config(fields: dict[str, object], backbone: PreTrainedModel, source: str) -
     return config
 
 
-def positions(backbone: PreTrainedModel) -> int:
-    """How many tokens a sequence may have."""
+def positions(backbone: PreTrainedModel, source: str) -> int:
+    """How many tokens a sequence may have. Raises EncoderError if the model does not say so, as T5 does not."""
+    if not hasattr(backbone.config, "max_position_embeddings"):
+        raise EncoderError(f"{source!r} is a {type(backbone).__name__}, not an encoder that Cloze can train or serve")
     return int(backbone.config.max_position_embeddings) - _first_position(backbone)
 
 

@@ -162,7 +162,8 @@ class MaskedWords:
     def load(cls, source: str, **changes: object) -> Self:
         """Load a run, a folder or a hub name; `changes` override its embedding configuration. Raises ClozeError."""
         source = encoder_folder(source)
-        if changes.get("template") is None and saved_config(Path(source)) is None:
+        bundle = (Path(source) / SPEC_FILE).is_file()  # which has a template, and no masked-word head
+        if changes.get("template") is None and saved_config(Path(source)) is None and not bundle:
             raise EncoderError(f"{source!r} has no template of its own; give one: --template '[X] means [MASK].'")
         head = MaskedHead.load(source)
         return cls(SentenceEncoder.load(source, **changes | {"pooling": "mask"}).to(fastest_device()), head)

@@ -239,6 +239,7 @@ def test_a_card_that_cannot_be_written_is_refused_before_the_work(run: Path, tmp
     export.main([str(run), str(out)])
     for path, words, message in (
         (run, ["--card"], r"run is not a bundle, so it has no model card to write to; leave out --card"),
+        ("http://127.0.0.1:9", ["--card"], r"^http://127.0.0.1:9 is not a bundle, so it has no model card"),
         (
             out,
             ["--beside", str(figures)],
