@@ -33,13 +33,19 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), PATIENCE)
 
 
-def ask_for_megabytes(url: str) -> socket.socket:
-    """A connection on which an answer of a model with 512 dimensions comes, more than the sockets hold."""
+def small_connection(url: str) -> socket.socket:
+    """A connection on which little waits for its reader."""
     host, port = url.removeprefix("http://").split(":")
     stream = socket.socket()
     stream.settimeout(PATIENCE)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stream.connect((host, int(port)))
+    return stream
+
+
+def ask_for_megabytes(url: str) -> socket.socket:
+    """A connection on which an answer of a model with 512 dimensions comes, more than the sockets hold."""
+    stream = small_connection(url)
     stream.sendall(request({"inputs": ["a man"] * 3000}))
     return stream
 

@@ -4,16 +4,20 @@ import asyncio
 import json
 import re
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 from unittest.mock import Mock
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import uvicorn
 from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
 from live import BODY, Gate, answer, connect, head, metrics, request, served
-from starlette.types import Receive
+from starlette.types import Receive, Send
 from uvicorn.server import ServerState
 
 from cloze.service.app import create_app
@@ -101,6 +105,17 @@ def test_a_body_behind_a_long_answer_is_not_late(bundle: Path, monkeypatch: pyte
         assert [answer(stream)[0] for _ in range(2)] == [200, 200]
 
 
+def test_who_closes_the_connection_reads_why_it_is_refused(server: Process) -> None:
+    """As urllib does. The body of a refused request is read, so that no reset takes the answer away."""
+    content = json.dumps({"inputs": "a" * 8_000_000}).encode()
+    for _ in range(5):
+        asked = Request(f"{server.url}/embed", content, {"content-type": "application/json", "x-priority": "high"})
+        with pytest.raises(HTTPError) as refused:
+            urlopen(asked, timeout=PATIENCE)
+        assert refused.value.code == 422
+        assert "write interactive, the default, or bulk" in refused.value.read().decode()
+
+
 def test_pipelined_requests_are_answered_in_order(server: Process) -> None:
     with connect(server.url) as stream:
         stream.sendall(b"".join(request({"inputs": ["a"] * count}) for count in (1, 2, 3)))
@@ -125,6 +140,42 @@ def test_a_second_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: p
         assert stream.makefile("rb").read() == b""
 
 
+def connected(app: Callable[[Any, Receive, Send], Awaitable[None]]) -> Protocol:
+    """A protocol of a connection that takes whatever is written."""
+    config, loop = uvicorn.Config(app, interface="asgi3"), asyncio.get_running_loop()
+    config.load()
+    protocol = Protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = False
+    protocol.connection_made(transport)
+    return protocol
+
+
+@pytest.mark.anyio
+async def test_the_rest_of_an_answered_requests_body_keeps_no_connection_open() -> None:
+    """The time until the next request runs from the answer, however slowly the body comes."""
+    answered = asyncio.Event()
+
+    async def app(_scope: object, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+        answered.set()
+
+    protocol = connected(app)
+    for _ in range(2):
+        protocol.data_received(head("content-length: 10"))
+        assert protocol.timeout_keep_alive_task is None
+        await answered.wait()
+        answered.clear()
+        timer = protocol.timeout_keep_alive_task
+        assert timer is not None
+        for segment in (b"01234", b"56789"):
+            protocol.data_received(segment)
+            assert protocol.timeout_keep_alive_task is timer
+            assert not timer.cancelled()
+
+
 @pytest.mark.anyio
 async def test_the_framing_of_a_chunk_is_no_beginning_of_a_head() -> None:
     """Read on its own it began the time of a head, which closed the connection under a request that took longer."""
@@ -135,13 +186,7 @@ async def test_the_framing_of_a_chunk_is_no_beginning_of_a_head() -> None:
             pass
         asked.set()
 
-    config, loop = uvicorn.Config(app, interface="asgi3"), asyncio.get_running_loop()
-    config.load()
-    protocol = Protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-    transport = Mock(spec=asyncio.Transport)
-    transport.get_extra_info.return_value = None
-    transport.is_closing.return_value = False
-    protocol.connection_made(transport)
+    protocol = connected(app)
     for segment in (head("transfer-encoding: chunked"), b"5\r\n", b"hello", b"\r\n", b"0\r\n", b"\r\n"):
         protocol.data_received(segment)
     await asked.wait()

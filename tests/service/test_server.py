@@ -44,6 +44,7 @@ from live import (
     metrics,
     request,
     served,
+    small_connection,
     statuses,
 )
 from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
@@ -464,6 +465,16 @@ def test_at_its_deadline_a_client_that_does_not_read_is_cut_off(serve: Serve, ma
     assert re.search(r"POST /embed status=504 .*error_type=Timeout", process.log)
     assert "drained requests=0 given_up=0" in process.log
     assert "without completing response" not in process.log
+    assert "Traceback" not in process.log
+
+
+def test_a_page_that_nobody_reads_has_a_deadline_too(serve: Serve, bundle: Path) -> None:
+    process = serve("--bundle", str(bundle), "--request-seconds", "2")
+    with small_connection(process.url) as stream:
+        stream.sendall(b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
+        wait_until(lambda: metrics(process.url).get("cloze_failures_total{reason=Timeout}") == 1)
+        assert process.end(signal.SIGTERM) == 0
+    assert "drained requests=0 given_up=0" in process.log
     assert "Traceback" not in process.log
 
 

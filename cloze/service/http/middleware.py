@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RequestMiddleware:
-    """Only POSTs are admitted by count and have a deadline: a full service still answers probes and admin requests."""
+    """Only POSTs are admitted by count, and all but admin requests have a deadline: a full service answers probes."""
 
     app: ASGIApp
     routes: Mapping[str, JSONRoute]  # by path
@@ -102,6 +103,7 @@ class _Exchange:
             if not isinstance(error, ClozeError | RequestValidationError):
                 logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
             if not self._status:
+                await self._discard()
                 await self._refuse(error)
             else:
                 await self._abort(error)
@@ -123,8 +125,12 @@ class _Exchange:
         if middleware.authentication.keys or self.request.path.startswith(ADMIN):
             client = middleware.authentication.client(self.scope, self.request.path)
             self.request.client = client or self.request.client
-        if self.scope["method"] != "POST" or self.scope["path"].startswith(ADMIN):
+        if self.scope["path"].startswith(ADMIN):
             await middleware.app(self.scope, self.receive, self.send)
+            return
+        if self.scope["method"] != "POST":
+            self._body_read = True  # no route reads one
+            await self._run_within_limits()
             return
         self.request.client = _in_class(self.request.client, self.scope)
         with middleware.admission.request(self.request.client) as self._hold:
@@ -186,7 +192,7 @@ class _Exchange:
 
     async def _run(self) -> None:
         route = self.middleware.routes.get(self.scope["path"])
-        if route is None:
+        if route is None or self.scope["method"] != "POST":
             await self.middleware.app(self.scope, self.receive, self.send)
             return
         if self.middleware.traced:
@@ -236,6 +242,23 @@ class _Exchange:
             message = {"type": "http.response.body"}  # sent when the client has taken most of the answer
         await self._send(message)
         self.middleware.traffic.answered += 1
+
+    async def _discard(self) -> None:
+        """Read the body of a refused request whose client closes the connection after it, within the limits of a body.
+
+        Closing it over bytes that were not read would reset it, and the client would lose the answer.
+        """
+        headers, settings = headers_of(self.scope), self.middleware.settings
+        closes = self.scope.get("http_version") == "1.0" or headers.get("connection", "").lower() == "close"
+        if not closes or self._body_read or self._received or "expect" in headers:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settings.body_seconds):
+                while max(self._declared, self._received) <= DISCARD * settings.payload_limit:
+                    message = await self._receive()
+                    self._received += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
 
     async def _refuse(self, error: Exception) -> None:
         response = await self.middleware.respond(Request(self.scope), error)

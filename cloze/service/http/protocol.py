@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 ABORT: Final = "cloze.abort"  # extension of the scope
 SMALL: Final = 32_768  # bytes of a part of an answer for which nothing waits; the transport lets twice as many wait
@@ -61,6 +61,7 @@ class Protocol(HttpToolsProtocol):
     head_seconds = 60.0  # from the connection, or the first bytes of a head, to its end
     _head = 0  # bytes since the last head, or part of a body, was complete
     _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
+    _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
 
     def connection_made(self, transport: Any) -> None:
         together: Any = _Together(transport, self.loop)
@@ -69,7 +70,10 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # which tells the last request that came, and not the one before it that is served
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -78,8 +82,13 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head = 0
         self._stop_waiting()
+        self._unset_keepalive_if_required()
         if not self._offered:
             super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._head = 0
@@ -89,11 +98,14 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._head = 0
         self._stop_waiting()
-        if not self._offered:
+        if self._late_body:
+            self.cycle.more_body = False
+        elif not self._offered:
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        if not self._late_body:  # of which nothing ends the wait for the next request, however slowly it comes
+            self._unset_keepalive_if_required()
         self._head += len(data)
         try:
             self.parser.feed_data(data)
@@ -124,6 +136,11 @@ class Protocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join([*lines, b"", TOO_LARGE]))
         self.transport.close()
+
+    @property
+    def _late_body(self) -> bool:
+        """Whether the rest of a body is still to come whose request has been answered."""
+        return self.cycle is not None and bool(self.cycle.response_complete and self.cycle.more_body)
 
     @property
     def _offered(self) -> bool:
