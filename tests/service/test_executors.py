@@ -13,8 +13,9 @@ from tiny_bundle import DIMENSION
 
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.text import Batch
+from cloze.service.client import Client
 from cloze.service.inference.session import Session
-from cloze.service.inference.threads import Executors, Threads, share_threads
+from cloze.service.inference.threads import MAX_SIZE, Executors, Threads, Workers, share_threads
 from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -99,3 +100,69 @@ async def test_closing_does_not_wait_for_a_batch_that_hangs(held: Held) -> None:
     assert not running.done()
     held.free[0].set()
     await running
+
+
+class Turns:
+    """Tasks of two threads, each of which ends when its client's event is set; `begun` has their names."""
+
+    def __init__(self) -> None:
+        self.workers = Workers(2)
+        self.begun: list[str] = []
+        self.free: dict[str, threading.Event] = {}
+
+    def ask(self, name: str, size: int = 0) -> "asyncio.Task[None]":
+        """The client is the first letter of the name."""
+        free = self.free[name] = threading.Event()
+
+        def task() -> None:
+            self.begun.append(name)
+            assert free.wait(PATIENCE)
+
+        return asyncio.create_task(self.workers.run(Client(name[0]), task, size))
+
+    async def end(self, name: str, begun: str) -> None:
+        """Let a task end, after which these have begun."""
+        self.free[name].set()
+        await until(lambda: sorted(self.begun) == sorted(begun.split()))
+
+
+async def test_clients_take_turns_whoever_has_more_tasks() -> None:
+    turns = Turns()
+    tasks = [turns.ask(name) for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2")]
+    await until(lambda: sorted(turns.begun) == ["a1", "a2"])
+    for name, begun in (("a1", "a3"), ("a2", "b1"), ("a3", "c1"), ("b1", "a4"), ("c1", "b2")):
+        await turns.end(name, " ".join([*turns.begun, begun]))
+    for name in ("a4", "b2"):
+        turns.free[name].set()
+    await asyncio.gather(*tasks)
+    turns.workers.pool.shutdown()
+
+
+async def test_a_task_cancelled_before_its_turn_does_not_run_and_one_that_runs_keeps_its_thread() -> None:
+    turns = Turns()
+    running, other, gone, last = (turns.ask(name) for name in ("a1", "a2", "a3", "b1"))
+    await until(lambda: len(turns.begun) == 2)
+    for task in (running, gone):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert sorted(turns.begun) == ["a1", "a2"]
+    await turns.end("a1", "a1 a2 b1")
+    for name in ("a2", "b1"):
+        turns.free[name].set()
+    await asyncio.gather(other, last)
+    fresh = turns.ask("c1")
+    turns.free["c1"].set()
+    await fresh
+    turns.workers.pool.shutdown()
+
+
+async def test_tasks_that_run_at_once_have_a_limit_of_size() -> None:
+    turns = Turns()
+    tasks = [turns.ask(*ask) for ask in (("a1", MAX_SIZE // 2), ("b1", MAX_SIZE), ("c1", 1), ("d1", 2 * MAX_SIZE))]
+    await until(lambda: turns.begun == ["a1"])
+    for name, begun in (("a1", "a1 b1"), ("b1", "a1 b1 c1"), ("c1", "a1 b1 c1 d1")):
+        await turns.end(name, begun)
+    turns.free["d1"].set()
+    await asyncio.gather(*tasks)
+    turns.workers.pool.shutdown()

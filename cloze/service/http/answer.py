@@ -51,7 +51,7 @@ async def respond(
     if embeddings.vectors.size <= SMALL:
         parts, shape = write()
     else:
-        parts, shape = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)
+        parts, shape = await context.services.executors.workers.run(context.record.client, write)
     return PartsResponse(parts, BYTES if shape else JSON, report(embeddings, context, model) | shape)
 
 

@@ -1,8 +1,8 @@
 """POST /embed, and what every route that embeds texts shares: embedding for a request."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from time import time_ns
 from typing import Any, Final, cast
@@ -120,10 +120,11 @@ async def _cut(
                 )
         return part_chunks
 
-    loop, workers, chunks = asyncio.get_running_loop(), context.services.executors.workers, list[list[Chunk]]()
+    workers, chunks = context.services.executors.workers, list[list[Chunk]]()
     for part in slices([Part(texts)]):
         inputs, room = cast(Sequence[str], part.inputs), limit - sum(map(len, chunks))
-        chunks += await loop.run_in_executor(workers, cut, inputs, room, len(chunks))
+        task, size = partial(cut, inputs, room, len(chunks)), sum(map(len, inputs))
+        chunks += await workers.run(context.record.client, task, size)
     return chunks
 
 

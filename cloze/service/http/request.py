@@ -5,9 +5,9 @@ route of class `JSONRoute` parses the body itself. Bodies can hold millions of i
 so each list is checked in one pass and stops at its first error.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, get_type_hints
 
 import orjson
@@ -59,9 +59,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
     return headers
 
 
-async def _context(request: Request) -> RequestContext:
+def _record() -> RequestRecord:
     record = current_request.get()
     assert record is not None, "a route runs inside RequestMiddleware. This is a bug."
+    return record
+
+
+async def _context(request: Request) -> RequestContext:
+    record = _record()
     headers = headers_of(request.scope)
     spaces, accept = _spaces(headers), headers.get("accept", "")
     return RequestContext(request.app.state.services, record, request.scope["cloze.model"], spaces, accept)
@@ -158,9 +163,7 @@ class JSONRoute(APIRoute):
         if len(content) <= LARGE:
             count = _values(content, limit)
         else:
-            count = await asyncio.get_running_loop().run_in_executor(
-                services.executors.workers, _values, content, limit
-            )
+            count = await services.executors.workers.run(_record().client, partial(_values, content, limit))
         if count > limit:
             raise ValidationFailed(f"the body has more than {limit} values; send fewer texts at a time", "input")
 

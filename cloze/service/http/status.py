@@ -68,7 +68,7 @@ async def info(context: Context) -> Info:
             max_batch_tokens=model.max_batch_tokens,
             max_client_batch_size=settings.max_client_batch_size,
             auto_truncate=settings.auto_truncate,
-            tokenization_workers=services.executors.tokenization_workers,
+            tokenization_workers=services.executors.workers.threads,
             version=VERSION,
             dimension=model.dimension,
             provider=session.provider,

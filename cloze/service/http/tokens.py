@@ -1,6 +1,5 @@
 """POST /tokenize and POST /decode: what the model sees of a text, and token ids as text. No graph runs."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -39,7 +38,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
             explained = (encoder.explain(text, direction=direction) for text in texts)
             return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
-        return await _answer(explain, context)
+        return await _answer(explain, context, characters)
 
 
 @router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
@@ -66,6 +65,6 @@ async def decode(body: DecodeRequest, context: Context) -> Response:
         return await _answer(write, context)
 
 
-async def _answer(write: Callable[[], bytes], context: RequestContext) -> Response:
-    content = await asyncio.get_running_loop().run_in_executor(context.services.executors.workers, write)
+async def _answer(write: Callable[[], bytes], context: RequestContext, characters: int = 0) -> Response:
+    content = await context.services.executors.workers.run(context.record.client, write, characters)
     return Response(content, media_type="application/json")

@@ -264,7 +264,7 @@ class Model:
         """
         self.check_lengths([item for part in parts for item in part.inputs])
         started, metrics = perf_counter(), self._metrics
-        tokens, keys = await self._tokenize(parts, truncate, direction)
+        tokens, keys = await self._tokenize(parts, truncate, direction, client)
         now = perf_counter()
         ids, cut = [sequence.ids for sequence in tokens], [sequence.cut for sequence in tokens]
         vectors = np.empty((len(ids), self.dimension), np.float32)
@@ -329,20 +329,19 @@ class Model:
                 )
 
     async def _tokenize(
-        self, parts: Sequence[Part], truncate: bool, direction: Direction
+        self, parts: Sequence[Part], truncate: bool, direction: Direction, client: Client
     ) -> tuple[list[Tokens], Sequence[bytes]]:
         """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off."""
-        tasks, first = list[Callable[[], tuple[list[Tokens], Sequence[bytes]]]](), 0
+        tasks, first = list[tuple[Callable[[], tuple[list[Tokens], Sequence[bytes]]], int]](), 0
         for part in slices(parts):
-            tasks.append(partial(self._encode, first, part, truncate, direction))
+            tasks.append((partial(self._encode, first, part, truncate, direction), sum(map(len, part.inputs))))
             first += len(part.inputs)
-        if len(tasks) == 1 and sum(len(item) + EACH for part in parts for item in part.inputs) <= SMALL:
-            return tasks[0]()  # a thread would take longer
-        loop, workers = asyncio.get_running_loop(), self._executors.workers
-        width, encoded = self._executors.tokenization_workers, list[tuple[list[Tokens], Sequence[bytes]]]()
-        for start in range(0, len(tasks), width):  # so that the slices of another request come in between
-            running = [loop.run_in_executor(workers, encode) for encode in tasks[start : start + width]]
-            encoded += await asyncio.gather(*running)
+        if len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL:
+            return tasks[0][0]()  # a thread would take longer
+        workers, encoded = self._executors.workers, list[tuple[list[Tokens], Sequence[bytes]]]()
+        for start in range(0, len(tasks), workers.threads):  # so that slices of its other requests come in between
+            some = tasks[start : start + workers.threads]
+            encoded += await asyncio.gather(*(workers.run(client, encode, size) for encode, size in some))
         return list(chain.from_iterable(tokens for tokens, _ in encoded)), [key for _, keys in encoded for key in keys]
 
     def _encode(

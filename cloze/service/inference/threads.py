@@ -1,6 +1,7 @@
 """The service's threads: how the CPUs are shared between batches, the pools, and threads of their own."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
@@ -8,11 +9,13 @@ from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
 from cloze.machine import available_cpus
+from cloze.service.client import Client
 
 Result = TypeVar("Result")
 
 OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
 MAX_WORKERS: Final = 16  # more wait for Python's lock
+MAX_SIZE: Final = 2**20  # characters that are tokenised at once, of which each may be a token of 400 bytes
 MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred tokens
 
 
@@ -34,14 +37,72 @@ def share_threads(total: int) -> Threads:
     return Threads(total // per_batch, per_batch)
 
 
+class Workers:
+    """Threads in which the tasks of clients take turns, whichever client has more of them.
+
+    Tasks that run at once have a size of at most MAX_SIZE together, or one of them is alone: tokenising takes memory.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="worker")
+        self._running = self._size = 0  # tasks, and their size
+        self._waiting: dict[Client, deque[tuple[asyncio.Future[None], int]]] = {}  # first the client whose turn it is
+
+    async def run(self, client: Client, task: Callable[[], Result], size: int = 0) -> Result:
+        """Run a task of so many characters in a thread. If it is cancelled before its turn, it does not run."""
+        loop = asyncio.get_running_loop()
+        if self._waiting or not self._fits(size):
+            turn = loop.create_future()
+            self._waiting.setdefault(client, deque()).append((turn, size))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # its turn came just before
+                    self._end(size)
+                raise
+        else:
+            self._begin(size)
+        job = self.pool.submit(task)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            if job.done():
+                self._end(size)
+            else:  # cancelled, but no thread can be: it runs on
+                job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, size))
+
+    def _fits(self, size: int) -> bool:
+        return not self._running or (self._running < self.threads and self._size + size <= MAX_SIZE)
+
+    def _begin(self, size: int) -> None:
+        self._running += 1
+        self._size += size
+
+    def _end(self, size: int) -> None:
+        self._running -= 1
+        self._size -= size
+        while self._waiting:
+            client, turns = next(iter(self._waiting.items()))
+            turn, following = turns[0]
+            if not turn.cancelled() and not self._fits(following):
+                return
+            turns.popleft()
+            del self._waiting[client]
+            if turns:
+                self._waiting[client] = turns  # behind the others
+            if not turn.cancelled():
+                self._begin(following)
+                turn.set_result(None)
+
+
 class Executors:
     """`graphs` runs batches, as many at once as `threads` allows on the CPU; `workers` tokenises and writes answers."""
 
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
-        self.tokenization_workers = min(MAX_WORKERS, max(2, available_cpus()))
         self.graphs = ThreadPoolExecutor(threads.batches, thread_name_prefix="graphs")
-        self.workers = ThreadPoolExecutor(self.tokenization_workers, thread_name_prefix="worker")
+        self.workers = Workers(min(MAX_WORKERS, max(2, available_cpus())))
         self.running: dict[int, float] = {}  # thread → when its batch began; sessions write it
 
     @property
@@ -56,7 +117,7 @@ class Executors:
         Only the end of the process ends such a batch.
         """
         remaining = max(0.0, seconds - self.busy_for)
-        pools = (self.graphs, self.workers)
+        pools = (self.graphs, self.workers.pool)
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
         ended = [asyncio.wrap_future(run_in_own_thread(pool.shutdown)) for pool in pools]
