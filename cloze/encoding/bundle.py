@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration
 from cloze.encoding.canaries import CANARY_FILE, Canaries
 from cloze.encoding.errors import BundleError, OptionError, TemplateError
-from cloze.encoding.files import exchange, write_whole
+from cloze.encoding.files import check_folder, exchange, write_whole
 from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.encoding.template import MASK, PoolingMode, Template
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
@@ -49,6 +49,7 @@ __all__ = [
     "Source",
     "Spec",
     "altered",
+    "check_alterable",
     "default_bundle",
     "located",
     "seal",
@@ -290,8 +291,7 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(out).absolute()
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
-    if target.is_mount():
-        raise BundleError(f"{target} is a mount point, which cannot be replaced; name a folder in it")
+    _check_no_mount(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         workshop_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
@@ -332,6 +332,24 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
     text = json.dumps(spec.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / SPEC_FILE, text)
     return spec
+
+
+def _check_no_mount(folder: Path) -> None:
+    if folder.is_mount():
+        raise BundleError(f"{folder} is a mount point, which cannot be replaced; name a folder in it")
+
+
+def check_alterable(bundle: Bundle) -> None:
+    """Check before long work that a bundle can be altered. Raises BundleError."""
+    folder = bundle.path.resolve()
+    _check_no_mount(folder)
+    try:
+        check_folder(folder.parent)
+    except OSError as error:
+        raise BundleError(
+            f"{bundle.path} cannot be changed, because nothing can be written beside it ({error.strerror}); copy it "
+            "to a folder that you may write to"
+        ) from error
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """cloze calibrate: errors and thresholds against loops, the better curve, and what it does to a bundle."""
 
 import csv
+import errno
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from tiny_bundle import WORDS, write_bundle
 
 from cloze.command import run
 from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import BundleError
 from cloze.training.evaluation.calibrate import main
 from cloze.training.evaluation.card import with_section
 from cloze.training.evaluation.curves import calibration_error, fitted
@@ -162,6 +166,16 @@ def test_pairs_that_say_too_little_are_one_line_and_change_nothing(
     assert message in found.err
     assert found.err.count("\n") == 1
     assert bundle.unchanged()
+
+
+def test_a_bundle_that_cannot_be_changed_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "tiny")
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr("cloze.encoding.files.tempfile.TemporaryFile", full)
+    with pytest.raises(BundleError, match=r"nothing can be written beside it \(No space left on device\); copy it to"):
+        main([str(tmp_path / "tiny"), "--pairs", "nowhere.csv"])
 
 
 def test_judgements_that_run_against_the_cosines_are_one_line(

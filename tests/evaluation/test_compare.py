@@ -130,10 +130,14 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "one.json").write_text(
         json.dumps({"path": "p", "results": [{"model": "m"} | score(1).as_json()]}), encoding="utf-8"
     )
+    pairs = str(tmp_path / "pairs.csv")
+    Path(pairs).write_text("sentence1,sentence2,score\na,b,1\nc,d,2\n", encoding="utf-8")
     for words, message in (
         ([str(tmp_path / "torn.json")], "torn.json cannot be read as the figures of evaluate --json"),
         ([str(tmp_path / "one.json")], "one m is one model; give two or more"),
         (["a", "b"], "there is nothing to score"),
+        (["cloze-mini", "./nowhere", "--pairs", pairs], "nowhere is not a folder; give a run, a bundle"),
+        (["cloze-mini", "cloze-mini", "--pairs", pairs], "cloze-mini is named twice; name each model once"),
     ):
         assert run_command(lambda words=words: compare.main(words)) == 2
         (line,) = capsys.readouterr().err.splitlines()

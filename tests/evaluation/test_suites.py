@@ -251,7 +251,7 @@ def test_the_cost_has_the_memory_where_the_system_says_it(
 
 def test_a_cache_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(RunError, match=r"--cache .*notes\.txt cannot be written to \(File exists\)"):
+    with pytest.raises(RunError, match=r"--cache .*notes\.txt cannot be written to \(Not a directory\)"):
         ScoreCache.open(tmp_path / "notes.txt")
 
 

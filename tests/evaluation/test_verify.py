@@ -17,7 +17,7 @@ import pytest
 from harness import LIMITS, NO_ROADS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from tiny_bundle import write_bundle
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
@@ -344,6 +344,19 @@ def test_a_default_prompt_and_a_dense_of_another_width_are_variants(model: Path,
     assert rows["what it gives instead"].result.startswith("the model without its prompt (least cosine 1.0")
     rows = Asked(lambda texts: np.ones((len(texts), 16)).tolist()).checked(reference_of(tmp_path / "own"))
     assert rows["what it gives instead"].result.startswith("none of the variants that are known")
+
+
+def test_a_static_model_has_no_pooling_and_no_limit(tiny_bert: Path, tmp_path: Path) -> None:
+    static = StaticEmbedding(AutoTokenizer.from_pretrained(tiny_bert).backend_tokenizer, embedding_dim=16)
+    model = SentenceTransformer(modules=[static, Normalize()], device="cpu", prompts={"query": "find: "})
+    model.save(str(tmp_path / "own"), create_model_card=False)
+    reference = reference_of(tmp_path / "own")
+    rows = Asked(lambda texts: model.encode(texts, show_progress_bar=False).tolist()).checked(reference)
+    assert rows["vectors"].agrees
+    rows = Asked(lambda texts: model.encode(texts, prompt_name="query", show_progress_bar=False).tolist()).checked(
+        reference
+    )
+    assert rows["what it gives instead"].result.startswith("the model with the prompt query (least cosine 1.0")
 
 
 def test_what_a_server_says_is_not_read_as_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from cloze.encoding.files import check_new_file
 from cloze.training.bar import bar
+from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import NOT_COMPARED, CompareOptions, ScoringOptions
 from cloze.training.evaluation.sts import STS_TASKS
-from cloze.training.evaluation.subjects import fitting, subjects
+from cloze.training.evaluation.subjects import fitting, is_server, subjects
 from cloze.training.evaluation.suites import load_suites
 from cloze.training.evaluation.tables import digits, print_table
 from cloze.training.evaluation.task import MEASURES, Items, Score, ScoreCache, Task, score_tasks
@@ -166,9 +167,17 @@ def compare(options: CompareOptions) -> None:
         if without := [name for name in options.suite if name in NOT_COMPARED]:
             raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
         tasks = load_suites(options.data, options.suite, options.own)
+    files = {model: _read(Path(model)) for model in options.models if _is_file(model)}
+    models = [model for model in options.models if model not in files]
+    for model in models:
+        fitting(model, options)  # a name that is no model's is found before the models before it are scored
+    if len(options.models) == 1 and models and (is_server(models[0]) or kind_of(models[0]) != "bundle"):
+        raise RunError(f"{models[0]} is one model; give two or more to compare")
+    if repeated := [model for model in options.models if options.models.count(model) > 1]:
+        raise RunError(f"{repeated[0]} is named twice; name each model once")
     scores: dict[str, list[Score]] = {}
     for model in options.models:
-        model_scores = _read(Path(model)) if _is_file(model) else _score(model, tasks, options)
+        model_scores = files[model] if model in files else _score(model, tasks, options)
         if twice := model_scores.keys() & scores.keys():
             raise RunError(f"{min(twice)} is named twice; name each model once")
         scores |= model_scores

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyp
 from sklearn.metrics import precision_recall_curve  # type: ignore[import-untyped]
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import Bundle, altered
+from cloze.encoding.bundle import Bundle, altered, check_alterable
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from cloze.encoding.files import write_whole
 from cloze.training.errors import CorpusError
@@ -48,6 +48,7 @@ Numbers = NDArray[np.float64]
 def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     """Learn the curves of a bundle from a file of judged pairs, and write them into it. Raises ClozeError."""
     bundle = Bundle.load(path)
+    check_alterable(bundle)
     pairs, meaning = _judged(judged)
     gold = np.array(pairs.gold)
     lowest, highest = float(gold.min()), float(gold.max())

@@ -10,7 +10,7 @@ from pydantic_settings import CliPositionalArg
 from rich.console import Console
 
 from cloze.command import run
-from cloze.encoding.bundle import Bundle
+from cloze.encoding.bundle import Bundle, check_alterable
 from cloze.encoding.errors import OptionError
 from cloze.encoding.heads import HEAD_NAME
 from cloze.options import Command
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from cloze.training.evaluation.classifiers import learnt, write
 
     bundle = Bundle.load(options.bundle)
+    check_alterable(bundle)
     heads = bundle.heads
     if options.remove:
         if heads.pop(options.name, None) is None:

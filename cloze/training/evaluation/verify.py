@@ -375,7 +375,9 @@ def _of_library(path: Path) -> Reference:
         library = import_module("sentence_transformers")
         pooling_of = import_module("sentence_transformers.sentence_transformer.modules").Pooling
         model = library.SentenceTransformer(str(path), device="cpu")
-    transformer, pooling, *rest = model
+    modules = list(model)
+    place = next((place for place, module in enumerate(modules) if type(module).__name__ == "Pooling"), None)
+    before, read, rest = modules[: place or 0], modules[place or 0], modules[(place or 0) + 1 :]  # static: read at once
     prompts: dict[str, str | None] = {"": None} | {
         f"with the prompt {name}": text for name, text in model.prompts.items() if text
     }
@@ -387,18 +389,20 @@ def _of_library(path: Path) -> Reference:
         return lambda texts: np.asarray(encoder.encode(list(texts), prompt=prompt, show_progress_bar=False))
 
     def variants() -> Iterator[tuple[str, Embed]]:
-        poolings = {"": pooling} | {
-            f"with {mode} pooling": pooling_of(pooling.embedding_dimension, mode)
-            for mode in POOLINGS
-            if mode != pooling.pooling_mode
-        }
+        poolings = {"": read}
+        if place is not None:
+            poolings |= {
+                f"with {mode} pooling": pooling_of(read.embedding_dimension, mode)
+                for mode in POOLINGS
+                if mode != read.pooling_mode
+            }
         ends = {"": rest} | ({f"without its {_named(layers)}": []} if layers else {})
         changed = product(poolings.items(), ends.items(), prompts.items())
         for combination in sorted(changed, key=lambda combination: sum(bool(name) for name, _ in combination)):
             (pooled, module), (ended, end), (prompted, prompt) = combination
             name = ", ".join(filter(None, (pooled, ended, prompted)))
             if name:
-                variant = library.SentenceTransformer(modules=[transformer, module, *end], device="cpu")
+                variant = library.SentenceTransformer(modules=[*before, module, *end], device="cpu")
                 yield name, embed(variant, prompt)
 
     def at_length(tokens: int) -> Embed | None:
@@ -409,8 +413,8 @@ def _of_library(path: Path) -> Reference:
             finally:
                 model.max_seq_length = own
 
-        positions = getattr(transformer.auto_model.config, "max_position_embeddings", tokens)
-        return truncated if tokens <= positions else None
+        config = getattr(getattr(modules[0], "auto_model", None), "config", None)  # a static model has no limit
+        return truncated if config and tokens <= getattr(config, "max_position_embeddings", tokens) else None
 
     return Reference(embed(model), variants, at_length, normalises=len(layers) < len(rest))
 

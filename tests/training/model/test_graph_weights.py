@@ -82,7 +82,7 @@ def test_an_fp32_graph_has_all_weights(
     found, texts = SentenceEncoder.load(str(bundle), max_tokens=48), probes(48)
     assert found.config == encoder.config
     own = SentenceEncoder.load(str(bundle)).config.max_tokens  # not the service's limit
-    assert own == positions(encoder.backbone) > 48
+    assert own == positions(encoder.backbone, "") > 48
     expected = encoder.embed(texts)
     np.testing.assert_allclose(found.embed(texts), expected, atol=1e-5 * np.abs(expected).max())
     state = found.state_dict()
