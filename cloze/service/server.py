@@ -95,8 +95,17 @@ class Server(uvicorn.Server):
 
 
 def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or SIGINT, and drain. uvicorn then raises the signal again."""
-    Server(app, settings).run(sockets=[listener])
+    """Serve until SIGTERM or SIGINT, and drain. uvicorn then raises the signal again.
+
+    Raises OptionError where another process has come to listen on the address since it was bound.
+    """
+    server = Server(app, settings)
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen(server.config.backlog)
+    except OSError as error:
+        raise _unusable(host, port, error.strerror) from error
+    server.run(sockets=[listener])
 
 
 def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

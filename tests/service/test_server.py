@@ -50,6 +50,7 @@ from live import (
 from tiny_bundle import DIMENSION, TEMPLATE, write_bundle
 
 from cloze.encoding.errors import OptionError
+from cloze.service import server as serving
 from cloze.service.app import create_app
 from cloze.service.inference.health import HUNG
 from cloze.service.server import FORCED, bind
@@ -388,6 +389,15 @@ def test_a_port_that_is_taken_is_one_line_and_status_2(bundle: Path) -> None:
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: cannot listen on host '127.0.0.1'")
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_while_the_models_are_loaded_is_one_line_too(bundle: Path) -> None:
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        settings = Settings(bundle=bundle, provider="cpu")
+        app = create_app(settings)
+        first.listen()
+        with pytest.raises(OptionError, match=r"cannot listen on host '127.0.0.1', port \d+: Address already in use"):
+            serving.serve(app, settings, second)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes descriptors")
