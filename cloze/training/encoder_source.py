@@ -101,7 +101,8 @@ def own_reading(source: str) -> dict[str, Any] | None:
 def of_library(source: str) -> bool:
     """Whether sentence-transformers saved an encoder that is neither run nor bundle: a folder or a hub name."""
     folder = Path(source)
-    return (folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE) or folder).is_file()
+    file = folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)
+    return file is not None and file.is_file()
 
 
 def named_templates(source: str) -> dict[str, str]:

@@ -52,8 +52,8 @@ def _model(path: str, options: ModelOptions) -> Subject:
         if templates:
             raise RunError(f"--top-k has one template for all texts; leave out {_flags(templates)}")
         return _words(folder, options.top_k, changes)
-    if _as_it_is(path) and changes.keys() <= {"max_tokens", "denoising"} and changes["denoising"] is None:
-        encoder = adopted(path, CHECKED, changes.get("max_tokens"))
+    if _changes(options, CONFIG_OPTIONS).keys() <= {"max_tokens"} and _as_it_is(path):
+        encoder = adopted(path, CHECKED, options.max_tokens)
     else:
         encoder = SentenceEncoder.load(folder, **changes)
     return _torch(encoder.to(fastest_device()), templates)
