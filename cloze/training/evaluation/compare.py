@@ -170,7 +170,7 @@ def compare(options: CompareOptions) -> None:
     files = {model: _read(Path(model)) for model in options.models if _is_file(model)}
     models = [model for model in options.models if model not in files]
     for model in models:
-        fitting(model, options)  # a name that is no model's is found before the models before it are scored
+        fitting(model, options)  # a wrong name is found before the models before it are scored
     if len(options.models) == 1 and models and (is_server(models[0]) or kind_of(models[0]) != "bundle"):
         raise RunError(f"{models[0]} is one model; give two or more to compare")
     if repeated := [model for model in options.models if options.models.count(model) > 1]:
