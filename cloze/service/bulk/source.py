@@ -146,13 +146,10 @@ class Source:
         stream = io.BufferedReader(raw, BUFFER)
         content = uncompressed(stream, path)
         rows, number, start = (row for _, row in read_rows(content, path)), 0, 0
+        with_header = ending_of(path) in SEPARATORS
         while chunk := list(islice(rows, self.rows_per_part)):
-            named = (
-                next((row for row in chunk if not isinstance(row, str)), None)
-                if ending_of(path) in SEPARATORS
-                else None
-            )
-            if named is not None and not named.keys() >= set(self.schema.names):
+            record = next((row for row in chunk if not isinstance(row, str)), None)  # in a .csv each has all columns
+            if with_header and record is not None and not record.keys() >= set(self.schema.names):
                 raise self._other_columns(path)
             end = stream.tell()
             if not skip(number):
