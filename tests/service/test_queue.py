@@ -229,8 +229,8 @@ def test_whatever_arrives_and_leaves(seed: int) -> None:
     max_cost, max_padding = dice.choice([1, 8, 100, 1000]), dice.choice([0, 3, 30, 1000])
     queue, time, batches = Queue(), 0, 0
     waiting: dict[Waiting, int] = {}  # the batch by which it is due; insertion is arrival
-    for step in range(400):
-        for _ in range(dice.choice([0, 1, 1, 3, 40]) if step < 200 else 0):
+    for step in range(200):
+        for _ in range(dice.choice([0, 1, 1, 3, 40]) if step < 100 else 0):
             [entry] = arrive(queue, str(dice.choice(clients)), dice.choice(costs))
             waiting[entry] = batches + len(clients) * (1 + (entry.tag - time) // costs[0])
         for entry in [entry for entry in waiting if dice.random() < 0.02]:
@@ -267,9 +267,9 @@ def test_an_entry_of_many_items_is_as_many_entries_of_one(seed: int) -> None:
     max_cost, max_padding = dice.choice([1, 8, 100, 1000]), dice.choice([0, 3, 30, 1000])
     together, apart = Queue(), Queue()
     waiting = list[tuple[Waiting, list[Waiting]]]()
-    for step in range(200):
-        for _ in range(dice.choice([0, 1, 3, 10]) if step < 100 else 0):
-            cost, client, count = dice.randint(1, 12), Client(dice.choice("abc")), dice.choice([1, 2, 7, 50])
+    for step in range(100):
+        for _ in range(dice.choice([0, 1, 3, 10]) if step < 50 else 0):
+            cost, client, count = dice.randint(1, 12), Client(dice.choice("abc")), dice.choice([1, 2, 7, 30])
             waiting.append((Waiting(cost, client, count), [Waiting(cost, client, 1) for _ in range(count)]))
             together.add(waiting[-1][0])
             for entry in waiting[-1][1]:
