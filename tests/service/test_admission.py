@@ -8,7 +8,7 @@ import pytest
 
 from cloze.service.client import Client
 from cloze.service.errors import Overloaded, Unavailable
-from cloze.service.inference.admission import Admission, share
+from cloze.service.inference.admission import Admission
 
 
 class Clock:
@@ -94,7 +94,31 @@ def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
 def test_a_tenth_is_rounded_up() -> None:
     """So that a small limit keeps a place too, unless it is the only one."""
     for limit, known in [(1, 1), (2, 1), (9, 8), (10, 9), (11, 9), (100, 90), (1024, 921)]:
-        assert (share(limit, known=False), share(limit, known=True)) == (limit, known)
+        admission = Admission(1024, limit, BYTES)
+        with admission.tokens(known, A):
+            with admission.tokens(limit - known, B):
+                assert admission.tokens_in_flight == limit
+            with pytest.raises(Overloaded, match=f"the limit is {known} for a client that has some"):
+                admission.tokens(limit - known + 1, A).__enter__()
+
+
+def test_a_request_holds_more_and_fewer_as_it_learns_how_many_it_has() -> None:
+    admission = Admission(1024, 100, BYTES)
+    with admission.tokens(0, A) as hold:
+        hold(60)
+        with (
+            admission.tokens(40, B),
+            pytest.raises(Overloaded, match="100 tokens are in flight and the request brings"),
+        ):
+            hold(10)
+        hold(1000)  # alone
+        hold(-1050)
+        assert admission.tokens_in_flight == 10
+        with admission.tokens(85, B) as held:
+            hold(-5)  # beyond the shared limit, fewer still fit
+            held(5)
+        assert admission.tokens_in_flight == 5
+    assert admission.tokens_in_flight == 0
 
 
 def test_a_client_without_a_name_is_a_client() -> None:

@@ -15,7 +15,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.encoding.text import Batch
 from cloze.service.client import Client
 from cloze.service.inference.session import Session
-from cloze.service.inference.threads import MAX_SIZE, Executors, Threads, Workers, share_threads
+from cloze.service.inference.threads import MAX_SIZE, SMALL_SIZE, Executors, Threads, Workers, share_threads
 from cloze.service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -103,10 +103,10 @@ async def test_closing_does_not_wait_for_a_batch_that_hangs(held: Held) -> None:
 
 
 class Turns:
-    """Tasks of two threads, each of which ends when its client's event is set; `begun` has their names."""
+    """Tasks of some threads, each of which ends when its own event is set; `begun` has their names."""
 
-    def __init__(self) -> None:
-        self.workers = Workers(2)
+    def __init__(self, threads: int = 2) -> None:
+        self.workers = Workers(threads)
         self.begun: list[str] = []
         self.free: dict[str, threading.Event] = {}
 
@@ -157,12 +157,27 @@ async def test_a_task_cancelled_before_its_turn_does_not_run_and_one_that_runs_k
     turns.workers.pool.shutdown()
 
 
-async def test_tasks_that_run_at_once_have_a_limit_of_size() -> None:
-    turns = Turns()
-    tasks = [turns.ask(*ask) for ask in (("a1", MAX_SIZE // 2), ("b1", MAX_SIZE), ("c1", 1), ("d1", 2 * MAX_SIZE))]
-    await until(lambda: turns.begun == ["a1"])
-    for name, begun in (("a1", "a1 b1"), ("b1", "a1 b1 c1"), ("c1", "a1 b1 c1 d1")):
-        await turns.end(name, begun)
-    turns.free["d1"].set()
+async def test_large_tasks_have_a_limit_of_size_and_leave_a_thread_to_the_others() -> None:
+    turns = Turns(4)
+    sizes = {"a1": MAX_SIZE // 2, "b1": MAX_SIZE, "a2": MAX_SIZE // 2, "c1": SMALL_SIZE, "d1": 2 * MAX_SIZE, "e1": 1}
+    tasks = [turns.ask(name, size) for name, size in sizes.items()]
+    await until(lambda: sorted(turns.begun) == ["a1", "c1", "e1"])
+    for name, begun in (("c1", ""), ("a1", "b1"), ("b1", "a2"), ("a2", "d1")):
+        await turns.end(name, " ".join([*turns.begun, *begun.split()]))
+    for name in ("d1", "e1"):
+        turns.free[name].set()
+    await asyncio.gather(*tasks)
+    turns.workers.pool.shutdown()
+
+
+async def test_as_many_large_tasks_as_fit_run_but_for_one_thread() -> None:
+    turns = Turns(3)
+    tasks = [turns.ask(name, 2 * SMALL_SIZE) for name in ("a1", "b1", "c1")]
+    tasks.append(turns.ask("d1"))
+    await until(lambda: sorted(turns.begun) == ["a1", "b1", "d1"])
+    await turns.end("d1", "a1 b1 d1")
+    await turns.end("b1", "a1 b1 c1 d1")
+    for name in ("a1", "c1"):
+        turns.free[name].set()
     await asyncio.gather(*tasks)
     turns.workers.pool.shutdown()

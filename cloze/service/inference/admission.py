@@ -17,11 +17,6 @@ MEMORY: Final = 10.0  # seconds of work over which the rate is averaged
 LONGEST: Final = 60  # seconds, the longest Retry-After
 
 
-def share(limit: int, *, known: bool) -> int:
-    """Return the limit that applies to a client: a tenth, rounded up, is kept from `known` ones, which have some."""
-    return limit - (limit + 9) // 10 if known and limit > 1 else limit
-
-
 class _Rate:
     """Tokens per second of work, an exponential average."""
 
@@ -52,7 +47,10 @@ class _Rate:
 
 @dataclass
 class _InFlight:
-    """An amount in flight, in all and by client; a client with nothing in flight is forgotten."""
+    """An amount in flight, in all and by client; a client with nothing in flight is forgotten.
+
+    `shared` is the limit for a client that has some: a tenth, rounded up, is kept for the others.
+    """
 
     limit: int
     unit: str
@@ -60,7 +58,7 @@ class _InFlight:
     clients: dict[Client, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shared = share(self.limit, known=True)
+        self.shared = self.limit - (self.limit + 9) // 10 if self.limit > 1 else self.limit
 
     def change(self, amount: int, client: Client) -> None:
         self.total += amount
@@ -71,7 +69,7 @@ class _InFlight:
 
 
 class Admission:
-    """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens after
+    """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens while
     it is tokenised. The bytes of its answer count until the client has taken it.
 
     A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
@@ -123,16 +121,28 @@ class Admission:
             self._requests.change(-1, client)
 
     @contextmanager
-    def tokens(self, count: int, client: Client) -> Iterator[None]:
-        """Count tokens as in flight within the block. Raises Overloaded."""
+    def tokens(self, count: int, client: Client) -> Iterator[Callable[[int], None]]:
+        """Count tokens as in flight within the block, and as many more, or fewer, as it says by calling what it gets.
+
+        Raises Overloaded where they do not fit.
+        """
         self._check(self._tokens, count, client)
-        self._work()
-        self._tokens.change(count, client)
+        held = 0
+
+        def hold(more: int) -> None:
+            nonlocal held
+            if more > 0:  # fewer always fit
+                self._fit(self._tokens, more, client, held)
+            self._work()
+            self._tokens.change(more, client)
+            held += more
+
+        hold(count)
         try:
-            yield
+            yield hold
         finally:
-            self._rate.add(count, self._work())
-            self._tokens.change(-count, client)
+            self._rate.add(held, self._work())
+            self._tokens.change(-held, client)
 
     def close(self) -> None:
         """Refuse all from now on with Unavailable; requests in flight finish."""

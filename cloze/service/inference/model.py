@@ -28,7 +28,7 @@ from cloze.service.errors import BackendFailed, SessionError, Unavailable, too_m
 from cloze.service.inference.admission import Admission
 from cloze.service.inference.batcher import Batcher, Failed, Share
 from cloze.service.inference.session import Session, most_texts, run_largest
-from cloze.service.inference.threads import Executors
+from cloze.service.inference.threads import SMALL_SIZE, Executors
 from cloze.service.monitoring.metrics import Metrics, ModelMetrics
 from cloze.service.settings import Settings
 
@@ -37,7 +37,6 @@ Inputs = Sequence[str] | Sequence[Sequence[int]]
 
 MAX_TEXT_CHARACTERS: Final = 1_000_000  # or token ids, of one text: a longer one would occupy a thread for seconds
 SLICE_TEXTS: Final = 256  # tokenised at once; other requests run between two slices
-SLICE_SIZE: Final = 65_536  # characters, or token ids
 SLICE_BATCHES: Final = 64  # whose vectors are put in order at once
 SMALL: Final = 256  # characters, or token ids, that are tokenised in a fraction of a millisecond
 EACH: Final = 32  # added per text, so that many short texts are not small
@@ -264,13 +263,16 @@ class Model:
         """
         self.check_lengths([item for part in parts for item in part.inputs])
         started, metrics = perf_counter(), self._metrics
-        tokens, keys = await self._tokenize(parts, truncate, direction, client)
-        now = perf_counter()
-        ids, cut = [sequence.ids for sequence in tokens], [sequence.cut for sequence in tokens]
-        vectors = np.empty((len(ids), self.dimension), np.float32)
-        missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
-        await _turn(len(ids))
-        shares = await self._compute([ids[place] for place in missing], missing, client)
+        with self.admission.tokens(0, client) as hold:
+            tokens, keys = await self._tokenize(parts, truncate, direction, client, hold)
+            now = perf_counter()
+            ids, cut = [sequence.ids for sequence in tokens], [sequence.cut for sequence in tokens]
+            vectors, total = np.empty((len(ids), self.dimension), np.float32), sum(map(len, ids))
+            missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
+            sequences = [ids[place] for place in missing]
+            hold(sum(map(len, sequences)) - total)  # what is cached is not computed
+            await _turn(len(ids))
+            shares = await self._compute(sequences, missing, client)
         waits = rans = 0.0  # sums over the texts
         for number, (places, batch, rows) in enumerate(shares):
             if len(places) == 1:  # an index array would give up Python's lock, which a short text then waits for
@@ -284,7 +286,7 @@ class Model:
         if keys:
             self._remember(keys, vectors, missing)
         await _turn(len(ids))
-        total, truncated, computed = sum(map(len, ids)), sum(map(bool, cut)), max(1, len(missing))
+        truncated, computed = sum(map(bool, cut)), max(1, len(missing))
         timing = Timing(now - started, waits / computed, rans / computed)
         metrics.tokenize_seconds.observe(timing.tokenize)
         metrics.queue_seconds.observe(timing.queue)
@@ -329,19 +331,29 @@ class Model:
                 )
 
     async def _tokenize(
-        self, parts: Sequence[Part], truncate: bool, direction: Direction, client: Client
+        self,
+        parts: Sequence[Part],
+        truncate: bool,
+        direction: Direction,
+        client: Client,
+        hold: Callable[[int], None],
     ) -> tuple[list[Tokens], Sequence[bytes]]:
-        """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off."""
+        """Return each text's tokens, and the key of its vector in the cache; no keys where the cache is off.
+
+        `hold` counts the tokens of each slice, or raises Overloaded, before the next one is tokenised.
+        """
         tasks, first = list[tuple[Callable[[], tuple[list[Tokens], Sequence[bytes]]], int]](), 0
         for part in slices(parts):
             tasks.append((partial(self._encode, first, part, truncate, direction), sum(map(len, part.inputs))))
             first += len(part.inputs)
-        if len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL:
-            return tasks[0][0]()  # a thread would take longer
         workers, encoded = self._executors.workers, list[tuple[list[Tokens], Sequence[bytes]]]()
         for start in range(0, len(tasks), workers.threads):  # so that slices of its other requests come in between
             some = tasks[start : start + workers.threads]
-            encoded += await asyncio.gather(*(workers.run(client, encode, size) for encode, size in some))
+            if len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL:
+                encoded.append(tasks[0][0]())  # a thread would take longer
+            else:
+                encoded += await asyncio.gather(*(workers.run(client, encode, size) for encode, size in some))
+            hold(sum(len(sequence.ids) for tokens, _ in encoded[start:] for sequence in tokens))
         return list(chain.from_iterable(tokens for tokens, _ in encoded)), [key for _, keys in encoded for key in keys]
 
     def _encode(
@@ -363,8 +375,7 @@ class Model:
         if not sequences:
             return []
         try:
-            with self.admission.tokens(sum(map(len, sequences)), client):
-                return await self.batcher.submit(sequences, client)
+            return await self.batcher.submit(sequences, client)
         except Failed as failed:
             error = failed.__cause__
             if not isinstance(error, BackendFailed):
@@ -412,7 +423,7 @@ def slices(parts: Iterable[Part]) -> Iterator[Part]:
     for part in parts:
         first, size = 0, 0
         for position, item in enumerate(part.inputs):
-            if position > first and (position - first == SLICE_TEXTS or size + len(item) > SLICE_SIZE):
+            if position > first and (position - first == SLICE_TEXTS or size + len(item) > SMALL_SIZE):
                 yield part._replace(inputs=part.inputs[first:position])
                 first, size = position, 0
             size += len(item)

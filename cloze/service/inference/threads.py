@@ -15,7 +15,8 @@ Result = TypeVar("Result")
 
 OWN_THREAD: Final = "own"  # name of the threads that `run_in_own_thread` starts
 MAX_WORKERS: Final = 16  # more wait for Python's lock
-MAX_SIZE: Final = 2**20  # characters that are tokenised at once, of which each may be a token of 400 bytes
+SMALL_SIZE: Final = 2**16  # characters that are tokenised in a fraction of a second
+MAX_SIZE: Final = MAX_WORKERS * SMALL_SIZE  # that are tokenised at once, of which each may be a token of 400 bytes
 MAX_THREADS_PER_BATCH: Final = 4  # more gain little on batches of a few hundred tokens
 
 
@@ -37,49 +38,30 @@ def share_threads(total: int) -> Threads:
     return Threads(total // per_batch, per_batch)
 
 
-class Workers:
-    """Threads in which the tasks of clients take turns, whichever client has more of them.
+class _Turns:
+    """Turns of clients: at most `tasks` at once, and of the size MAX_SIZE together, unless one is alone."""
 
-    Tasks that run at once have a size of at most MAX_SIZE together, or one of them is alone: tokenising takes memory.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="worker")
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
         self._running = self._size = 0  # tasks, and their size
         self._waiting: dict[Client, deque[tuple[asyncio.Future[None], int]]] = {}  # first the client whose turn it is
 
-    async def run(self, client: Client, task: Callable[[], Result], size: int = 0) -> Result:
-        """Run a task of so many characters in a thread. If it is cancelled before its turn, it does not run."""
-        loop = asyncio.get_running_loop()
-        if self._waiting or not self._fits(size):
-            turn = loop.create_future()
-            self._waiting.setdefault(client, deque()).append((turn, size))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # its turn came just before
-                    self._end(size)
-                raise
-        else:
-            self._begin(size)
-        job = self.pool.submit(task)
+    async def begin(self, client: Client, size: int) -> None:
+        """Wait for the client's turn. Each that has begun has to `end`."""
+        if not self._waiting and self._fits(size):
+            self._add(size)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append((turn, size))
         try:
-            return await asyncio.wrap_future(job)
-        finally:
-            if job.done():
-                self._end(size)
-            else:  # cancelled, but no thread can be: it runs on
-                job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, size))
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn came just before
+                self.end(size)
+            raise
 
-    def _fits(self, size: int) -> bool:
-        return not self._running or (self._running < self.threads and self._size + size <= MAX_SIZE)
-
-    def _begin(self, size: int) -> None:
-        self._running += 1
-        self._size += size
-
-    def _end(self, size: int) -> None:
+    def end(self, size: int) -> None:
+        """End a turn, and let others begin."""
         self._running -= 1
         self._size -= size
         while self._waiting:
@@ -92,8 +74,40 @@ class Workers:
             if turns:
                 self._waiting[client] = turns  # behind the others
             if not turn.cancelled():
-                self._begin(following)
+                self._add(following)
                 turn.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        return not self._running or (self._running < self._tasks and self._size + size <= MAX_SIZE)
+
+    def _add(self, size: int) -> None:
+        self._running += 1
+        self._size += size
+
+
+class Workers:
+    """Threads in which the tasks of clients take turns, whichever client has more of them.
+
+    Large tasks, which run for seconds and take memory, leave a thread to the others.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="worker")
+        self._small, self._large = _Turns(threads), _Turns(threads - 1)
+
+    async def run(self, client: Client, task: Callable[[], Result], size: int = 0) -> Result:
+        """Run a task of so many characters in a thread. If it is cancelled before its turn, it does not run."""
+        loop, turns = asyncio.get_running_loop(), self._large if size > SMALL_SIZE else self._small
+        await turns.begin(client, size)
+        job = self.pool.submit(task)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            if job.done():
+                turns.end(size)
+            else:  # cancelled, but no thread can be: it runs on
+                job.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.end, size))
 
 
 class Executors:
