@@ -1,8 +1,8 @@
 """The command `cloze`, and what the commands of both sides share: exit codes, and errors of one line.
 
-0 done, 1 a difference (`verify`), 2 an error that its user can put right (a ClozeError or a full disk), 3 done but for
-some rows (`bulk`), 130 interrupted. Any other exception is a bug and keeps its traceback. Commands are named by
-strings, so that neither side is imported before it is asked for.
+0 done, 1 a difference (`verify`) or missing rows (`bulk --check`), 2 an error that its user can put right (a ClozeError
+or a full disk), 3 done but for some rows (`bulk`), 130 interrupted. Any other exception is a bug and keeps its
+traceback. Commands are named by strings, so that neither side is imported before it is asked for.
 """
 
 import errno
@@ -150,7 +150,3 @@ def _advice(module: str, error: ModuleNotFoundError) -> str | None:
 def _usage() -> str:
     lines = [f"  {name:13} {meaning}" for name, (_, meaning) in COMMANDS.items()]
     return "\n".join(["usage: cloze COMMAND ...", "", *lines, "", "Options of a command: cloze COMMAND --help"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,6 +19,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tiny_bundle import write_bundle
 
+from cloze.encoding.errors import BundleError
 from cloze.service import adopted
 from cloze.service.adopted import bundle_of
 from cloze.service.errors import SessionError
@@ -204,6 +205,15 @@ def test_a_command_that_dies_is_named(model: Path, cache: Path, monkeypatch: pyt
     monkeypatch.setattr(adopted.sys, "executable", "/bin/false")
     with pytest.raises(SessionError, match=r"^`cloze adopt .*my-model` ended with status 1; run it by itself"):
         bundle_of(model)
+
+
+def test_a_folder_that_may_not_be_searched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("cloze.service.adopted.Path.exists", denied)
+    with pytest.raises(BundleError, match=r"cannot be read \(Permission denied\)"):
+        bundle_of(tmp_path)
 
 
 def test_bundles_and_what_is_unknown_stay_what_they_are(

@@ -6,6 +6,7 @@ ClozeError                    anything a user can put right
 │   └── TextTooLong           longer than the limit, and truncation was refused
 ├── BundleError               a bundle that cannot be loaded or written
 ├── BridgeError               a bridge that cannot be used (encoding/bridge.py)
+├── RowsError                 a file whose rows cannot be read (encoding/rows.py)
 └── OptionError               an option or a setting that cannot be used
 
 `training` and `service` hang their own errors on ClozeError. Every message says what was found, what is

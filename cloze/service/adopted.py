@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from cloze.encoding.bundle import SPEC_FILE
+from cloze.encoding.bundle import SPEC_FILE, unreadable
 from cloze.service.errors import SessionError
 
 HUB_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -32,16 +32,20 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
     a file changes is another model; a name of the hub stays what it was. Raises SessionError, and SystemExit where
     `cloze adopt` said why it could not make a bundle.
     """
-    hub = not model.exists() and HUB_NAME.fullmatch(str(model)) and not model.parent.is_dir()  # else a misspelt path
-    if revision is not None and not hub:
-        raise SessionError(f"--revision is {revision!r}, and {model} is not a name on the hub: leave it out")
-    if hub:
-        source, path = str(model), Path("hub", quote(revision or "main", safe=""), model)
-    elif (model / SPEC_FILE).is_file() or not any((model / name).is_file() for name in MODEL_FILES):
-        return model  # a bundle, a folder of bundles, or nothing that is known
-    else:
-        folder = Path(os.path.abspath(model))  # a link keeps its own name, by which the model is served
-        source, path = str(folder), Path(_digest(folder), folder.name)
+    try:
+        # any other path that is not there is misspelt
+        hub = not model.exists() and HUB_NAME.fullmatch(str(model)) and not model.parent.is_dir()
+        if revision is not None and not hub:
+            raise SessionError(f"--revision is {revision!r}, and {model} is not a name on the hub: leave it out")
+        if hub:
+            source, path = str(model), Path("hub", quote(revision or "main", safe=""), model)
+        elif (model / SPEC_FILE).is_file() or not any((model / name).is_file() for name in MODEL_FILES):
+            return model  # a bundle, a folder of bundles, or nothing that is known
+        else:
+            folder = Path(os.path.abspath(model))  # a link keeps its own name, by which the model is served
+            source, path = str(folder), Path(_digest(folder), folder.name)
+    except OSError as error:
+        raise unreadable(model, error) from error
     bundle = _cache(environ) / path
     if (bundle / SPEC_FILE).is_file():
         logger.info("%s is served as the bundle that was made of it: %s", model, bundle)

@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     metrics, traffic = Metrics(), Traffic()
     admission = Admission(settings.max_concurrent_requests, settings.max_tokens_in_flight, settings.max_bytes_in_flight)
     executors = Executors(share_threads(settings.threads))
-    tracing = configure_tracing(settings.otlp_endpoint, "cloze", VERSION)
+    tracing = configure_tracing(settings.otlp_endpoint)
     cache = Cache(settings.cache_mb * 2**20)
     background = Background(metrics.background_errors)
 
@@ -72,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
         return Model(bundle, settings, executors, admission, cache, bridge)
 
     models = Models(settings, metrics, background, load_model)
-    health = Health(lambda: models, lambda: executors.busy_for, background, settings.stall_seconds)
+    health = Health(models, lambda: executors.busy_for, background, settings.stall_seconds)
     app = FastAPI(
         title="Cloze",
         description=DESCRIPTION,
@@ -131,7 +131,7 @@ def _show(services: Services, cache: Cache) -> None:
 
 def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
     needs_key = [Security(BEARER)] if keys else []
-    for router in (openai.router, *(posts for posts in JSON_ROUTERS if posts is not openai.posts), status.router):
+    for router in (*JSON_ROUTERS, openai.router, status.router):
         app.include_router(router, dependencies=needs_key)
     app.include_router(status.probes)
     app.include_router(status.admin, dependencies=[Security(BEARER)])

@@ -127,7 +127,7 @@ def _of_bundle(options: DoctorOptions, path: Path) -> Iterator[Fact]:
         run_largest(session, encoder, session.batches.tokens, threads.batches)
         memory_taken = (resident_memory() or memory_before) - memory_before
         yield "takes", f"{memory_taken / 2**20:.0f} MiB, the process {memory_before / 2**20:.0f} before"
-    length = min(TOKENS, len(encoder.longest))
+    length = min(TOKENS, encoder.max_tokens)
     batch, runs, started = encoder.pad([encoder.longest[:length]] * TEXTS), 0, perf_counter()
     while perf_counter() < started + SECONDS:
         session.run(batch)

@@ -33,12 +33,12 @@ def marks(value: Any) -> int:
 
 @given(ANY)
 def test_values_are_counted_outside_strings(value: Any) -> None:
-    assert _values(orjson.dumps(value), 1000) == marks(value)
+    assert _values(orjson.dumps(value), 1000, b"[{,") == marks(value)
 
 
 @given(some.lists(WORDS, min_size=60, max_size=90))
 def test_more_strings_than_are_read_are_too_many(texts: list[str]) -> None:
-    assert _values(orjson.dumps([*texts, *["a"] * 50]), 50) > 50
+    assert _values(orjson.dumps([*texts, *["a"] * 50]), 50, b"[{,") > 50
 
 
 BODIES = {
@@ -55,6 +55,14 @@ BODIES = {
 async def test_values_that_no_request_needs_are_refused_before_they_are_read(client: MakeClient, body: str) -> None:
     async with client(token_ids=False) as http:
         refused(await http.post("/embed", content=body, headers=JSON), 422, "Validation", "more than 66536 values")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["lists in an unknown field", "objects"])
+async def test_a_service_that_takes_token_ids_refuses_lists_and_objects_too(client: MakeClient, kind: str) -> None:
+    async with client(token_ids=True) as http:
+        found = await http.post("/embed", content=BODIES[kind], headers=JSON)
+        refused(found, 422, "Validation", "more than 66536 values")
 
 
 @pytest.mark.anyio

@@ -18,6 +18,7 @@ async def test_the_answer_is_coheres(both: httpx.AsyncClient) -> None:
     response = await both.post("/v2/embed", json=body)
     found = response.json()
     assert list(found) == ["response_type", "id", "embeddings", "texts", "meta"]
+    assert found["id"] == response.headers["x-request-id"]
     assert found["response_type"] == "embeddings_by_type"
     assert found["texts"] == TEXTS
     tokens = sum(len(sequence(text)) for text in TEXTS)

@@ -47,7 +47,7 @@ class World:
         self.metrics = Metrics()
         self.background = Background(self.metrics.background_errors)
         self.health = Health(
-            lambda: self.models, lambda: self.busy_for, self.background, 30, self.ends.append, clock=lambda: self.now
+            self.models, lambda: self.busy_for, self.background, 30, self.ends.append, clock=lambda: self.now
         )
 
     async def look(self) -> None:
@@ -213,7 +213,7 @@ async def test_the_watch_goes_on_after_an_error_and_readiness_shows_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cloze.service.inference.health.PERIOD", 0.001)
-    models, world.models = world.models, None  # type: ignore[assignment]
+    models, world.health.models = world.models, None  # type: ignore[assignment]
     world.health.watch()
     await until(lambda: errors(world) > 3)
     assert not world.health.ready
@@ -221,7 +221,7 @@ async def test_the_watch_goes_on_after_an_error_and_readiness_shows_it(
         await world.health.check()
     assert caplog.text.count("the background task watch failed") == 1  # not at every turn
     assert "TypeError: 'NoneType' object is not iterable" in caplog.text
-    world.models = models
+    world.health.models = models
     await until(lambda: world.health.ready)
     await world.health.check()
     world.busy_for = 91

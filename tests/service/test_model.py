@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,12 @@ from cloze.encoding.text import Batch
 from cloze.service.client import Client
 from cloze.service.errors import BackendFailed, Overloaded, SessionError, Unavailable, ValidationFailed
 from cloze.service.inference.admission import Admission
-from cloze.service.inference.model import Cache, Model, Part
+from cloze.service.inference.model import SLICE_TEXTS, Cache, Model, Part
 from cloze.service.inference.threads import Executors, Threads
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.settings import Settings
 
-A = Client("a")
+A, B = Client("a"), Client("b")
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +137,26 @@ async def test_what_is_admitted_is_let_go(cold: Callable[..., Model]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert model.admission.tokens_in_flight == model.batcher.waiting == 0
+    await model.stop()
+
+
+async def test_what_does_not_fit_is_refused_before_the_rest_is_tokenised(
+    cold: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenised = cold(max_tokens_in_flight=20_000), list[int]()
+    model.start(Metrics())
+    encode = model._encode
+
+    def counted(first: int, *rest: Any) -> Any:
+        tokenised.append(first)
+        return encode(first, *rest)
+
+    monkeypatch.setattr(model, "_encode", counted)
+    with model.admission.tokens(10, B):
+        with pytest.raises(Overloaded, match="the limit is 20000"):
+            await embed(model, ["a"] * SLICE_TEXTS * 40)
+        assert model.admission.tokens_in_flight == 10
+    assert len(tokenised) < 10
     await model.stop()
 
 

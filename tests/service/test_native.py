@@ -13,6 +13,7 @@ from harness import Hold, MakeApp, MakeClient, default_model, open_client, servi
 from numpy.typing import NDArray
 from tiny_bundle import DIMENSION, MAX_TOKENS, OTHER, TEMPLATE, sequence, vector, vocabulary
 
+from cloze.encoding.errors import BundleError
 from cloze.service.http.errors import ErrorBody
 from cloze.service.settings import Settings
 
@@ -642,11 +643,14 @@ async def test_too_many_requests_at_once_are_refused_and_the_status_still_answer
         assert [each.status_code for each in await asyncio.gather(*work)] == [200] * 3
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, BundleError])
 async def test_a_bug_answers_500_and_tells_only_the_log(
-    both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[Exception], both: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also an error that a user could put right, where no request can be the reason for it."""
+
     def broken(*args: object, **options: object) -> None:
-        raise ZeroDivisionError("secret detail")
+        raise kind("secret detail")
 
     monkeypatch.setattr("cloze.service.http.embed.to_json", broken)
     response = await both.post("/embed", json={"inputs": "a"})

@@ -133,6 +133,14 @@ async def test_without_heads_it_says_how_to_add_one(client: MakeClient, tmp_path
         assert (await http.get("/info")).json()["heads"] == {}
 
 
+async def test_an_alias_of_another_template_has_no_heads(client: MakeClient, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "tiny", heads=HEADS, templates={"query": "a [X] means [MASK]."})
+    async with client(bundle=bundle, alias="q=tiny:query,t=tiny") as http:
+        assert (await http.get("/models/q/info")).json()["heads"] == {}
+        assert (await http.get("/models/t/info")).json()["heads"].keys() == HEADS.keys()
+        assert (await http.post("/models/q/predict", json={"inputs": "a man", "head": "topic"})).status_code == 422
+
+
 async def test_a_reload_takes_a_new_head(client: MakeClient, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "tiny")
     async with client(bundle=folder, admin_keys=ADMIN) as http:

@@ -18,6 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import SecretStr
 
 from cloze.encoding.errors import OptionError
+from cloze.service import VERSION
 from cloze.service.app import create_app
 from cloze.service.monitoring.tracing import Tracing, configure_tracing
 from cloze.service.settings import Settings
@@ -119,7 +120,7 @@ def attributes(holder: Any) -> dict[str, Any]:
 
 @pytest.mark.anyio
 async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collector) -> None:
-    tracing = configure_tracing(collector.url, "cloze", "1.2.3")
+    tracing = configure_tracing(collector.url)
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "authorization": f"Bearer {SECRET}"}
     path = f"/models/tiny/embed?text={SECRET}"
     assert await ask(make(tracing), "POST", path, json={"inputs": SECRET}, headers=headers) == 200
@@ -146,7 +147,7 @@ async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collecto
     assert times[2][1] == 1_700_000_000_253_000_000
 
     resource = collector.resource()
-    assert (resource["service.name"], resource["service.version"]) == ("cloze", "1.2.3")
+    assert (resource["service.name"], resource["service.version"]) == ("cloze", VERSION)
     assert set(collector.paths) == {"/v1/traces"}
     sent = b"".join(collector.bodies)
     assert b"nobody" not in sent
@@ -155,7 +156,7 @@ async def test_a_request_and_its_stages_in_the_callers_trace(collector: Collecto
 
 @pytest.mark.anyio
 async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collector) -> None:
-    tracing = configure_tracing(f"{collector.url}/own/path", "cloze", "1")
+    tracing = configure_tracing(f"{collector.url}/own/path")
     app = make(tracing)
     assert await ask(app, "GET", "/health/live") == 200
     assert await ask(app, "GET", "/models/tiny/health") == 200
@@ -170,7 +171,7 @@ async def test_probes_make_no_span_and_errors_tell_no_message(collector: Collect
 
 @pytest.mark.anyio
 async def test_a_trace_that_its_caller_does_not_sample_is_not_sent(collector: Collector) -> None:
-    tracing = configure_tracing(collector.url, "cloze", "1")
+    tracing = configure_tracing(collector.url)
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
     assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}, headers=headers) == 200
     tracing.close()
@@ -188,7 +189,7 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         if not listening:
             taken.close()
-        tracing = configure_tracing(url, "cloze", "1")
+        tracing = configure_tracing(url)
         assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": SECRET}) == 200
         tracing.close()
         for last in threading.enumerate():
@@ -200,7 +201,7 @@ async def test_a_collector_that_does_not_answer_holds_up_nothing(
 
 @pytest.mark.anyio
 async def test_without_an_endpoint_nothing_is_sent() -> None:
-    tracing = configure_tracing("", "cloze", "1")
+    tracing = configure_tracing("")
     assert await ask(make(tracing), "POST", "/models/tiny/embed", json={"inputs": "a"}) == 200
     tracing.close()
 
@@ -216,19 +217,19 @@ def test_an_endpoint_that_is_no_url(subtests: pytest.Subtests) -> None:
         "http://a:x",
     ):
         with subtests.test(endpoint), pytest.raises(OptionError, match=message):
-            configure_tracing(endpoint, "cloze", "1")
+            configure_tracing(endpoint)
 
 
 def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(OptionError, match=r"install cloze\[otel\]"):
-        configure_tracing("http://collector:4318", "cloze", "1")
+        configure_tracing("http://collector:4318")
 
 
 def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
     program = (
         "import sys; from cloze.service.monitoring.tracing import configure_tracing;"
-        "configure_tracing('', 'cloze', '1');"
+        "configure_tracing('');"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE)

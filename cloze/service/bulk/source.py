@@ -1,8 +1,8 @@
 """Input files: finding them, and reading their rows in parts of a fixed number of rows.
 
-The ending of its name says what a file is: .parquet, or .jsonl, .csv, .tsv and .txt, also with .gz or .zst. A row of a
-.txt is a line. Part n of a file always has the same rows, so that a job can go on where another one ended. A row that
-cannot be read, such as a line that is not JSON, is returned with the reason.
+The ending of its name says what a file is: .parquet, or .jsonl, .csv, .tsv and .txt, also compressed: .gz, .bz2, .xz or
+.zst. A row of a .txt is a line. Part n of a file always has the same rows, so that a job can go on where another one
+ended. A row that cannot be read, such as a line that is not JSON, is returned with the reason.
 """
 
 import glob
@@ -25,7 +25,7 @@ from cloze.encoding.rows import COMPRESSIONS, ENDINGS, SEPARATORS, Row, RowsErro
 from cloze.service.bulk.embed import check_columns
 
 BUFFER: Final = 2**16  # bytes
-SAMPLE: Final = 1000  # rows of a .jsonl that decide its columns
+SAMPLE: Final = 1000  # rows of a file of text that decide its columns
 KNOWN: Final = (".parquet", *ENDINGS)
 
 

@@ -6,7 +6,6 @@ without such a template uses its own.
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
-from uuid import uuid4
 
 import orjson
 from fastapi import APIRouter, Response
@@ -96,12 +95,12 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         named = template if template in model.bundle.named else context.record.template
         part = Part(texts, named, body.max_tokens)
         embeddings = await embed([part], context, model, options, lambda index: f"{field}[{index}]")
-        return await respond(lambda: _as_json(body, texts, embeddings), context, model, embeddings)
+        return await respond(lambda: _as_json(body, texts, embeddings, context.record.id), context, model, embeddings)
 
 
-def _as_json(body: CohereRequest, texts: list[str], embeddings: Embeddings) -> Iterator[bytes]:
+def _as_json(body: CohereRequest, texts: list[str], embeddings: Embeddings, identity: str) -> Iterator[bytes]:
     vectors = finish(embeddings.vectors, normalize=True, dimensions=body.output_dimension)
-    yield b'{"response_type":"embeddings_by_type","id":"%b","embeddings":{' % str(uuid4()).encode()
+    yield b'{"response_type":"embeddings_by_type","id":%b,"embeddings":{' % orjson.dumps(identity)
     for index, embedding_type in enumerate(dict.fromkeys(body.embedding_types)):
         yield (b',"%b":' if index else b'"%b":') % embedding_type.encode()
         yield from to_json(vectors, embedding_type)

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Response
 
 from cloze.encoding.chunks import Chunk, chunked
 from cloze.encoding.errors import TextError
-from cloze.encoding.text import Direction, TextEncoder
+from cloze.encoding.text import TextEncoder
 from cloze.service.errors import ValidationFailed
 from cloze.service.http.answer import BYTES, JSON, respond
 from cloze.service.http.errors import documented
 from cloze.service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
-from cloze.service.http.schemas import LEFT, Chunking, ChunkRows, EmbedRequest, EncodingOptions, Rows
+from cloze.service.http.schemas import Chunking, ChunkRows, EmbedRequest, EncodingOptions, Rows
 from cloze.service.inference.model import Embeddings, Inputs, Model, Part, slices
 from cloze.service.inference.vectors import (
     Array,
@@ -169,10 +169,9 @@ async def embed(
     services, record = context.services, context.record
     record.texts = sum(len(part.inputs) for part in parts)
     truncate = services.settings.auto_truncate if options.truncate is None else options.truncate
-    direction: Direction = "left" if options.truncation_direction in LEFT else "right"
     begun = time_ns()
     try:
-        embeddings = await model.embed(*parts, truncate=truncate, direction=direction, client=record.client)
+        embeddings = await model.embed(*parts, truncate=truncate, direction=options.direction, client=record.client)
     except TextError as error:
         if type(error) is TextError and not isinstance(parts[0].inputs[0], str):  # token ids, perhaps of another model
             error = TextError(f"{error.args[0]}. {SWITCH}", position=error.position)

@@ -15,15 +15,13 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
-from fastapi.exceptions import RequestValidationError
 from opentelemetry.trace import get_current_span
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloze.encoding.errors import ClozeError
 from cloze.service.client import STRIDES, Client
-from cloze.service.errors import BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
+from cloze.service.errors import INTERNAL, BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
 from cloze.service.http.auth import ADMIN, Authentication
 from cloze.service.http.errors import answer
 from cloze.service.http.protocol import ABORT, SMALL
@@ -100,7 +98,7 @@ class _Exchange:
             self._status = CLIENT_GONE
             self.middleware.metrics.failures.labels(DROPPED).inc()
         except Exception as error:
-            if not isinstance(error, ClozeError | RequestValidationError):
+            if answer(error) is INTERNAL:
                 logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
             if not self._status:
                 await self._discard()

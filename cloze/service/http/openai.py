@@ -79,7 +79,7 @@ class ModelList(BaseModel):
 
 
 router = APIRouter(tags=["openai"])
-posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"))
+posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"), tags=["openai"])
 
 
 @posts.post(OPENAI.path, response_model=EmbeddingsResponse, summary="A vector for each text")
@@ -107,10 +107,10 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
 async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
     models = context.services.models
-    names = models.served | {alias: models.aliased(alias) for alias in models.aliases}
+    found = {name: models.find(name) for name in (*models.served, *models.aliases)}
     with lease(context) as leased:
-        shown = (name for name, model in names.items() if model is leased or not context.model)
-        return ModelList(data=[_card(names[name], name, models.template(name)) for name in shown])
+        shown = [name for name, (model, _) in found.items() if model is leased or not context.model]
+        return ModelList(data=[_card(name, *found[name]) for name in shown])
 
 
 @router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")
@@ -118,10 +118,10 @@ async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
     with lease(context, model) as leased:
-        return _card(leased, model, context.record.template)
+        return _card(model, leased, context.record.template)
 
 
-def _card(model: Model, name: str, template: str | None) -> ModelCard:
+def _card(name: str, model: Model, template: str | None) -> ModelCard:
     spec = model.bundle.spec
     return ModelCard(
         id=name,
@@ -132,6 +132,3 @@ def _card(model: Model, name: str, template: str | None) -> ModelCard:
         template=spec.template if template is None else spec.templates[template],
         templates=spec.templates,
     )
-
-
-router.include_router(posts)

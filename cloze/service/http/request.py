@@ -90,9 +90,8 @@ def lease(context: RequestContext, *names: str | None) -> Model:
     Raises ModelNotFound, ValidationFailed where two models are named, and OtherSpace where the client expects another
     vector space.
     """
-    models = context.services.models
-    model = models.find(context.model, *names)
-    context.record.model, context.record.template = model.name, models.template(context.model, *names)
+    model, template = context.services.models.find(context.model, *names)
+    context.record.model, context.record.template = model.name, template
     if context.spaces and model.space not in context.spaces:
         raise OtherSpace(
             f"model {model.name} has the vector space {model.space}, the request expects "
@@ -157,13 +156,14 @@ class JSONRoute(APIRoute):
     async def _check_values(self, content: bytes, services: Services) -> None:
         """Refuse more values than any request needs: to read millions of them would block the event loop."""
         settings = services.settings
-        if len(content) <= SMALL or settings.token_ids:
+        if len(content) <= SMALL:
             return
         limit = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
+        marks = b"[{" if settings.token_ids else b"[{,"  # lists of token ids have as many commas as ids
         if len(content) <= LARGE:
-            count = _values(content, limit)
+            count = _values(content, limit, marks)
         else:
-            count = await services.executors.workers.run(_record().client, partial(_values, content, limit))
+            count = await services.executors.workers.run(_record().client, partial(_values, content, limit, marks))
         if count > limit:
             raise ValidationFailed(f"the body has more than {limit} values; send fewer texts at a time", "input")
 
@@ -181,15 +181,15 @@ class JSONRoute(APIRoute):
             raise RequestValidationError(errors) from None
 
 
-def _values(content: bytes, limit: int) -> int:
-    """Count the commas and opening brackets of JSON outside strings: at least as many as its values, less one.
+def _values(content: bytes, limit: int, marks: bytes) -> int:
+    """Count these marks of JSON outside strings; of brackets and commas, at least as many as its values, less one.
 
     Behind `limit` strings, all counts as outside.
     """
     if b"\\" in content:
         content = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     parts = content.split(b'"', 2 * limit)  # outside and inside strings by turns; the last is all that is left
-    return sum(part.count(mark) for part in parts[::2] for mark in (b",", b"[", b"{"))
+    return sum(part.count(mark) for part in parts[::2] for mark in marks)
 
 
 def _check_headers(content_type: str | None, encoding: str) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from cloze.encoding.calibration import Meaning
+from cloze.encoding.text import Direction
 from cloze.service.http.request import AnyIds, Inputs, Text, TextList, TextOrTexts, one_of
 from cloze.service.inference.vectors import Format
 
@@ -16,9 +17,6 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-LEFT = ("left", "Left")
-
-
 class _Sided(_Body):
     """The model, and the side from which a text that is too long is truncated."""
 
@@ -27,6 +25,10 @@ class _Sided(_Body):
     prompt_name: str | None = Field(
         None, description="Name of one of the model's templates, as /info lists them; null: its own template"
     )
+
+    @property
+    def direction(self) -> Direction:
+        return "left" if self.truncation_direction in ("left", "Left") else "right"
 
 
 class EncodingOptions(_Sided):
@@ -96,7 +98,7 @@ class Lists(_Body):
 
 
 def _comparison(value: Any) -> str:
-    keys = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, _Body) else ()
+    keys = value if isinstance(value, dict) else ()
     return "Pairs" if "pairs" in keys else "Lists" if "source_sentences" in keys else "Sentences"
 
 
@@ -124,8 +126,8 @@ class SimilarityRequest(_Body):
 
 
 def _shape(value: Any) -> str:
-    inputs = value.get("inputs") if isinstance(value, dict) else getattr(value, "inputs", None)
-    return "SimilarityRequest" if isinstance(inputs, dict | Sentences | Pairs | Lists) else "EmbedRequest"
+    inputs = value.get("inputs") if isinstance(value, dict) else None
+    return "SimilarityRequest" if isinstance(inputs, dict) else "EmbedRequest"
 
 
 AnyRequest = Annotated[

@@ -97,7 +97,7 @@ async def info(context: Context) -> Info:
             calibration=_calibration(model),
             heads={
                 name: HeadInfo(**head.model_dump(include=set(HeadInfo.model_fields)))
-                for name, head in model.heads.items()
+                for name, head in (model.heads.items() if template is None else ())  # learnt from its own template
             },
             embedding_space=model.space,
             models=list(models.served),

@@ -7,11 +7,10 @@ import orjson
 from fastapi import APIRouter, Response
 
 from cloze.encoding.errors import TextError
-from cloze.encoding.text import Direction
 from cloze.service.errors import EmptyInput, ValidationFailed, too_many
 from cloze.service.http.errors import documented
 from cloze.service.http.request import MAX_DECODE_IDS, Context, JSONRoute, RequestContext, lease, named_template
-from cloze.service.http.schemas import LEFT, DecodeRequest, TokenInfo, TokenizeRequest
+from cloze.service.http.schemas import DecodeRequest, TokenInfo, TokenizeRequest
 from cloze.service.routes import DECODE, TOKENIZE
 
 MAX_TOKENIZE_CHARACTERS: Final = 2**18  # the JSON of a token is a hundred times its text
@@ -25,7 +24,6 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     if not texts:
         raise EmptyInput("inputs is an empty list; send at least one text")
     special = body.add_special_tokens
-    direction: Direction = "left" if body.truncation_direction in LEFT else "right"
     with lease(context, body.model) as model:
         model.check_lengths(texts)
         if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
@@ -35,7 +33,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
         encoder = model.text_encoders[named_template(context, model, body.prompt_name)]
 
         def explain() -> bytes:
-            explained = (encoder.explain(text, direction=direction) for text in texts)
+            explained = (encoder.explain(text, direction=body.direction) for text in texts)
             return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
         return await _answer(explain, context, characters)

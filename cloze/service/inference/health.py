@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Health:
     """`check` raises the reason why the service is not ready; `judge` ends a process that cannot recover."""
 
-    models: Callable[[], Iterable[Model]]
+    models: Iterable[Model]
     busy_for: Callable[[], float]
     background: Background
     stall_seconds: float
@@ -56,7 +56,7 @@ class Health:
     @property
     def ready(self) -> bool:
         """Return what is known without trying a model."""
-        failing = self.background.failing or any(model.failing_for for model in self.models())
+        failing = self.background.failing or any(model.failing_for for model in self.models)
         return not (self.stopping or self._stalled or failing)
 
     async def check(self, model: Model | None = None) -> None:
@@ -67,7 +67,7 @@ class Health:
             raise Unavailable(f"a batch has run for {self.busy_for():.0f} s, the limit is {self.stall_seconds:g} s")
         for name, error in self.background.failing.items():
             raise Unavailable(f"the background task {name} fails: {error!r}; see the log")
-        for served in [model] if model else self.models():
+        for served in [model] if model else self.models:
             await served.check()
 
     def watch(self) -> None:
@@ -101,7 +101,7 @@ class Health:
             if min(seconds, awake) > HUNG_AFTER * self.stall_seconds:
                 logger.critical("%s has hung for %.0f s: the process ends with status %d", subject, seconds, HUNG)
                 self.end(HUNG)
-        for model in self.models():
+        for model in self.models:
             if min(model.failing_for, awake) > LOST_AFTER * self.stall_seconds:
                 logger.critical(
                     "model %s has failed for %.0f s: the process ends with status %d",
@@ -115,7 +115,7 @@ class Health:
         """Try failed models again, and show that the event loop runs."""
         self._beat = self.clock()
         probed = self._probe is None or self._probe.done()
-        if probed and not self._stalled and any(model.failing_for for model in self.models()):
+        if probed and not self._stalled and any(model.failing_for for model in self.models):
             self._probe = self.background.once("probe", self._try)
 
     @property
@@ -124,7 +124,7 @@ class Health:
 
     async def _try(self) -> None:
         """Try every model whose last batch failed; the result is in its `failing_for`."""
-        for model in self.models():
+        for model in self.models:
             try:
                 await model.check()
             except Unavailable as error:

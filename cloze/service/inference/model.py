@@ -174,7 +174,7 @@ class Model:
             self.session.run(encoder.pad([encoder.shortest]))
         except BackendFailed as error:
             raise SessionError(
-                f"{self.bundle.path}: the graph fails on {texts} texts of {len(encoder.longest)} tokens: "
+                f"{self.bundle.path}: the graph fails on {texts} texts of {encoder.max_tokens} tokens: "
                 f"{error.__cause__ or error}; lower max_batch_tokens, or export the bundle again"
             ) from error
         except MemoryError as error:

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import logging
-import os
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from cloze.service.inference.health import HUNG, HUNG_AFTER
 from cloze.service.inference.model import Model
 from cloze.service.inference.threads import run_in_own_thread
 from cloze.service.monitoring.background import Background
+from cloze.service.monitoring.logs import end_process
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.settings import Settings
 
@@ -79,8 +79,7 @@ class Models:
             if not wait([loading], self._limit).done:
                 problem = "model %s: loading or warming up has hung for %.0f s: the process ends with status %d"
                 logger.critical(problem, bundle.name, self._limit, HUNG)
-                logging.shutdown()  # a thread writes the log
-                os._exit(HUNG)
+                end_process(HUNG)
             self.served[bundle.name] = loading.result()
         self.default = settings.model or next(iter(self.served))
 
@@ -92,36 +91,25 @@ class Models:
         for model in self:
             model.start(self._metrics)
 
-    def find(self, *names: str | None) -> Model:
-        """Return the model of a name or an alias, or the default: the caller leases it before anything else can run.
+    def find(self, *names: str | None) -> tuple[Model, str | None]:
+        """Return the model of a name or an alias, or the default, and the named template that an alias chooses.
 
-        Raises ModelNotFound, and ValidationFailed where two models, or two templates of one, are named.
+        The caller leases the model before anything else can run. Raises ModelNotFound, and ValidationFailed where two
+        models, or two templates of one, are named.
         """
-        targets = self._targets(names)
+        aliases, served = self.aliases, self.served
+        targets = [_target(aliases[name], served) if name in aliases else Target(name, None) for name in names if name]
         requested = list(dict.fromkeys(target.model for target in targets))
         templates = list(dict.fromkeys(target.template for target in targets if target.template))
         for kind, named in (("models", requested), ("templates", templates)):
             if len(named) > 1:
                 message = f"two {kind} are named, {named[0]!r:.200} and {named[1]!r:.200}; name one of them"
                 raise ValidationFailed(message, "model")
-        model = self.served.get(requested[0] if requested else self.default)
+        model = served.get(requested[0] if requested else self.default)
         if model is None:
-            available = ", ".join((*self.served, *self.aliases))
+            available = ", ".join((*served, *aliases))
             raise ModelNotFound(f"no model {requested[0]!r:.200} is served; there are {available}")
-        return model
-
-    def aliased(self, alias: str) -> Model:
-        """Return the model that an alias stands for."""
-        return self.served[_target(self.aliases[alias], self.served).model]
-
-    def template(self, *names: str | None) -> str | None:
-        """Return the named template that an alias among the names chooses; None if none does."""
-        return next((target.template for target in self._targets(names) if target.template), None)
-
-    def _targets(self, names: Sequence[str | None]) -> list[Target]:
-        """What each name or alias stands for."""
-        aliases, served = self.aliases, self.served
-        return [_target(aliases[name], served) if name in aliases else Target(name, None) for name in names if name]
+        return model, next(iter(templates), None)
 
     async def stop(self) -> None:
         """Stop every model at the end of its last lease."""

@@ -282,7 +282,7 @@ def suitable(bundle: Bundle, provider: Provider) -> tuple[Precision, ...]:
 
 def most_texts(encoder: TextEncoder, batch_tokens: int) -> int:
     """Return how many of the longest texts make a batch that no other exceeds."""
-    return -(-batch_tokens // len(encoder.longest))  # rounded up
+    return -(-batch_tokens // encoder.max_tokens)  # rounded up
 
 
 def run_largest(session: Session, encoder: TextEncoder, batch_tokens: int, parallel: int) -> None:

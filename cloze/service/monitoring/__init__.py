@@ -1,1 +1,1 @@
-"""What operators see: metrics, logs, health, traces, drift."""
+"""What operators see: metrics, logs, traces, drift, and errors of background tasks."""

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from fastapi.telemetry import TelemetryConfig
 
 from cloze.encoding.errors import OptionError
+from cloze.service import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -62,7 +63,7 @@ class Tracing:
             last.join(FLUSH_SECONDS)
 
 
-def configure_tracing(endpoint: str, service_name: str, version: str) -> Tracing:
+def configure_tracing(endpoint: str) -> Tracing:
     """Send spans to `endpoint`, a collector's address or the full URL of its traces; tracing is off if it is empty.
 
     Raises OptionError where it is not a URL, or OpenTelemetry's SDK is not installed.
@@ -85,7 +86,7 @@ def configure_tracing(endpoint: str, service_name: str, version: str) -> Tracing
             if "url.query" in (span.attributes or {}):
                 span.set_attribute("url.query", "REDACTED")
 
-    resource = Resource.create({"service.name": service_name, "service.version": version})
+    resource = Resource.create({"service.name": "cloze", "service.version": VERSION})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(Redact())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url)))

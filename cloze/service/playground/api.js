@@ -87,15 +87,6 @@ function timing(headers) {
     const duration = parameters.find((part) => part.startsWith("dur="));
     if (duration) found[name] = Number(duration.slice(4));
   }
-  const whole = {
-    tokenize: "x-tokenization-time",
-    queue: "x-queue-time",
-    inference: "x-inference-time",
-    total: "x-total-time",
-  };
-  for (const [name, header] of Object.entries(whole)) {
-    if (!(name in found) && headers.has(header)) found[name] = Number(headers.get(header));
-  }
   return found;
 }
 
