@@ -27,6 +27,7 @@ __all__ = [
     "named_templates",
     "of_library",
     "own_reading",
+    "provenance_in",
     "saved_config",
 ]
 
@@ -94,6 +95,8 @@ def own_reading(source: str) -> dict[str, Any] | None:
     saved = saved_config(folder) or folder / SPEC_FILE
     if saved.is_file():
         fields = _json(saved)
+        if not isinstance(fields, dict):
+            raise RunError(f"{saved} does not hold an object of JSON; restore the folder")
         return {key: value for key, value in upgrade(fields).items() if key in READING}
     return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
 
@@ -118,14 +121,26 @@ def named_templates(source: str) -> dict[str, str]:
 
 def learnt_sentences(source: str) -> bool:
     """Whether an encoder was trained for sentences, as far as is known: a run of `pretrain` was not."""
-    provenance = _json(located(source) / PROVENANCE_FILE)
-    return not provenance or provenance["recipe"]["method"] != "mlm"
+    path = located(source)
+    return not (path / PROVENANCE_FILE).is_file() or provenance_in(path)["recipe"]["method"] != "mlm"
+
+
+def provenance_in(run: Path) -> dict[str, Any]:
+    """What run.json says. Raises RunError if it is damaged."""
+    path = run / PROVENANCE_FILE
+    provenance = _json(path)
+    try:
+        _, _ = provenance["recipe"]["method"], [source["sha256"] for source in provenance["data"]]
+    except (LookupError, TypeError) as error:
+        raise RunError(f"{path} does not say how {run} was trained; restore the folder") from error
+    return dict(provenance)
 
 
 def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
     """The reading of a sentence-transformers model, whose files `file` finds; None if it is not such a model."""
     modules, config = _json(file(MODULES_FILE)), _json(file(ST_CONFIG_FILE))
-    path = next((row["path"] for row in modules or [] if row["type"].endswith("Pooling")), None)
+    rows = [row for row in modules or [] if isinstance(row, dict)]  # what else is wrong is said where it is loaded
+    path = next((row.get("path") for row in rows if str(row.get("type")).endswith("Pooling")), None)
     pooling = _json(file(f"{path}/config.json")) if path else None
     if not pooling:
         return None

@@ -52,7 +52,9 @@ class MineOptions(ModelOptions):
         [], max_length=1, description="the column of text in csv, tsv, jsonl or parquet files of --corpus"
     )
     out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
-    negatives: Count = Field(1, description="negatives per pair; a pair with fewer is left out")
+    negatives: Annotated[Count, Field(le=8)] = Field(
+        1, description="negatives per pair, as many as a recipe reads; a pair with fewer is left out"
+    )
     margin: Annotated[float, Field(ge=0, le=2)] = Field(
         0.05, description="a negative's cosine is at most the positive's minus this"
     )

@@ -30,7 +30,7 @@ from cloze.command import is_full
 from cloze.encoding.bundle import SPEC_FILE, Bundle, Source
 from cloze.encoding.files import check_folder, write_whole
 from cloze.training.data.corpus import Corpus
-from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder
+from cloze.training.encoder_source import MODEL, PROVENANCE_FILE, RECIPE_FILE, encoder_folder, provenance_in
 from cloze.training.errors import RunError
 from cloze.training.recipes.recipe import Recipe, to_toml
 
@@ -125,8 +125,7 @@ class Run:
 
     def provenance(self) -> dict[str, Any]:
         """What `finish` wrote."""
-        provenance: dict[str, Any] = json.loads(self.provenance_file.read_text(encoding="utf-8"))
-        return provenance
+        return provenance_in(self.path)
 
     def warning(self) -> str | None:
         """A line of warning if the finished run scores below the encoder that it began with."""
@@ -213,7 +212,8 @@ class Run:
             raise RunError(f"the text has changed since {self.path} began ({changed}); restore it, or train anew")
         if self.inputs_file.is_file():  # a run that an earlier version began has none
             before = json.loads(self.inputs_file.read_text(encoding="utf-8"))
-            if changed := ", ".join(name for name, digest in inputs.items() if digest != before.get(name)):
+            names = before.keys() | inputs.keys()
+            if changed := ", ".join(sorted(name for name in names if inputs.get(name) != before.get(name))):
                 raise RunError(f"{changed} has changed since {self.path} began; restore it, or train anew")
 
     def rewind(self, processes: int = 1) -> Path | None:
@@ -329,7 +329,7 @@ def _trained_on(encoder: str) -> list[dict[str, Any]]:
         return []
     try:
         return [Source.model_validate(source).model_dump(mode="json") for source in run.provenance()["data"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise RunError(f"{run.provenance_file} does not say which text its model learnt from; train again") from error
 
 

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         raise RunError(f"{options.out} cannot be written to ({error.strerror}); choose another folder") from error
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
-    rng, seen = random.Random(options.seed), set(excluded)
+    rng, seen, singles = random.Random(options.seed), set(excluded), _read_singles(options)
     blocks: list[list[str]] = []
     collections: dict[str, list[tuple[str, str | None]]] = {}
     for source in options.corpus:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     targets = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
     composed = _composed(blocks, targets, set(excluded), rng)
     texts = list(bar(composed, total=sum(targets.values()), desc="making", unit=" texts"))
-    texts += [("single", text) for text in _singles(options, seen, rng)]
+    texts += [("single", text) for text in _singles(options, singles, seen, rng)]
     rng.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, collection in collections.items():
@@ -132,15 +132,25 @@ def _name(source: str, used: Collection[str]) -> str:
     return next(candidate for candidate in names if candidate not in used)
 
 
-def _singles(options: TextsOptions, seen: set[int], rng: random.Random) -> list[str]:
-    """Texts that stand alone, none of which is in `seen`. Raises CorpusError if there are too few."""
+def _read_singles(options: TextsOptions) -> dict[int, str]:
+    """Texts that stand alone, by their digest. Raises CorpusError if there are too few."""
     if not options.single_texts:
-        return []
-    by_digest = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
-    unseen = [text for digest, text in by_digest.items() if digest not in seen]
-    if len(unseen) < options.single_texts:
-        raise CorpusError(f"--singles has {len(unseen):,} texts, not {options.single_texts:,}; lower --single-texts")
+        return {}
+    singles = {_digest(text): text for (text,) in read_corpus(options.singles, options.columns).rows}
+    _check_singles(len(singles), options)
+    return singles
+
+
+def _singles(options: TextsOptions, singles: dict[int, str], seen: set[int], rng: random.Random) -> list[str]:
+    """A sample of them, of which none is in `seen`. Raises CorpusError if there are too few."""
+    unseen = [text for digest, text in singles.items() if digest not in seen]
+    _check_singles(len(unseen), options)
     return rng.sample(unseen, options.single_texts)
+
+
+def _check_singles(count: int, options: TextsOptions) -> None:
+    if count < options.single_texts:
+        raise CorpusError(f"--singles has {count:,} texts, not {options.single_texts:,}; lower --single-texts")
 
 
 def _blocks(corpus: Corpus, seen: set[int], rng: random.Random) -> Iterator[list[str]]:

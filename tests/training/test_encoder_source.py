@@ -1,6 +1,7 @@
 """What the name of an encoder stands for, and how it is read by itself: no torch, and no guess."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from harness import ROOT
 from recipes import arguments, load_recipe
 
 from cloze.encoding.bundle import Bundle
-from cloze.training.encoder_source import encoder_folder, own_reading
+from cloze.training.encoder_source import encoder_folder, learnt_sentences, own_reading
 from cloze.training.errors import EncoderError, RunError
 from cloze.training.fit import main
+from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
 from cloze.training.pretrain import main as pretrain
@@ -62,6 +64,28 @@ def test_a_model_of_sentence_transformers_says_so_too(
     assert expected == (found and (found["template"], found["pooling"]))
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"recipe": "simcse", "data": []}', '{"recipe": {"method": "x"}}', "no"]
+)
+def test_a_damaged_provenance_is_one_line(content: str, tiny_bert: Path, tmp_path: Path) -> None:
+    SentenceEncoder.load(str(tiny_bert), **AT_MASK).save(tmp_path / "model")
+    (tmp_path / "run.json").write_text(content)
+    for read in (learnt_sentences, lambda name: averaged([Path(name)] * 2)):
+        with pytest.raises(RunError, match=r"run\.json .*; restore the folder"):
+            read(str(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["embedding_config.json", "modules.json"])
+def test_a_damaged_reading_is_one_line(file: str, tiny_bert: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    (model / file).write_text('[{"path": "1_Pooling"}, 3]')
+    if file == "modules.json":
+        assert own_reading(str(model)) is None
+        return
+    with pytest.raises(RunError, match=r"embedding_config\.json does not hold an object of JSON"):
+        own_reading(str(model))
+
+
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("")
     with pytest.raises(RunError, match="is a run that is not finished; continue it"):
@@ -82,6 +106,8 @@ def test_a_recipe_takes_the_encoders_own_template_and_pooling(tiny_bert: Path, t
     assert read("simcse", **mean) == ("so: [X]", "mean")
     assert read("simcse", **masked) == (AT_MASK["template"], "mask")
     assert load_recipe("simcse", {"corpus": ["c.txt"], **masked}).final_period is True
+    assert load_recipe("simcse", {"corpus": ["c.txt"], **masked, "final_period": False}).final_period is False
+    assert read("simcse", **mean, final_period=True) == ("so: [X]", "mean")
     assert read("simcse", **bare) == read("simcse") == ("[X]", "cls")
     assert read("simcse", **mean, pooling="cls") == ("[X]", "cls")
     assert read("simcse", **mean, template="a [X]") == ("a [X]", "cls")

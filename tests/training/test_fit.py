@@ -489,6 +489,24 @@ def test_resuming_with_another_model_or_dev_data_is_refused(
     assert f"{changed} {name} has changed since {out} began; restore it, or train anew" in capsys.readouterr().err
 
 
+def test_a_run_whose_further_documents_are_gone_is_not_resumed(
+    tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"query {number},a document of {number}\n" for number in range(8))
+    (tmp_path / "pairs.csv").write_text(f"query,document\n{rows}", encoding="utf-8")
+    for name in ("one", "two"):
+        (tmp_path / f"more-{name}.csv").write_text(f"document\nthe text {name}\n", encoding="utf-8")
+    SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean").save(tmp_path / "encoder")
+    keys = ["--encoder", tmp_path / "encoder", "--corpus", tmp_path / "pairs.csv", "--columns", "query", "document"]
+    keys += ["--documents", tmp_path / "more-*.csv", "--max-steps", 1, "--batch-size", 4, "--max-tokens", 32]
+    keys += ["--out", tmp_path / "run"]
+    assert main(["ranking", *map(str, keys)]) == 0
+    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "more-two.csv").unlink()
+    assert run_command(lambda: main(["--resume", str(tmp_path / "run")])) == 2
+    assert "more-two.csv has changed since" in capsys.readouterr().err
+
+
 def test_more_tokens_than_the_encoder_has_places_for_are_refused(
     tmp_path: Path, tiny_bert: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from cloze.training.adaptation.held_out import HeldOutQueries, interval
 from cloze.training.adaptation.pairs import Judgements, read_pairs
 from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
 from cloze.training.errors import CorpusError
+from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
@@ -61,14 +62,15 @@ def adapt(
 ) -> None:
     """Write the run `out`. Whatever is wrong with the files is said before anything is computed. Raises ClozeError."""
     run = Run.fresh(out)
+    check_ranking_devices()
     documents = read_documents(paths, document_columns) if paths else []
     judged = _smaller(_judgements(pairs, documents, columns), seed)
     _show(judged, documents, pairs)
     synthetic = None if pairs else _synthetic_queries(judged.documents, seed)
+    parent = loaded(encoder)
+    _warn_of_language(parent, judged.documents)
     run.make()
     try:
-        parent = loaded(encoder)
-        _warn_of_language(parent, judged.documents)
         rounds = Rounds(encoder, parent, judged, out / "rounds", seed)
         result = _without_labels(rounds, *synthetic) if synthetic else _with_labels(rounds)
         if not pairs:
@@ -245,6 +247,10 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
         for text in judged.documents[:: max(1, len(judged.documents) // EXAMPLES)][:EXAMPLES]:
             console.print(f"  {text[:100]}")
         return
+    known = {document.text for document in documents}
+    added = [text for text in judged.documents if text not in known] if documents else []
+    if added:
+        console.print(f"{len(added):,} documents, or names that none has, are in {pairs.name} alone: {added[0][:100]}")
     count = sum(len(judged.relevant(query)) for query in range(len(judged)))
     console.print(f"queries: {len(judged):,}, answered by {count:,} documents; such as:")
     for query in range(min(EXAMPLES, len(judged))):

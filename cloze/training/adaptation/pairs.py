@@ -12,7 +12,7 @@ Columns of other names are named in that order. All become queries with graded d
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from typing import Any, Final
 from cloze.training.adaptation.documents import Document
 from cloze.training.data.corpus import finite_score, read_records
 from cloze.training.errors import CorpusError
+from cloze.training.evaluation.own_data import TRUTH
 from cloze.training.evaluation.search import load_collection
 
 __all__ = ["Judgements", "read_pairs"]
@@ -57,7 +58,7 @@ class Judgements:
 def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str] = ()) -> Judgements:
     """Queries that have a document which answers them, and all documents. Raises CorpusError."""
     if path.is_dir():
-        collection = load_collection(path)
+        collection = load_collection(path, "train")
         grades = [
             {place: float(grade or -1) for place, grade in relevance.items()} for relevance in collection.relevance
         ]
@@ -80,7 +81,8 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
             f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
         )
     if columns:
-        return ("pairs", tuple(columns))
+        known = (kind for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
+        return (next(known, "pairs"), tuple(columns))
     for kind, choices in KINDS.items():
         for names in choices:
             if set(names) <= set(record):
@@ -106,9 +108,9 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     texts = dict.fromkeys(document.text for document in documents)
     graded: dict[str, dict[str, float]] = {}
     for location, (query, answer, *score) in cells:
-        if not query or not answer:  # nobody has written a query for it yet
+        if not query or not answer or score == [""]:  # nobody has written a query for it yet, or judged it
             continue
-        grade = finite_score(score[0], location) if score and score[0] else 1.0
+        grade = _grade(score[0], location) if score else 1.0
         for text in texts_by_name.get(answer) or [answer]:
             texts.setdefault(text)
             graded.setdefault(query, {})[text] = grade if grade > 0 else -1.0
@@ -116,8 +118,25 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     answered = {query: by_text for query, by_text in graded.items() if any(grade > 0 for grade in by_text.values())}
     if not answered:
         raise CorpusError(f"{path} has no query with a document that answers it")
+    _check_names(documents, answered, path)
     grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]
     return Judgements(list(answered), list(texts), grades)
+
+
+def _grade(cell: str, location: str) -> float:
+    truth = TRUTH.get(cell.lower())
+    return finite_score(cell, location) if truth is None else truth
+
+
+def _check_names(documents: Sequence[Document], answered: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Raises CorpusError where the answers are the names of none of the documents."""
+    texts = {document.text for document in documents}
+    answers = {text for by_text in answered.values() for text in by_text}
+    if texts and answers.isdisjoint(texts) and not any(map(str.isspace, "".join(answers))):
+        raise CorpusError(
+            f"{path} names documents that are not there, such as {min(answers)!r}; the documents have names such as "
+            f"{documents[0].name!r}: write these, or the texts"
+        )
 
 
 def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:

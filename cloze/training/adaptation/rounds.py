@@ -23,10 +23,10 @@ from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weig
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.data.lexical import Lexical
-from cloze.training.encoder_source import own_reading
+from cloze.training.encoder_source import of_library, own_reading
 from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import Embed, units
-from cloze.training.hub.adoption import served
+from cloze.training.hub.adoption import refuse_layers_behind, served
 from cloze.training.loop import processes
 from cloze.training.loop.run import fit
 from cloze.training.methods.ranking import search_embed
@@ -162,6 +162,8 @@ def loaded(encoder: str) -> SentenceEncoder:
         raise EncoderError(
             f"nothing says how {encoder!r} is read; train it for sentences first, such as by `cloze fit promptbert`"
         )
+    if of_library(encoder):
+        refuse_layers_behind(encoder)
     return SentenceEncoder.load(encoder, **reading)
 
 

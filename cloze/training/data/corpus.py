@@ -98,7 +98,7 @@ def read_corpus(
     in between. With `scored` the last column is a number, which a row has as a text that `float` reads.
 
     Raises CorpusError, with file and line, for a missing file, a pattern without files, a missing column, bytes that
-    are not UTF-8 or a score that is not a number; and if all scores are equal.
+    are not UTF-8 or a score that is not a number.
     """
     files = [file for path in paths for file in files_of(path)]
     corpus = Corpus()
@@ -115,11 +115,6 @@ def read_corpus(
     if sample is not None and sample < len(corpus.rows):
         places = random.Random(seed).sample(range(len(corpus.rows)), sample)
         corpus.rows = ChosenRows(corpus.rows, np.array(places))
-    if scored and len({row[-1] for row in corpus.rows}) == 1:
-        raise CorpusError(
-            f"{', '.join(paths)}: every row has the score {corpus.rows[0][-1]}, which ranks nothing; give rows with "
-            "several scores"
-        )
     return corpus
 
 

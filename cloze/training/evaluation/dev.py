@@ -92,7 +92,7 @@ class DevData:
 def _load(path: Path) -> DevSet:
     """A file or folder by its contents."""
     if path.is_dir():
-        collection = load_collection(path)
+        collection = load_collection(path, "dev")
         return DevSet(path.name, "ndcg", lambda _, queries, documents: search_score(queries, documents, collection))
     if not path.is_file():
         raise CorpusError(f"{path} is not a file or folder; dev takes a file with the columns {KINDS}")

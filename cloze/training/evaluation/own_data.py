@@ -23,6 +23,7 @@ from cloze.training.evaluation.measures import Embed, Pairs, units
 
 __all__ = [
     "TRIPLETS",
+    "TRUTH",
     "Triplets",
     "columns_of",
     "load_duplicates",
@@ -90,7 +91,7 @@ def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
-    """Texts and their labels; at least two labels, with `least` texts each. Raises CorpusError."""
+    """Texts and their labels; at least two labels, with `minimum` texts each. Raises CorpusError."""
     rows = [cells for _, cells in _cells(path, ("text", "label"))]
     counts = Counter(label for _, label in rows)
     rarest = min(counts, key=counts.__getitem__)
@@ -105,7 +106,7 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
 def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[set[str]]]:
     """Texts and the labels of each, none or several of them between separators.
 
-    Each label has `least` texts or more, and as many texts are without it. Raises CorpusError.
+    Each label has `minimum` texts or more, and as many texts are without it. Raises CorpusError.
     """
     rows = [cells for _, cells in _cells(path, ("text", "label"), may_be_empty=("label",))]
     labels = [{label.strip() for label in cell.split(separator)} - {""} for _, cell in rows]

@@ -2,8 +2,9 @@
 
 A collection is a folder in BEIR's layout: `corpus.jsonl` with `_id`, `title` (optional) and `text`, `queries.jsonl`
 with `_id` and `text`, and `qrels.tsv`, or BEIR's own `qrels/test.tsv`, with the columns `query-id`, `corpus-id` and
-`score`. A document's text is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663),
-MRR and MAP over the first 1,000 documents.
+`score`. Training prefers `qrels/train.tsv`, and the choice of checkpoints `qrels/dev.tsv`, where they are there. A
+document's text is its title, a blank and its text. nDCG@10 and recall@k are as in BEIR (arXiv:2104.08663), MRR and MAP
+over the first 1,000 documents.
 
 BEIR leaves a document out of the results of a query with the same id, for collections whose queries are documents. Here
 the text has to be the same too, because many collections number both from 1.
@@ -65,12 +66,12 @@ def find_collections(data: str | Path) -> list[Path]:
     return sorted(path.parent for path in Path(data, "retrieval").glob("*/corpus.jsonl"))
 
 
-def load_collection(folder: str | Path) -> Collection:
-    """Read one folder. Raises CorpusError, which names the file and the line."""
+def load_collection(folder: str | Path, split: str = "test") -> Collection:
+    """Read one folder, with the judgements of `split` if it has several. Raises CorpusError, with file and line."""
     folder = Path(folder)
     documents = _records(folder / "corpus.jsonl")
     queries = {query: record["text"].strip() for query, record in _records(folder / "queries.jsonl").items()}
-    grades = _grades(folder, documents, queries)
+    grades = _grades(folder, split, documents, queries)
     query_ids = [query for query in queries if any(grade > 0 for grade in grades.get(query, {}).values())]
     if not query_ids:
         raise CorpusError(f"{folder} has no query with a relevant document; give a collection with judgements")
@@ -139,9 +140,10 @@ def _records(path: Path) -> dict[str, dict[str, Any]]:
     return records
 
 
-def _grades(folder: Path, documents: Container[str], queries: Container[str]) -> dict[str, dict[str, int]]:
+def _grades(folder: Path, split: str, documents: Container[str], queries: Container[str]) -> dict[str, dict[str, int]]:
     """Query -> document -> grade."""
-    path = next((folder / name for name in QRELS if (folder / name).is_file()), None)
+    names = QRELS if split == "test" else (f"qrels/{split}.tsv", *QRELS)
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise CorpusError(f"{folder / QRELS[0]} is missing; it says which documents answer a query")
     grades: dict[str, dict[str, int]] = {}

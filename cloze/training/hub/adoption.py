@@ -23,7 +23,7 @@ from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.pretrained import fastest_device, quiet
 
-__all__ = ["LARGEST_DIFFERENCE", "adopted", "served"]
+__all__ = ["LARGEST_DIFFERENCE", "adopted", "refuse_layers_behind", "served"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from sentence-transformers'
 CHECKED: Final = ("", "A man is playing the guitar.", "[MASK] and naïve 日本語")  # texts of a model that is only read
@@ -42,6 +42,16 @@ def served(source: str) -> "SentenceEncoder | GraphEncoder | None":
     saved = saved_config(Path(encoder_folder(source))) is not None
     encoder = SentenceEncoder.load(source) if saved else adopted(source, CHECKED)
     return encoder.to(fastest_device())
+
+
+def refuse_layers_behind(source: str) -> None:
+    """Raises EncoderError for a sentence-transformers model with layers behind its pooling, which no run can hold."""
+    behind = [module.kind for module in modules_of(model_folder(source), source)[2:] if module.kind != "Normalize"]
+    if behind:
+        raise EncoderError(
+            f"{source} has layers behind its pooling, which a run cannot hold ({', '.join(behind)}); cloze adopt makes "
+            "a bundle with them"
+        )
 
 
 def adopted(

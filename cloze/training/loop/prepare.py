@@ -24,10 +24,10 @@ from cloze.training.methods import objective_of
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.ranking import read_documents
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.recipes.methods import RankingRecipe
+from cloze.training.recipes.methods import RankingRecipe, ScoredRecipe
 from cloze.training.recipes.recipe import Recipe
 
-__all__ = ["chooser_of", "for_this_machine", "prepare"]
+__all__ = ["check_ranking_devices", "chooser_of", "for_this_machine", "prepare"]
 
 GPU_WORKERS: Final = 2  # processes that tokenise: a GPU would wait for this one
 FEWEST_STEPS: Final = 50  # fewer change little
@@ -115,13 +115,20 @@ def chooser_of(corpus: Corpus, dev: DevData | None, recipe: Recipe) -> str | Non
     return f"{HELD_OUT}loss" if corpus.held_out else None
 
 
-def _check_devices(recipe: Recipe) -> None:
+def check_ranking_devices() -> None:
+    """Raises RecipeError where the method ranking, by which adapt trains too, has several processes or devices."""
     count, devices = processes().num_processes, torch.cuda.device_count()
-    if max(count, devices) > 1 and isinstance(recipe, RankingRecipe):
+    if max(count, devices) > 1:
         raise RecipeError(
             "ranking, by which adapt trains too, compares a batch's documents in one process and on one device, and "
             f"there are {count} and {devices}; start it without torchrun, and with one GPU: CUDA_VISIBLE_DEVICES=0"
         )
+
+
+def _check_devices(recipe: Recipe) -> None:
+    count, devices = processes().num_processes, torch.cuda.device_count()
+    if isinstance(recipe, RankingRecipe):
+        check_ranking_devices()
     if count == 1 and devices > 1:
         raise RecipeError(
             f"{devices} GPUs are visible and would be joined by DataParallel, which computes a loss per GPU; "
@@ -166,6 +173,11 @@ def _read(recipe: Recipe) -> Corpus:
         recipe.next_sentences,
         recipe.scored,
     )
+    if isinstance(recipe, ScoredRecipe) and len({row[-1] for row in corpus.rows}) == 1:
+        raise CorpusError(
+            f"{', '.join(recipe.corpus)}: every row has the score {corpus.rows[0][-1]}, which ranks nothing; give rows "
+            "with several scores"
+        )
     if len(corpus) < recipe.batch_size:
         raise CorpusError(f"{corpus}: fewer than one batch of {recipe.batch_size}; add text or lower batch_size")
     corpus = _hold_out(corpus, recipe)

@@ -12,10 +12,9 @@ from cloze.encoding.template import TEXT
 from cloze.training.bar import bar
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.encoder_source import encoder_folder, kind_of, of_library, saved_config
-from cloze.training.errors import EncoderError, RunError
-from cloze.training.hub.adoption import CHECKED, adopted
+from cloze.training.errors import RunError
+from cloze.training.hub.adoption import CHECKED, adopted, refuse_layers_behind
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.model.heads import AdoptedHead
 from cloze.training.model.token_weights import TokenWeights
 from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 
@@ -53,10 +52,8 @@ def _encoder(source: str) -> SentenceEncoder:
         return SentenceEncoder.load(source)
     if not of_library(source):
         return SentenceEncoder.load(source, template=TEXT, pooling="mean")
-    encoder = adopted(source, CHECKED)
-    if isinstance(encoder.head, AdoptedHead):
-        raise EncoderError(f"{source} has layers behind its pooling, which a run cannot hold; it cannot be weighed")
-    return encoder
+    refuse_layers_behind(source)
+    return adopted(source, CHECKED)
 
 
 def _counts(encoder: SentenceEncoder, corpus: Corpus) -> NDArray[np.int64]:

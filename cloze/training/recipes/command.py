@@ -61,8 +61,8 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
         chosen, encoder = written.get(PRESETS, {}).get(preset, {}) | overrides, overrides.get("encoder")
     else:
         chosen, encoder = keys, keys.get("encoder", DEFAULT)
-    own = _own(encoder, keys) if chosen.keys().isdisjoint(READING) else {}
-    return validate(recipe_class, keys | own, source)
+    own = _own(encoder, keys) if chosen.keys().isdisjoint(("template", "pooling")) else {}
+    return validate(recipe_class, keys | own | {key: chosen[key] for key in READING if key in chosen}, source)
 
 
 def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:

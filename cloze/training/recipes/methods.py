@@ -438,6 +438,11 @@ class DistillRecipe(Recipe):
                 f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
                 f"{len(self.teacher_vectors)} folders; write one number for each folder"
             )
+        if self.teacher_vectors and (self.teacher_template or self.teacher_pooling):
+            raise ValueError(
+                "teacher_template and teacher_pooling are for a teacher that embeds, and there are teacher_vectors; "
+                "leave them out"
+            )
         if self.teacher_template and self.teacher_pooling:
             try:
                 Template.parse(self.teacher_template, self.teacher_pooling)

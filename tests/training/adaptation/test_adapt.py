@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sentence_transformers.base.modules import Dense
 from test_adopt import model_of
 
 from cloze.command import run as run_command
@@ -166,6 +167,16 @@ def test_an_encoder_that_nobody_reads_is_named(
     words = ["--encoder", str(tiny_bert), "--documents", str(documents), "--out", str(tmp_path / "run")]
     assert run_command(lambda: main(words)) == 2
     assert "nothing says how" in capsys.readouterr().err
+
+
+def test_an_encoder_with_layers_behind_its_pooling_is_refused(
+    tiny_bert: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = model_of(tmp_path / "saved", tiny_bert, "bert", "mean", Dense(32, 24))
+    words = ["--encoder", str(saved), "--documents", str(documents), "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 2
+    assert not (tmp_path / "run").exists()
+    assert "has layers behind its pooling, which a run cannot hold (Dense)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("short")

@@ -10,6 +10,7 @@ import pytest
 from cloze.training.adaptation.documents import PASSAGE_WORDS, Document, read_documents
 from cloze.training.adaptation.pairs import read_pairs
 from cloze.training.errors import CorpusError
+from cloze.training.evaluation.search import load_collection
 
 MARKDOWN = """\
 # Opening hours
@@ -126,10 +127,29 @@ def test_grades_say_which_documents_do_not_answer(tmp_path: Path) -> None:
     assert found.relevant(0) == [0]
 
 
+def test_a_row_that_nobody_has_judged_is_skipped(tmp_path: Path) -> None:
+    rows = [("a", "x", 1), ("a", "y", ""), ("b", "y", " ")]
+    found = read_pairs(table(tmp_path / "graded.csv", ("query", "document", "score"), rows), [])
+    assert (found.queries, found.documents, found.grades) == (["a"], ["x"], [{0: 1.0}])
+
+
+def test_names_of_no_document_are_refused(tmp_path: Path) -> None:
+    documents = [Document("a.md", "first text"), Document("b.md", "second text")]
+    rows = [("open", "docs/a.md"), ("fees", "docs/b.md")]
+    with pytest.raises(
+        CorpusError, match=r"are not there, such as 'docs/a\.md'; the documents have names such as 'a\.md'"
+    ):
+        read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents)
+    rows = [("open", "another text"), ("fees", "one more")]
+    assert len(read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents).documents) == 4
+
+
 def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
-    rows = [("a", "x", 1), ("a", "y", 0)]
-    found = read_pairs(table(tmp_path / "questions.csv", ("sentence1", "sentence2", "label"), rows), [])
-    assert found.grades == [{0: 1.0, 1: -1.0}]
+    file = tmp_path / "questions.jsonl"
+    for yes, no in ((1, 0), (True, False), ("true", "false")):
+        records = [{"sentence1": "a", "sentence2": text, "label": label} for text, label in (("x", yes), ("y", no))]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        assert read_pairs(file, []).grades == [{0: 1.0, 1: -1.0}]
 
 
 def test_texts_of_one_class_answer_each_other(tmp_path: Path) -> None:
@@ -138,6 +158,23 @@ def test_texts_of_one_class_answer_each_other(tmp_path: Path) -> None:
     assert found.queries == ["pay", "card", "rain", "snow"]
     assert found.documents == ["pay", "card", "rain", "snow", "alone"]
     assert found.grades == [{1: 1.0}, {0: 1.0}, {3: 1.0}, {2: 1.0}]
+
+
+def test_columns_of_known_names_keep_their_meaning(tmp_path: Path) -> None:
+    rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky")]
+    file = table(tmp_path / "classes.csv", ("text", "label"), rows)
+    assert read_pairs(file, [], ["text", "label"]) == read_pairs(file, [])
+
+
+def test_of_several_splits_the_one_for_training_is_learnt(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "x"}\n{"_id": "2", "text": "y"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n{"_id": "r", "text": "b"}\n')
+    for split, query in (("train", "q"), ("test", "r")):
+        rows = f"query-id\tcorpus-id\tscore\n{query}\t1\t1\n"
+        (tmp_path / "qrels" / f"{split}.tsv").write_text(rows)
+    assert read_pairs(tmp_path, []).queries == ["a"]
+    assert load_collection(tmp_path).queries == load_collection(tmp_path, "dev").queries == ["b"]
 
 
 def test_a_folder_in_beirs_layout_has_everything(tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_the_texts_of_the_encoder_are_those_of_the_start(
     own = keys | {"encoder": [str(first.model)], "corpus": [str(tmp_path / "own.txt")], "columns": []}
     fit(load_recipe("simcse", own), second)
     assert [source["name"] for source in second.provenance()["data"]] == ["rows.csv", "own.txt"]
-    with pytest.raises(RunError, match=r"run\.json does not say which text its model learnt from; train again"):
+    with pytest.raises(RunError, match=r"run\.json cannot be read as JSON .*; restore the folder"):
         fit(load_recipe("simcse", own), Run(tmp_path / "third"))
     assert not (tmp_path / "third").exists()
 
