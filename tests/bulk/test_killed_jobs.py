@@ -30,11 +30,8 @@ def test_a_killed_driver_goes_on_where_it_was(
     check_same(out, undisturbed)
 
 
-@pytest.mark.parametrize("moment", MOMENTS[:2])
-def test_a_killed_worker_is_replaced(
-    texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path, moment: int
-) -> None:
-    out = tmp_path / "out"
+def test_a_killed_worker_is_replaced(texts: Path, bundle: Path, undisturbed: pa.Table, tmp_path: Path) -> None:
+    out, moment = tmp_path / "out", MOMENTS[1]
     with start(texts, out, bundle, moment) as process:
         wait_until(lambda: workers(process.pid) and complete(out) == moment)
         for worker in workers(process.pid):

@@ -38,9 +38,11 @@ METHODS: dict[str, tuple[str, list[tuple[str, ...]], dict[str, list[str]]]] = {
 """A case's recipe, its rows and its keys, in which ENCODER stands for the folder that `build` is given."""
 
 
-def add_masked_head(parent: Path, folder: Path) -> Path:
-    """The encoder in `parent` with a random masked-word head, which some methods begin from."""
+def add_masked_head(parent: Path, folder: Path, layers: int = 2) -> Path:
+    """The encoder in `parent`, its first layers, with a random masked-word head, which some methods begin from."""
     encoder = SentenceEncoder.load(str(parent), template="[X]", pooling="cls")
+    encoder.backbone.encoder.layer = encoder.backbone.encoder.layer[:layers]
+    encoder.backbone.config.num_hidden_layers = layers
     torch.manual_seed(0)
     save_masked_lm(encoder.backbone, MaskedHead(encoder.backbone.config), folder)
     encoder.tokenizer.save_pretrained(folder)

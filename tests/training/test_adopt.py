@@ -60,6 +60,7 @@ ARCHITECTURES = {
     "deberta-v2": ("tiny_bert", RELATIVE, "cls", []),
     "qwen3": ("tiny_decoder", QWEN3, "lasttoken", []),
 }
+AS_XLM_ROBERTA = ("roberta", "camembert")  # the same layers: one of three is enough in all precisions
 PLAIN = {"template": "[X]", "pooling": "mean"}
 PRECISIONS = "fp32, fp16, int8"
 
@@ -85,7 +86,8 @@ def test_the_bundle_gives_the_vectors_of_sentence_transformers(
 ) -> None:
     tokenizer, keys, pooling, behind = ARCHITECTURES[name]
     model = saved(tmp_path, request.getfixturevalue(tokenizer), name, keys, pooling, behind)
-    assert not main([str(model), str(tmp_path / "bundle"), "--precision", PRECISIONS.replace(" ", "")])
+    precisions = "fp32" if name in AS_XLM_ROBERTA else PRECISIONS.replace(" ", "")
+    assert not main([str(model), str(tmp_path / "bundle"), "--precision", precisions])
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.spec.pooling == pooling
     assert bundle.spec.templates == {"query": "find: [X]", "passage": "it says: [X]", "document": "it says: [X]"}
@@ -95,8 +97,9 @@ def test_the_bundle_gives_the_vectors_of_sentence_transformers(
     queries = unit(graph.within(bundle.named["query"]).embed(FEW))
     np.testing.assert_allclose(queries, own_vectors(model, FEW, prompt_name="query"), atol=1e-5)
     for precision, least in (("fp16", 0.999), ("int8", 0.9)):  # tiny random weights do not round well
-        cosines = (unit(GraphEncoder.of(bundle, precision).embed(TEXTS)) * expected).sum(1)
-        assert cosines.min() > least
+        if precision in bundle.precisions:
+            cosines = (unit(GraphEncoder.of(bundle, precision).embed(TEXTS)) * expected).sum(1)
+            assert cosines.min() > least
 
 
 def test_the_page_names_the_architectures_and_their_precisions() -> None:
