@@ -24,7 +24,6 @@ import numpy as np
 import onnx
 import psutil
 from numpy.typing import NDArray
-from rich.console import Console
 
 from cloze.encoding.bundle import GRAPHS, Bundle, Precision, Provenance, seal, staging
 from cloze.encoding.template import PoolingMode
@@ -200,11 +199,11 @@ def bundle_of(
 ) -> Path:
     """Make a bundle of an encoder."""
     encoder = SentenceEncoder.load(str(model), template=template, pooling=pooling, max_tokens=max_tokens)
-    traced, console = cache(partial(trace, encoder)), Console(stderr=True)
+    traced = cache(partial(trace, encoder))
     with staging(out) as folder:
         (folder / "onnx").mkdir()
         for precision in precisions:
-            onnx.save(make_graph(precision, traced, encoder, console)[0], folder / GRAPHS[precision])
+            onnx.save(make_graph(precision, traced, encoder)[0], folder / GRAPHS[precision])
         for name in ("README.md", "config.json", *TOKENIZER_FILES):
             shutil.copyfile(model / name, folder / name)
         nothing: dict[str, Any] = {"recipe": {}, "data": [], "commit": None, "seeds": [], "scores": {}, "parity": {}}

@@ -28,9 +28,9 @@ from cloze.machine import has_bf16, processor, versions
 from cloze.training.adaptation.held_out import interval
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.adaptation.rounds import fast
+from cloze.training.bar import console
 from cloze.training.evaluation.search import Collection, load_collection
 from cloze.training.evaluation.sts import load_pairs, spearman
-from cloze.training.loop import processes
 from cloze.training.loop.run import fit
 from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
@@ -164,7 +164,7 @@ def trained(road: Road, collection: Collection, learnt: Sequence[int], seed: int
     extra: dict[str, Any] = {"documents": [str(documents)]} if road.recipe == "ranking" else {}
     if road.rows is labelled:  # and no query stands twice in a batch
         extra["batch_size"] = min(road.keys["batch_size"], len(learnt) // 2)
-    run, processes.console.quiet = Run(folder / "run"), True
+    run, console.quiet = Run(folder / "run"), True
     if not fit(load_recipe(road.recipe, keys | road.keys | extra), run):
         raise KeyboardInterrupt
     return run.path

@@ -37,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source = options.model
     files = model_folder(source, options.revision)
 
+    from cloze.training.bar import console
     from cloze.training.evaluation.suites import load_suites
-    from cloze.training.export.bundle import console, write_bundle
+    from cloze.training.export.bundle import write_bundle
     from cloze.training.export.card import provenance_of_others
     from cloze.training.export.parity import probes
     from cloze.training.hub.adoption import adopted

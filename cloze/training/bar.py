@@ -1,17 +1,20 @@
-"""The progress bar of all commands that train or evaluate: with the time left, and gone when the work is done.
+"""The progress bar of all commands that train or evaluate, and the console on which they say what they do.
 
-It is on stderr if that is a terminal, in the first process of several, for work that takes longer than two seconds.
+Both are on stderr, in the first process of several. A bar has the time left, for work that takes longer than two
+seconds on a terminal, and is gone when the work is done. Training quiets the console of the other processes.
 """
 
 import os
 from functools import partial
 from typing import Final
 
+from rich.console import Console
 from tqdm import tqdm
 
-__all__ = ["bar"]
+__all__ = ["bar", "console"]
 
 PATIENCE: Final = 2.0  # seconds
 FIRST: Final = os.environ.get("RANK", "0") == "0"  # torchrun sets it
 
+console: Final = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 bar: Final = partial(tqdm, delay=PATIENCE, leave=False, dynamic_ncols=True, disable=None if FIRST else True)

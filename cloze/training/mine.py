@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
-from rich.console import Console
 
 from cloze.command import run
 from cloze.encoding.files import check_new_file, replacing
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_corpus
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import nearest, units
@@ -30,8 +29,6 @@ __all__ = ["main", "mine"]
 
 Count = Annotated[int, Field(ge=1)]
 ENDINGS: Final = (".csv", ".tsv", ".jsonl")
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 class MineOptions(ModelOptions):

@@ -24,12 +24,11 @@ from typing import Annotated, Final
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, CliVariadicArg
-from rich.console import Console
 
 from cloze.command import run
 from cloze.encoding.files import check_folder
 from cloze.options import Command
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
 from cloze.training.errors import CorpusError, RunError
 
@@ -46,8 +45,6 @@ QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
 BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them
 HELD_OUT_SHARE: Final = 0.1  # of a source's sentences, at most
 QUESTIONS: Final = ("what is", "what are", "how does", "how to", "who is", "why is", "where is", "when was")
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 class TextsOptions(Command):

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from sklearn.cluster import KMeans  # type: ignore[import-untyped]
 from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
@@ -25,6 +24,7 @@ from cloze.training.adaptation.documents import Document, read_documents
 from cloze.training.adaptation.held_out import HeldOutQueries, interval
 from cloze.training.adaptation.pairs import Judgements, read_pairs
 from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
+from cloze.training.bar import console
 from cloze.training.errors import CorpusError
 from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import averaged
@@ -47,8 +47,6 @@ EXAMPLES: Final = 10
 TO_LABEL: Final = 50
 FOREIGN: Final = 2.5  # tokens of a word, on average: the encoder does not know the words
 SAMPLE: Final = 200  # documents that decide it
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def adapt(

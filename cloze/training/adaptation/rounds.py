@@ -22,12 +22,12 @@ from cloze.machine import has_bf16
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
+from cloze.training.bar import console
 from cloze.training.data.lexical import Lexical
 from cloze.training.encoder_source import of_library, own_reading
 from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import refuse_layers_behind, served
-from cloze.training.loop import processes
 from cloze.training.loop.run import fit
 from cloze.training.methods.ranking import search_embed
 from cloze.training.methods.teacher import embedded_list
@@ -84,12 +84,12 @@ class Rounds:
         unseen = {self.judged.queries[query] for query in held_out}
         recipe, run = self._recipe(name, queries, sources, unseen), Run(self.folder / name)
         shutil.copytree(self.folder / VECTORS, run.prepared)
-        quiet, processes.console.quiet = processes.console.quiet, True
+        console.quiet = True
         try:
             if not fit(recipe, run):
                 raise KeyboardInterrupt
         finally:
-            processes.console.quiet = quiet
+            console.quiet = False
         return run.path
 
     def _rows(

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from rich.console import Console
-
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.files import check_new_file
 from cloze.encoding.template import MASK, TEXT
 from cloze.encoding.text import TextEncoder
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_lines
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError, EncoderError
@@ -162,7 +160,6 @@ def _write(t5: str, definitions: Path, options: TemplateOptions, scorer: Scorer)
     writer = TemplateWriter.load(t5)
     writer.model.to(scorer.encoder.device)
     used = examples[: options.examples]
-    console = Console(stderr=True, highlight=False, markup=False)
     console.print(f"{t5} writes {options.count} templates for {len(used)} of {len(examples)} definitions")
     written = writer.write(used, options.count)
     usable = {template: score for template, score in written.items() if scorer.takes(template)}

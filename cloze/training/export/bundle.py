@@ -19,7 +19,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
-from rich.console import Console
 
 from cloze.encoding.bundle import (
     GRAPHS,
@@ -34,6 +33,7 @@ from cloze.encoding.bundle import (
 )
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.text import TOKENIZER_FILES
+from cloze.training.bar import console
 from cloze.training.data.corpus import read_lines
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import ExportError, RunError
@@ -74,11 +74,9 @@ LARGEST_LOSS: Final = 0.3  # of int8 against fp32, in points of Spearman x100 on
 LARGEST_GRAPH: Final = 2**31  # bytes of a graph, which is one file of protobuf
 LARGEST_SEARCH_LOSS: Final = 0.5  # the same in points of nDCG@10 x100 on each collection
 
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-
 
 def make_graph(
-    precision: Precision, traced: Traced, encoder: SentenceEncoder, console: Console, texts: Sequence[str] = ()
+    precision: Precision, traced: Traced, encoder: SentenceEncoder, texts: Sequence[str] = ()
 ) -> tuple[ModelProto, str]:
     """A graph and its short description; `traced` gives the encoder's graph in a form of `layers`.
 
@@ -247,7 +245,7 @@ def _graphs(
     to_make: set[Precision] = {"fp32", *precisions}
     for precision in sorted(to_make, key=PRECISIONS.index):
         console.print(f"{precision}: making the graph")
-        model, findings.graphs[precision] = make_graph(precision, traced, encoder, console, texts)
+        model, findings.graphs[precision] = make_graph(precision, traced, encoder, texts)
         path = folder / GRAPHS[precision]
         onnx.save(model, path)
         own = encoder.text_encoder

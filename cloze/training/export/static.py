@@ -19,13 +19,12 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from rich.console import Console
 from torch.nn.functional import cosine_similarity, embedding_bag
 
 from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, Bundle, EmbeddingConfig, Provenance, Source, seal, staging
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_corpus
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import units
@@ -44,7 +43,6 @@ HELD_OUT: Final = 2000  # sentences that are only measured, or a tenth of fewer
 NEAREST: Final = 10
 EXACT: Final = 2**24  # up to which float32 has every whole number
 
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 Item = TypeVar("Item")
 Floats = NDArray[np.float32]

@@ -7,9 +7,9 @@ import torch
 from transformers.trainer_utils import SaveStrategy
 
 from cloze.machine import peak_memory
+from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus
 from cloze.training.loop.callbacks import Progress
-from cloze.training.loop.processes import console
 from cloze.training.loop.trainer import ObjectiveTrainer, training_arguments
 from cloze.training.methods.objective import Objective
 from cloze.training.recipes.recipe import Recipe

@@ -12,12 +12,13 @@ from transformers.utils.import_utils import is_torch_tf32_available
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import Template
 from cloze.machine import has_bf16
+from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.sampler import DistinctSampler
 from cloze.training.encoder_source import kind_of, learnt_sentences, own_reading
 from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.dev import DevData
-from cloze.training.loop.processes import console, processes
+from cloze.training.loop.processes import processes
 from cloze.training.loop.trainable import add_lora, first_layers, freeze_embeddings
 from cloze.training.loop.trainer import DEV, HELD_OUT
 from cloze.training.methods import objective_of

@@ -1,4 +1,4 @@
-"""The processes of one run, the console on which the first of them prints, and the memory that they keep."""
+"""The processes of one run, and the memory that they keep."""
 
 import ctypes
 import os
@@ -11,17 +11,14 @@ from uuid import uuid4
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from rich.console import Console
 
 from cloze.training.errors import RunError
 
-__all__ = ["check_shared", "console", "keep_memory", "processes", "restarts_itself"]
+__all__ = ["check_shared", "keep_memory", "processes", "restarts_itself"]
 
 M_TRIM_THRESHOLD: Final = -1  # glibc's mallopt(3)
 M_MMAP_MAX: Final = -4
 LARGEST: Final = 2**31 - 1
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 PATIENCE = 60.0  # seconds after which a network file system shows a new file to all nodes
 

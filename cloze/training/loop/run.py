@@ -16,6 +16,7 @@ from transformers import TrainerState
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from cloze.encoding.bundle import SEARCH_NAMES
+from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus
 from cloze.training.errors import RunError
 from cloze.training.evaluation.dev import DevData
@@ -24,7 +25,7 @@ from cloze.training.inputs import digests_of
 from cloze.training.loop.callbacks import Interrupt, Journal, OwnDropout, Patience, Progress, Seldom
 from cloze.training.loop.dry_run import dry_run
 from cloze.training.loop.prepare import chooser_of, for_this_machine, prepare
-from cloze.training.loop.processes import check_shared, console, keep_memory, processes, restarts_itself
+from cloze.training.loop.processes import check_shared, keep_memory, processes, restarts_itself
 from cloze.training.loop.seeds import SeedRuns, parse_seeds
 from cloze.training.loop.trainable import Thaw, first_layers, merge_lora
 from cloze.training.loop.trainer import DEV, HELD_OUT, ObjectiveTrainer, training_arguments
@@ -126,6 +127,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     """
     keep_memory()
     group, recipe = processes(), for_this_machine(recipe)
+    console.quiet = not processes().is_main_process
     if recipe.workers:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
     corpus, dev, objective = prepare(recipe)

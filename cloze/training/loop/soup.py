@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from cloze.training.bar import console
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run, parent_name
 
 __all__ = ["average", "averaged", "mean_of"]
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def average(

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from cloze.encoding.template import TEXT
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.encoder_source import encoder_folder, kind_of, of_library, saved_config
 from cloze.training.errors import RunError
@@ -21,8 +20,6 @@ from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 __all__ = ["weigh"]
 
 ROWS = 1024  # of the corpus, tokenised together
-
-console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], smoothing: float) -> None:

@@ -15,17 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, Row
 from cloze.training.data.teacher_vectors import TeacherVectors
 from cloze.training.encoder_source import own_reading
 from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
-from cloze.training.methods.gather import gather, rank_and_count
+from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import cosine_distance, similarity_divergence, uniformity
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
@@ -116,7 +115,7 @@ def _warn_of_own_reading(recipe: DistillRecipe) -> None:
     """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
     own = own_reading(recipe.encoder) or {}
     if own and own == recipe.model_dump(include=set(own)):
-        _say(
+        console.print(
             f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
             "another --template, --pooling or --encoder"
         )
@@ -146,10 +145,5 @@ def _fitting(taught: TeacherVectors, encoder: SentenceEncoder, teachers: int = 1
         own = encoder.embed(taught.sample)  # (n, d)
         left, _, right = np.linalg.svd((taught.of(taught.sample) @ axes).T @ units(own), full_matrices=False)
         taught = taught.projected((axes @ left @ right).astype(np.float32))
-        _say(f"teacher vectors: {share:.1%} of their squares are in {axes.shape[1]} principal axes")
+        console.print(f"teacher vectors: {share:.1%} of their squares are in {axes.shape[1]} principal axes")
     return taught
-
-
-def _say(line: str) -> None:
-    """Print a line, once however many processes there are."""
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False, quiet=rank_and_count()[0] > 0).print(line)
