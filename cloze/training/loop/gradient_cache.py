@@ -5,30 +5,17 @@ chunk is passed through again, with gradient, and takes its share. The second pa
 first: with the same dropout, it gives the gradient that one pass over all chunks would give.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cloze.training.methods.contrastive import Contrastive
 from cloze.training.model.views import Pass, View, trimmed
 
-__all__ = ["Chunked", "backward_in_chunks"]
-
-
-@runtime_checkable
-class Chunked(Protocol):
-    """An objective whose passes work row by row, and whose loss sees all rows: `cloze.training.methods.contrastive`."""
-
-    @property
-    def tokenwise(self) -> tuple[str, ...]: ...
-
-    def draw(self, views: dict[str, View]) -> dict[str, View]: ...
-
-    def passes(self) -> dict[str, Pass]: ...
-
-    def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]: ...
+__all__ = ["backward_in_chunks"]
 
 
 class _Chunk(NamedTuple):
@@ -42,7 +29,7 @@ class _Chunk(NamedTuple):
 
 
 def backward_in_chunks(
-    objective: Chunked,
+    objective: Contrastive,
     views: dict[str, View],
     size: int,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,

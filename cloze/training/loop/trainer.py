@@ -25,7 +25,8 @@ from cloze.training.data.sampler import (
     WholeBatches,
 )
 from cloze.training.errors import RunError
-from cloze.training.loop.gradient_cache import Chunked, backward_in_chunks
+from cloze.training.loop.gradient_cache import backward_in_chunks
+from cloze.training.methods.contrastive import Contrastive
 from cloze.training.methods.gather import average_gradients
 from cloze.training.methods.objective import Objective
 from cloze.training.model.pretrained import quiet
@@ -168,7 +169,9 @@ class ObjectiveTrainer(Trainer):
         size = self.objective.recipe.chunk_rows
         if size is None:
             return super().training_step(model, inputs, *arguments, **keywords)
-        assert isinstance(self.objective, Chunked), "only recipes of contrastive methods have this key. This is a bug."
+        assert isinstance(self.objective, Contrastive), (
+            "only recipes of contrastive methods have this key. This is a bug."
+        )
         model.train()
         # DistributedDataParallel expects one pass, so it is bypassed and its gradients are averaged here
         views: dict[str, Any] = self._prepare_inputs(inputs)

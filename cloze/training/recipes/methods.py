@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from cloze.encoding.bundle import SEARCH_NAMES
-from cloze.encoding.errors import TemplateError
-from cloze.encoding.template import PoolingMode, Template
-from cloze.training.recipes.recipe import Positive, Recipe
+from cloze.encoding.template import PoolingMode
+from cloze.training.recipes.recipe import Positive, Recipe, check_template
 
 __all__ = [
     "RECIPES",
@@ -155,10 +154,7 @@ class PromptBERTRecipe(PairsRecipe):
             return self
         if self.second_template in (None, self.template):
             raise ValueError(f"mode {self.mode!r} needs two templates; write a second_template that is not template")
-        try:
-            Template.parse(str(self.second_template), "mask")
-        except TemplateError as error:
-            raise ValueError(f"second_template: {error}") from error
+        check_template(str(self.second_template), "mask", "second_template: ")
         return self
 
     @model_validator(mode="after")
@@ -206,10 +202,7 @@ class DropoutRecipe(PairsRecipe):
                 "documents are two columns of the corpus: name both, or remove it"
             )
         for name, template in self.templates.items():
-            try:
-                Template.parse(template, self.pooling)
-            except TemplateError as error:
-                raise ValueError(f"{name}_template: {error}") from error
+            check_template(template, self.pooling, f"{name}_template: ")
         return self
 
 
@@ -444,10 +437,7 @@ class DistillRecipe(Recipe):
                 "leave them out"
             )
         if self.teacher_template and self.teacher_pooling:
-            try:
-                Template.parse(self.teacher_template, self.teacher_pooling)
-            except TemplateError as error:
-                raise ValueError(f"teacher_template: {error}") from error
+            check_template(self.teacher_template, self.teacher_pooling, "teacher_template: ")
         return self
 
 

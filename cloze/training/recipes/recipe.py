@@ -30,6 +30,7 @@ __all__ = [
     "PRESETS",
     "Positive",
     "Recipe",
+    "check_template",
     "choose_preset",
     "read_toml",
     "shipped_recipes",
@@ -188,10 +189,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        try:
-            Template.parse(self.template, self.pooling)
-        except TemplateError as error:
-            raise ValueError(str(error)) from error
+        check_template(self.template, self.pooling)
         if (len(self.columns) or 1) not in self.readable_columns:
             counts = list(map(str, self.readable_columns))
             allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
@@ -230,6 +228,14 @@ class Recipe(BaseModel):
                 "the end has to be lower"
             )
         return self
+
+
+def check_template(template: str, pooling: PoolingMode, key: str = "") -> None:
+    """Raises ValueError, which begins with `key`, for a template that cannot be used with this pooling."""
+    try:
+        Template.parse(template, pooling)
+    except TemplateError as error:
+        raise ValueError(f"{key}{error}") from error
 
 
 def shipped_recipes() -> dict[str, str]:
