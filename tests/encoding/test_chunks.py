@@ -124,3 +124,14 @@ def test_a_tokenizer_may_count_the_blank_before_a_word_to_it(encoder: TextEncode
         assert not any(text[chunk.start].isspace() for chunk in found)
         assert any(one.stop > other.start for one, other in pairwise(found)) == bool(overlap)
     assert [token.text for token in blanks.explain("a man")][:1] == ["<s>"]
+
+
+def test_no_character_of_several_tokens_is_cut() -> None:
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    listed = ["<s>", "</s>", "<pad>", "<mask>", *sorted(letters)]
+    by_bytes = Tokenizer(models.BPE({token: number for number, token in enumerate(listed)}, []))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder = TextEncoder(by_bytes, SpecialTokens(0, 1, 2, 3), Template.parse("[X]", "mean"), 32)
+    assert encoder.count("🎸") == 4
+    for tokens in (1, 2, 3):
+        assert list(chunked(encoder, "🎸🎸a", tokens)) == [Chunk(0, 1), Chunk(1, 2), Chunk(2, 3)]
