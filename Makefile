@@ -113,8 +113,7 @@ $(PARENT): .venv/dev
 
 .venv/cpu .venv/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
-	  -e '.[$(@F)]' # Python compiles what is imported, and most of it never is
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
 	touch $@
 
 .venv-clients: .venv/dev tests/clients_apart.txt

@@ -9,6 +9,7 @@ import math
 import random
 import tempfile
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -63,15 +64,29 @@ class Corpus:
         held_out = f"; held out: {len(self.held_out):,}" if self.held_out else ""
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
 
-    def hold_out(self, count: int, seed: int) -> Self:
-        """The corpus with `count` rows, drawn by the seed, held out; rows equal to one of them are left out."""
-        chosen = random.Random(seed).sample(range(len(self.rows)), count)
+    def hold_out(self, count: int, seed: int, *, whole: bool = False) -> Self:
+        """The corpus with `count` rows, drawn by the seed, held out; rows equal to one of them are left out.
+
+        With `whole`, all rows with one first text are held out or none, and `count` is the most.
+        """
+        rng = random.Random(seed)
+        chosen = self._whole(count, rng) if whole else rng.sample(range(len(self.rows)), count)
         held_out = [self.rows[place] for place in chosen]
         kept = np.ones(len(self.rows), dtype=bool)
         kept[places_of(self.rows, set(held_out))] = False
         places = np.flatnonzero(kept)
         repeated = len(self.rows) - count - len(places)
         return replace(self, rows=ChosenRows(self.rows, places), held_out=held_out, repeated=repeated)
+
+    def _whole(self, count: int, rng: random.Random) -> list[int]:
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, (first, *_) in enumerate(self.rows):
+            places[first].append(place)
+        groups, chosen = list(places.values()), list[int]()
+        rng.shuffle(groups)
+        for group in groups:
+            chosen += group if len(chosen) + len(group) <= count else []
+        return chosen
 
     def files(self) -> NDArray[np.int64]:
         """The number of each row's file, from 0, (n)."""

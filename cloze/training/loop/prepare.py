@@ -207,7 +207,7 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         raise RecipeError(f"held_out is {count} and a loss needs {minimum} rows or more; raise it, or write 0")
     if not count:
         return corpus
-    remaining = corpus.hold_out(count, recipe.seed)
+    remaining = corpus.hold_out(count, recipe.seed, whole=isinstance(recipe, RankingRecipe))
     if len(remaining) >= recipe.batch_size:
         return remaining
     if recipe.held_out is None:  # the corpus is a few texts, repeated

@@ -225,6 +225,16 @@ def test_a_row_that_does_not_follow_the_one_before_it_is_known(tmp_path: Path) -
     assert [corpus.rows[place] for place in corpus.starts] == [("a",), ("c",), ("d",)]
 
 
+def test_a_query_is_held_out_with_all_its_documents_or_not_at_all(tmp_path: Path) -> None:
+    lines = [f"query {number % 90}\tdocument {number}" for number in range(300)]
+    path = write(tmp_path / "a.tsv", "\n".join(["query\tdocument", *lines]))
+    corpus = read_corpus([path], ["query", "document"])
+    left = corpus.hold_out(31, seed=3, whole=True)
+    assert 28 <= len(left.held_out) <= 31
+    assert {query for query, _ in left.held_out}.isdisjoint(query for query, _ in left.rows)
+    assert sorted([*left.held_out, *left.rows]) == sorted(corpus.rows)
+
+
 @pytest.mark.parametrize("sample", [None, 900])
 def test_rows_equal_to_a_held_out_one_are_not_trained_on(tmp_path: Path, sample: int | None) -> None:
     lines = [f"a {number % 400}\tb {number // 800}" for number in range(1000)]

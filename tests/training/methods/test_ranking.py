@@ -53,6 +53,21 @@ def begun(folder: Path, encoder: Path, **keys: Any) -> tuple[Ranking, Corpus]:
     return objective, corpus
 
 
+def test_a_query_is_held_out_with_all_its_documents(tmp_path: Path, tiny_bert: Path) -> None:
+    """Else the judge would know its grades, and teach them."""
+    corpus, *_ = prepare(load_recipe("ranking", keys_of(tmp_path, tiny_bert, held_out=3)))
+    assert {row[0] for row in corpus.held_out}.isdisjoint(row[0] for row in corpus.rows)
+    assert len(corpus.held_out) >= 2
+
+
+def test_judgements_may_all_have_one_grade(tmp_path: Path, tiny_bert: Path) -> None:
+    keys = keys_of(tmp_path, tiny_bert)
+    lines = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "pairs.jsonl").write_text("".join(line for line in lines if '"grade": 1' in line), encoding="utf-8")
+    corpus, *_ = prepare(load_recipe("ranking", keys))
+    assert {row[2] for row in corpus.rows} == {"1.0"}
+
+
 def bm25(query: str, document: str, k1: float = 1.2, b: float = 0.75) -> float:
     """Robertson and Zaragoza's formula without the constant factor k1 + 1, as Lucene computes it since 8.0."""
     words, length = words_of(document), sum(len(words_of(each)) for each in DOCUMENTS) / len(DOCUMENTS)
