@@ -5,6 +5,7 @@ scipy and scikit-learn take a second or two to import, for which commands that o
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Self, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "average_precision",
     "cosines",
     "cosines_of",
+    "in_columns",
     "nearest",
     "rank_correlation",
     "uniformity",
@@ -67,13 +69,17 @@ def rank_correlation(predicted: Numbers, gold: Numbers) -> float:
     return float(100 * centred[0] @ centred[1] / norms.prod()) if norms.all() else 0.0
 
 
+def in_columns(embed: Embed, *columns: Sequence[str]) -> list[NDArray[np.float32]]:
+    """The vectors (n, d) of the texts of each column; each distinct text is embedded once."""
+    texts = sorted(set(chain.from_iterable(columns)))
+    places = {text: place for place, text in enumerate(texts)}
+    vectors = embed(texts)
+    return [vectors[[places[text] for text in column]] for column in columns]
+
+
 def cosines_of(embed: Embed, pairs: Pairs) -> NDArray[np.float64]:
-    """The cosine of each pair (n); each distinct sentence is embedded once."""
-    sentences = sorted({*pairs.left, *pairs.right})
-    vectors = embed(sentences)
-    rows = {text: row for row, text in enumerate(sentences)}
-    left, right = ([rows[text] for text in side] for side in (pairs.left, pairs.right))
-    return cosines(vectors[left], vectors[right])
+    """The cosine of each pair (n)."""
+    return cosines(*in_columns(embed, pairs.left, pairs.right))
 
 
 def average_precision(predicted: Numbers, gold: Numbers) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cloze.training.data.corpus import read_records
 from cloze.training.errors import CorpusError
-from cloze.training.evaluation.measures import Embed, Pairs, units
+from cloze.training.evaluation.measures import Embed, Pairs, in_columns, units
 
 __all__ = [
     "TRIPLETS",
@@ -75,11 +75,8 @@ def load_triplets(path: Path) -> Triplets:
 
 
 def triplet_margins(embed: Embed, triplets: Triplets) -> NDArray[np.float64]:
-    """The anchor's cosine with the positive minus that with the negative, (n); each distinct text is embedded once."""
-    texts = sorted({text for triplet in triplets for text in triplet})
-    places = {text: place for place, text in enumerate(texts)}
-    vectors = units(embed(texts))
-    anchor, positive, negative = (vectors[[places[text] for text in column]] for column in zip(*triplets, strict=True))
+    """The anchor's cosine with the positive minus that with the negative, (n)."""
+    anchor, positive, negative = map(units, in_columns(embed, *zip(*triplets, strict=True)))
     margins: NDArray[np.float64] = (anchor * positive).sum(1) - (anchor * negative).sum(1)
     return margins
 

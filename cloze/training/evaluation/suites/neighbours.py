@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.errors import CorpusError
-from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.measures import in_columns, units
 from cloze.training.evaluation.sts import Pairs, load_tasks
 from cloze.training.evaluation.task import Score, Subject, Task, measured
 
@@ -46,9 +46,7 @@ class NeighbourTask(Task):
 
     def run(self, subject: Subject) -> list[Score]:
         corpus = self.pairs.left + self.pairs.right
-        distinct = sorted(set(corpus))
-        places = {text: place for place, text in enumerate(distinct)}
-        vectors = units(subject.embed(distinct))[[places[text] for text in corpus]]
+        vectors = units(in_columns(subject.embed, corpus)[0])
         queries, targets = self._queries()
         cosines = vectors[queries] @ vectors.T
         cosines[np.arange(len(queries)), queries] = -np.inf

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from cloze.training.errors import CorpusError
-from cloze.training.evaluation.measures import Embed
+from cloze.training.evaluation.measures import Embed, in_columns
 from cloze.training.evaluation.sts import find_downstream, present
 from cloze.training.evaluation.suites.senteval import Rows, fold_protocol, nested_protocol, split_protocol
 from cloze.training.evaluation.task import Score, Subject, Task, measured
@@ -209,13 +209,9 @@ class FastTransferTask(Task):
 
 def features(embed: Embed, rows: Labelled) -> NDArray[np.float32]:
     """Vectors (n, d); |u - v| and u * v of pairs, (n, 2d)."""
-    texts = sorted({*rows.texts, *rows.second})
-    places = {text: place for place, text in enumerate(texts)}
-    vectors = embed(texts)
-    first = vectors[[places[text] for text in rows.texts]]
     if not rows.second:
-        return first
-    second = vectors[[places[text] for text in rows.second]]
+        return in_columns(embed, rows.texts)[0]
+    first, second = in_columns(embed, rows.texts, rows.second)
     return np.concatenate([np.abs(first - second), first * second], axis=1)
 
 
