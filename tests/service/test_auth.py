@@ -39,6 +39,10 @@ def test_no_keys_is_false() -> None:
     assert not Keys.load("")
 
 
+def test_sixteen_characters_are_enough() -> None:
+    assert Keys.load("x" * 16).client("x" * 16) == Client("key-1")
+
+
 def test_bearer_in_any_case_or_the_bare_key(subtests: pytest.Subtests) -> None:
     for header in [f"Bearer {ONE}", f"bearer {ONE}", f"BEARER   {ONE} ", ONE, f" {ONE}"]:
         with subtests.test(header=header):
@@ -78,7 +82,7 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
     ("keys", "text", "message"),
     [
         (",", None, "contains no key"),
-        ("short", None, "API key 1 of the setting has 5 characters; at least 16"),
+        ("x" * 15, None, "API key 1 of the setting has 15 characters; at least 16"),
         (f"{ONE},{TWO[:9]} {TWO[9:]}", None, "API key 2 of the setting contains a character"),
         (f"{ONE}\xe9", None, "not visible ASCII"),
         (f"{ONE},{TWO},{ONE}", None, "API key 3 of the setting is the same as another"),
