@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import FastAPI, Request, Response, Security
+from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -18,7 +18,7 @@ from cloze.encoding.errors import ClozeError
 from cloze.service import VERSION
 from cloze.service.http import cohere, compare, embed, explain, openai, pages, predict, status, tokens
 from cloze.service.http.auth import Authentication, Keys
-from cloze.service.http.errors import answer, respond
+from cloze.service.http.errors import handle_error
 from cloze.service.http.middleware import RequestMiddleware
 from cloze.service.http.request import JSONRoute
 from cloze.service.inference.admission import Admission
@@ -27,10 +27,10 @@ from cloze.service.inference.model import Cache, Model
 from cloze.service.inference.models import Models
 from cloze.service.inference.threads import Executors, share_threads
 from cloze.service.monitoring.background import Background
-from cloze.service.monitoring.logs import LogQueue, current_request
+from cloze.service.monitoring.logs import LogQueue
 from cloze.service.monitoring.metrics import Metrics
 from cloze.service.monitoring.tracing import configure_tracing
-from cloze.service.routes import PUBLIC, ROOT, SCHEMA, shape_of
+from cloze.service.routes import PUBLIC, ROOT, SCHEMA
 from cloze.service.services import Services, Traffic
 from cloze.service.settings import Settings
 
@@ -86,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = Services(settings, models, executors, admission, metrics, traffic, background, health, tracing)
     for error in (ClozeError, RequestValidationError, HTTPException):
-        app.add_exception_handler(error, _respond)
+        app.add_exception_handler(error, handle_error)
     _include_routers(app, settings, keys=bool(authentication.keys))
     app.add_middleware(
         RequestMiddleware,
@@ -98,7 +98,6 @@ def create_app(settings: Settings) -> FastAPI:
         metrics=metrics,
         authentication=authentication,
         admission=admission,
-        respond=_respond,
         traced=tracing.provider is not None,
     )
     if settings.origins:
@@ -141,19 +140,6 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.mount("/playground", pages.PLAYGROUND)
     else:
         app.add_api_route(ROOT.path, status.ready, include_in_schema=False)  # as TEI's GET /
-
-
-async def _respond(request: Request, error: Exception) -> Response:
-    """Answer an error in the shape of the router that serves the path, and record its type."""
-    record = current_request.get()
-    assert record is not None, "errors are answered inside RequestMiddleware. This is a bug."
-    record.error_type = answer(error).error_type
-    return respond(
-        error,
-        shape=shape_of(request.scope["path"]),
-        where=f"{request.method} {record.path[:200]}",
-        docs=bool(request.app.openapi_url),
-    )
 
 
 @asynccontextmanager

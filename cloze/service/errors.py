@@ -2,7 +2,7 @@
 
 ClozeError
 ├── SessionError              at start: a graph that cannot be run as asked
-└── ServiceError              a request that failed; ANSWERS has the status of each
+└── ServiceError              a request that failed; ERROR_RESPONSES has the status of each
     ├── InvalidJSON, EmptyInput, Unauthorized, ModelNotFound, RequestTimeout, ReloadFailed, OtherSpace, BodyTooLarge,
     │   UnsupportedMediaType, ValidationFailed, BackendFailed
     └── Retriable             may succeed when it is sent again after `retry_after` seconds
@@ -111,8 +111,8 @@ class DeadlineExceeded(Retriable):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How one error is answered. `openai_type` and `openai_code` are OpenAI's names for it."""
+class ErrorResponse:
+    """The response to one error. `openai_type` and `openai_code` are OpenAI's names for it."""
 
     status: int
     error_type: str
@@ -121,34 +121,38 @@ class Answer:
     openai_code: str | None = None
 
 
-INVALID: Final = Answer(422, "Validation", "A field is wrong, a text is too long, or there are too many texts")
-ANSWERS: Final[dict[type[Exception], Answer]] = {
-    InvalidJSON: Answer(400, "Malformed", "The body is not JSON, or has no text in it"),
-    EmptyInput: Answer(400, "Empty", "The body is not JSON, or has no text in it"),
-    Unauthorized: Answer(401, "Unauthorized", "A known key is needed", "authentication_error", "invalid_api_key"),
-    ModelNotFound: Answer(404, "ModelNotFound", "No model of that name is served", openai_code="model_not_found"),
-    RequestTimeout: Answer(408, "Slow", "The body did not arrive in time", "timeout_error"),
-    ReloadFailed: Answer(409, "ReloadFailed", "A bundle cannot be served; nothing has changed"),
-    OtherSpace: Answer(412, "OtherSpace", "The model has another vector space than If-Match expects"),
-    BodyTooLarge: Answer(413, "PayloadTooLarge", "The body is larger than the limit"),
-    UnsupportedMediaType: Answer(415, "UnsupportedMediaType", "The content type is not JSON"),
+INVALID: Final = ErrorResponse(422, "Validation", "A field is wrong, a text is too long, or there are too many texts")
+ERROR_RESPONSES: Final[dict[type[Exception], ErrorResponse]] = {
+    InvalidJSON: ErrorResponse(400, "Malformed", "The body is not JSON, or has no text in it"),
+    EmptyInput: ErrorResponse(400, "Empty", "The body is not JSON, or has no text in it"),
+    Unauthorized: ErrorResponse(
+        401, "Unauthorized", "A known key is needed", "authentication_error", "invalid_api_key"
+    ),
+    ModelNotFound: ErrorResponse(
+        404, "ModelNotFound", "No model of that name is served", openai_code="model_not_found"
+    ),
+    RequestTimeout: ErrorResponse(408, "Slow", "The body did not arrive in time", "timeout_error"),
+    ReloadFailed: ErrorResponse(409, "ReloadFailed", "A bundle cannot be served; nothing has changed"),
+    OtherSpace: ErrorResponse(412, "OtherSpace", "The model has another vector space than If-Match expects"),
+    BodyTooLarge: ErrorResponse(413, "PayloadTooLarge", "The body is larger than the limit"),
+    UnsupportedMediaType: ErrorResponse(415, "UnsupportedMediaType", "The content type is not JSON"),
     ValidationFailed: INVALID,
-    TextTooLong: Answer(422, "Validation", INVALID.description, openai_code="context_length_exceeded"),
-    TextError: Answer(422, "Tokenizer", INVALID.description),
-    BackendFailed: Answer(424, "Backend", "The model failed on this input", "server_error"),
-    Overloaded: Answer(
+    TextTooLong: ErrorResponse(422, "Validation", INVALID.description, openai_code="context_length_exceeded"),
+    TextError: ErrorResponse(422, "Tokenizer", INVALID.description),
+    BackendFailed: ErrorResponse(424, "Backend", "The model failed on this input", "server_error"),
+    Overloaded: ErrorResponse(
         429, "Overloaded", "The service is full; see Retry-After", "rate_limit_error", "rate_limit_exceeded"
     ),
-    Unavailable: Answer(503, "Unhealthy", "The service is not ready", "server_error", "service_unavailable"),
-    DeadlineExceeded: Answer(504, "Timeout", "The request was not answered in the time it had", "timeout_error"),
+    Unavailable: ErrorResponse(503, "Unhealthy", "The service is not ready", "server_error", "service_unavailable"),
+    DeadlineExceeded: ErrorResponse(504, "Timeout", "The request was not answered in the time it had", "timeout_error"),
 }
-INTERNAL: Final = Answer(500, "Internal", "A bug in the service", "server_error")
+INTERNAL: Final = ErrorResponse(500, "Internal", "A bug in the service", "server_error")
 ROUTING: Final = {404: "NotFound", 405: "MethodNotAllowed"}  # Starlette's own refusals
 OTHER_STATUS: Final = "Http"
 ERROR_TYPES: Final = sorted(
-    {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ANSWERS.values())}
+    {INTERNAL.error_type, OTHER_STATUS, *ROUTING.values(), *(known.error_type for known in ERROR_RESPONSES.values())}
 )
-STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ANSWERS.values())})
+STATUSES: Final = sorted({200, *ROUTING, INTERNAL.status, *(known.status for known in ERROR_RESPONSES.values())})
 
 
 def too_many(count: int, unit: str, limit: int) -> ValidationFailed:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloze.encoding.errors import OptionError
 from cloze.service.errors import Unavailable
-from cloze.service.http.errors import respond
+from cloze.service.http.errors import response_to
 from cloze.service.inference.health import Health
 from cloze.service.monitoring.logs import configure_logs
 from cloze.service.routes import shape_of
@@ -146,4 +146,4 @@ class ProxyMiddleware:
 
         await self.app(scope, receive, watch)
         if scope["type"] == "http" and not started:
-            await respond(Unavailable(LOST, RETRY_AFTER), shape=shape_of(scope["path"]))(scope, receive, send)
+            await response_to(Unavailable(LOST, RETRY_AFTER), shape=shape_of(scope["path"]))(scope, receive, send)

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.service.errors import EmptyInput, ValidationFailed
-from cloze.service.http.answer import respond
 from cloze.service.http.embed import check_dimensions, embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, TextList, lease
+from cloze.service.http.response import respond
 from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Embeddings, Part
 from cloze.service.inference.vectors import finish, to_json

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Body, Response
 
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.service.errors import EmptyInput, ValidationFailed
-from cloze.service.http.answer import respond
 from cloze.service.http.embed import AS_BYTES, embed, embed_texts
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, lease, named_template
+from cloze.service.http.response import respond
 from cloze.service.http.schemas import (
     AnyRequest,
     ChunkRows,

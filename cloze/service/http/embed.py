@@ -13,9 +13,9 @@ from cloze.encoding.chunks import Chunk, chunked
 from cloze.encoding.errors import TextError
 from cloze.encoding.text import TextEncoder
 from cloze.service.errors import ValidationFailed
-from cloze.service.http.answer import BYTES, JSON, respond
 from cloze.service.http.errors import documented
 from cloze.service.http.request import SWITCH, Context, JSONRoute, RequestContext, as_list, lease, named_template
+from cloze.service.http.response import BYTES, JSON, respond
 from cloze.service.http.schemas import Chunking, ChunkRows, EmbedRequest, EncodingOptions, Rows
 from cloze.service.inference.model import Embeddings, Inputs, Model, Part, slices
 from cloze.service.inference.vectors import (

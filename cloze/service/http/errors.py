@@ -1,4 +1,4 @@
-"""Errors as answers over HTTP: the body in the shape of the route's clients, and OpenAPI's description of it."""
+"""Errors as responses over HTTP: the body in the shape of the route's clients, and OpenAPI's description of it."""
 
 from http import HTTPStatus
 from typing import Any, Final
@@ -7,21 +7,23 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from cloze.encoding.errors import TextError
 from cloze.service.errors import (
-    ANSWERS,
+    ERROR_RESPONSES,
     INTERNAL,
     INVALID,
     OTHER_STATUS,
     ROUTING,
-    Answer,
     BackendFailed,
     EmptyInput,
+    ErrorResponse,
     ModelNotFound,
 )
-from cloze.service.routes import Shape, meant
+from cloze.service.monitoring.logs import current_request
+from cloze.service.routes import Shape, meant, shape_of
 
 TAGS: Final = (  # pydantic names the member of a union that it tried
     *("EmbedRequest", "SimilarityRequest", "Sentences", "Pairs", "Lists"),
@@ -68,7 +70,7 @@ BODIES: Final[dict[Shape, type[BaseModel]]] = {
 def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI's responses of these statuses, by default of all that a request with texts can get."""
     descriptions = {
-        entry.status: entry.description for entry in ANSWERS.values() if entry.status != 409 or 409 in statuses
+        entry.status: entry.description for entry in ERROR_RESPONSES.values() if entry.status != 409 or 409 in statuses
     }
     if shape != "native":  # its clients do not know 424
         descriptions[500] = descriptions.pop(424)
@@ -84,26 +86,38 @@ def documented(*statuses: int, shape: Shape = "native") -> dict[int | str, dict[
     return answers
 
 
-def answer(error: Exception) -> Answer:
-    """Find the answer of the nearest class; INTERNAL where there is none."""
+def error_response(error: Exception) -> ErrorResponse:
+    """Find the response of the nearest class; INTERNAL where there is none."""
     if isinstance(error, HTTPException):
-        return Answer(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
+        return ErrorResponse(error.status_code, ROUTING.get(error.status_code, OTHER_STATUS), error.detail)
     if isinstance(error, RequestValidationError):
         return INVALID
-    return next((ANSWERS[error_class] for error_class in type(error).__mro__ if error_class in ANSWERS), INTERNAL)
+    return next(
+        (ERROR_RESPONSES[error_class] for error_class in type(error).__mro__ if error_class in ERROR_RESPONSES),
+        INTERNAL,
+    )
 
 
-def respond(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Respond to an error in the shape of the router that serves the path, and record its type."""
+    record = current_request.get()
+    assert record is not None, "errors are handled inside RequestMiddleware. This is a bug."
+    record.error_type = error_response(error).error_type
+    where, docs = f"{request.method} {record.path[:200]}", bool(request.app.openapi_url)
+    return response_to(error, shape=shape_of(request.scope["path"]), where=where, docs=docs)
+
+
+def response_to(error: Exception, *, shape: Shape, where: str = "", docs: bool = False) -> Response:
     """Make the response, in the shape of the route's clients. `where` is the method and path that was asked for."""
-    reply = answer(error)
-    status = 500 if shape != "native" and isinstance(error, BackendFailed) else reply.status
+    known = error_response(error)
+    status = 500 if shape != "native" and isinstance(error, BackendFailed) else known.status
     if shape == "openai" and status == INVALID.status:
         status = 400
-    message = _message(error, reply, where, docs)
-    content: Any = {"error": message, "error_type": reply.error_type}
+    message = _message(error, known, where, docs)
+    content: Any = {"error": message, "error_type": known.error_type}
     if shape == "openai":
-        named = {"param": _param(error), "code": reply.openai_code}
-        content = {"error": {"message": message, "type": reply.openai_type, **named}}
+        named = {"param": _param(error), "code": known.openai_code}
+        content = {"error": {"message": message, "type": known.openai_type, **named}}
     if shape == "cohere":
         content = {"message": message}
     return Response(orjson.dumps(content), status, getattr(error, "headers", None), "application/json")
@@ -118,8 +132,8 @@ def _param(error: Exception) -> str | None:
     return "model" if isinstance(error, ModelNotFound) else getattr(error, "field", None)
 
 
-def _message(error: Exception, reply: Answer, where: str, docs: bool) -> str:
-    if reply is INTERNAL:
+def _message(error: Exception, known: ErrorResponse, where: str, docs: bool) -> str:
+    if known is INTERNAL:
         return "an error inside the service; see its log"
     if isinstance(error, HTTPException):
         detail = error.detail or HTTPStatus(error.status_code).phrase

@@ -7,10 +7,10 @@ import orjson
 from fastapi import APIRouter, Response
 
 from cloze.service.errors import ValidationFailed
-from cloze.service.http.answer import respond
 from cloze.service.http.embed import embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, lease, named_template
+from cloze.service.http.response import respond
 from cloze.service.http.schemas import ExplainRequest, Explanation
 from cloze.service.inference.model import Part
 from cloze.service.inference.vectors import Vectors, pair_cosines
@@ -47,7 +47,7 @@ async def explain(body: ExplainRequest, context: Context) -> Response:
         part = Part([*body.inputs, *rests], named_template(context, model, body.prompt_name))
         embeddings = await embed([part], context, model, body, lambda index: f"inputs[{[0, 1, *owners][index]}]")
         return await respond(
-            lambda: [_answer(body.inputs, words, owners, embeddings.vectors)], context, model, embeddings
+            lambda: [_as_json(body.inputs, words, owners, embeddings.vectors)], context, model, embeddings
         )
 
 
@@ -77,7 +77,7 @@ def _words(texts: list[str], limit: int) -> list[list[Word]]:
     return words
 
 
-def _answer(texts: list[str], words: list[list[Word]], owners: list[int], vectors: Vectors) -> bytes:
+def _as_json(texts: list[str], words: list[list[Word]], owners: list[int], vectors: Vectors) -> bytes:
     """`vectors` are those of the two texts, then of each text of `owners` without one of its words."""
     left, right = [0, *range(2, len(vectors))], [1, *(1 - owner for owner in owners)]
     cosine, *others = pair_cosines(vectors[left], vectors[right]).tolist()

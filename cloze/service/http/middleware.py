@@ -8,7 +8,7 @@ route with a JSON body is called from here: the way through FastAPI's own layers
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +17,12 @@ from typing import Final
 
 from opentelemetry.trace import get_current_span
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloze.service.client import STRIDES, Client
 from cloze.service.errors import INTERNAL, BodyTooLarge, DeadlineExceeded, RequestTimeout, Unavailable, ValidationFailed
 from cloze.service.http.auth import ADMIN, Authentication
-from cloze.service.http.errors import answer
+from cloze.service.http.errors import error_response, handle_error
 from cloze.service.http.protocol import ABORT, SMALL
 from cloze.service.http.request import JSONRoute, headers_of
 from cloze.service.inference.admission import Admission
@@ -52,7 +51,6 @@ class RequestMiddleware:
     metrics: Metrics
     authentication: Authentication
     admission: Admission
-    respond: Callable[[Request, Exception], Awaitable[Response]]
     traced: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +96,7 @@ class _Exchange:
             self._status = CLIENT_GONE
             self.middleware.metrics.failures.labels(DROPPED).inc()
         except Exception as error:
-            if answer(error) is INTERNAL:
+            if error_response(error) is INTERNAL:
                 logger.exception("%s %s failed", self.scope["method"], shown(self.request.path))
             if not self._status:
                 await self._discard()
@@ -259,7 +257,7 @@ class _Exchange:
                         return
 
     async def _refuse(self, error: Exception) -> None:
-        response = await self.middleware.respond(Request(self.scope), error)
+        response = await handle_error(Request(self.scope), error)
         await response(self.scope, self.receive, self.send)
 
     async def _abort(self, error: Exception) -> None:
@@ -267,8 +265,8 @@ class _Exchange:
 
         A client that does not read would keep both for as long as it likes.
         """
-        reply = answer(error)
-        self._status, self.request.error_type = reply.status, reply.error_type
+        known = error_response(error)
+        self._status, self.request.error_type = known.status, known.error_type
         connection = self.scope.get("extensions", {}).get(ABORT)
         if connection is not None:
             connection["abort"]()

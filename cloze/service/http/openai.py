@@ -10,10 +10,10 @@ import orjson
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloze.service.http.answer import respond
 from cloze.service.http.embed import check_dimensions, embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
+from cloze.service.http.response import respond
 from cloze.service.http.schemas import EncodingOptions
 from cloze.service.inference.model import Model, Part
 from cloze.service.inference.vectors import Format, finish, rows, with_commas

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Response
 
 from cloze.encoding.heads import ClassifierHead
 from cloze.service.errors import EmptyInput, ValidationFailed
-from cloze.service.http.answer import respond
 from cloze.service.http.embed import embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, JSONRoute, lease
+from cloze.service.http.response import respond
 from cloze.service.http.schemas import Predictions, PredictRequest
 from cloze.service.inference.model import Model, Part
 from cloze.service.inference.vectors import Vectors, finish
@@ -47,7 +47,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
         embeddings = await embed(
             [Part(texts)], context, model, body, lambda index: "inputs" if single else f"inputs[{index}]"
         )
-        return await respond(lambda: [_answer(body, heads, embeddings.vectors)], context, model, embeddings)
+        return await respond(lambda: [_as_json(body, heads, embeddings.vectors)], context, model, embeddings)
 
 
 def _heads(model: Model, requested: str | list[str] | None) -> dict[str, ClassifierHead]:
@@ -70,7 +70,7 @@ def _only(text: str | list[str]) -> str:
     return text if isinstance(text, str) else text[0]
 
 
-def _answer(body: PredictRequest, heads: dict[str, ClassifierHead], vectors: Vectors) -> bytes:
+def _as_json(body: PredictRequest, heads: dict[str, ClassifierHead], vectors: Vectors) -> bytes:
     units = finish(vectors, normalize=True)
     answers = {name: _labels(body, head, units) for name, head in heads.items()}
     if isinstance(body.inputs, str) or isinstance(body.inputs[0], str):

@@ -36,7 +36,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
             explained = (encoder.explain(text, direction=body.direction) for text in texts)
             return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
-        return await _answer(explain, context, characters)
+        return await _respond(explain, context, characters)
 
 
 @router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
@@ -60,9 +60,9 @@ async def decode(body: DecodeRequest, context: Context) -> Response:
                     raise
             return orjson.dumps(texts)
 
-        return await _answer(write, context)
+        return await _respond(write, context)
 
 
-async def _answer(write: Callable[[], bytes], context: RequestContext, characters: int = 0) -> Response:
+async def _respond(write: Callable[[], bytes], context: RequestContext, characters: int = 0) -> Response:
     content = await context.services.executors.workers.run(context.record.client, write, characters)
     return Response(content, media_type="application/json")
