@@ -60,20 +60,24 @@ class Corpus:
         if self.last:
             left_out += f", {self.last:,} without a next sentence"
         if self.repeated:
-            left_out += f", {self.repeated:,} as equal to rows held out"
+            left_out += f", {self.repeated:,} with text of rows held out"
         held_out = f"; held out: {len(self.held_out):,}" if self.held_out else ""
         return f"{len(self):,} rows from {len(self.sources)} files; {left_out}{held_out}"
 
-    def hold_out(self, count: int, seed: int, *, whole: bool = False) -> Self:
+    def hold_out(self, count: int, seed: int, *, whole: bool = False, linked: bool = False) -> Self:
         """The corpus with `count` rows, drawn by the seed, held out; rows equal to one of them are left out.
 
-        With `whole`, all rows with one first text are held out or none, and `count` is the most.
+        With `whole`, all rows with one first text are held out or none, and `count` is the most. With `linked`, rows
+        that have a text of a row held out are left out too.
         """
         rng = random.Random(seed)
         chosen = self._whole(count, rng) if whole else rng.sample(range(len(self.rows)), count)
         held_out = [self.rows[place] for place in chosen]
         kept = np.ones(len(self.rows), dtype=bool)
         kept[places_of(self.rows, set(held_out))] = False
+        if linked:
+            texts = set(chain.from_iterable(held_out))
+            kept &= np.fromiter((texts.isdisjoint(row) for row in self.rows), bool, len(self.rows))
         places = np.flatnonzero(kept)
         repeated = len(self.rows) - count - len(places)
         return replace(self, rows=ChosenRows(self.rows, places), held_out=held_out, repeated=repeated)

@@ -189,7 +189,10 @@ def _read(recipe: Recipe) -> Corpus:
 
 
 def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
-    """The corpus without the rows that are held out, and those equal to them. Raises CorpusError, RecipeError."""
+    """The corpus without the rows that are held out, and those that would repeat them.
+
+    Raises CorpusError, RecipeError.
+    """
     limit = len(corpus) - recipe.batch_size
     count = recipe.held_out
     if count is None:
@@ -207,7 +210,8 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         raise RecipeError(f"held_out is {count} and a loss needs {minimum} rows or more; raise it, or write 0")
     if not count:
         return corpus
-    remaining = corpus.hold_out(count, recipe.seed, whole=isinstance(recipe, RankingRecipe))
+    whole = isinstance(recipe, RankingRecipe)
+    remaining = corpus.hold_out(count, recipe.seed, whole=whole, linked=recipe.next_sentences)
     if len(remaining) >= recipe.batch_size:
         return remaining
     if recipe.held_out is None:  # the corpus is a few texts, repeated

@@ -235,6 +235,15 @@ def test_a_query_is_held_out_with_all_its_documents_or_not_at_all(tmp_path: Path
     assert sorted([*left.held_out, *left.rows]) == sorted(corpus.rows)
 
 
+def test_the_neighbours_of_a_sentence_held_out_are_not_trained_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "".join(f"sentence {number}\n" for number in range(100)))
+    corpus = read_corpus([path], next_sentences=True)
+    left = corpus.hold_out(5, seed=1, linked=True)
+    texts = {text for row in left.held_out for text in row}
+    assert len(left.held_out) == 5
+    assert list(left.rows) == [row for row in corpus.rows if texts.isdisjoint(row)]
+
+
 @pytest.mark.parametrize("sample", [None, 900])
 def test_rows_equal_to_a_held_out_one_are_not_trained_on(tmp_path: Path, sample: int | None) -> None:
     lines = [f"a {number % 400}\tb {number // 800}" for number in range(1000)]
@@ -244,4 +253,4 @@ def test_rows_equal_to_a_held_out_one_are_not_trained_on(tmp_path: Path, sample:
     assert len(left.held_out) == 50
     assert list(left.rows) == [row for row in corpus.rows if row not in left.held_out]
     assert left.repeated == len(corpus) - 50 - len(left) > 20
-    assert f"{left.repeated} as equal to rows held out; held out: 50" in str(left)
+    assert f"{left.repeated} with text of rows held out; held out: 50" in str(left)
