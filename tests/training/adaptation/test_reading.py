@@ -152,8 +152,15 @@ def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
         assert read_pairs(file, []).grades == [{0: 1.0, 1: -1.0}]
 
 
+def test_classes_of_one_text_each_are_refused(tmp_path: Path) -> None:
+    file = table(tmp_path / "classes.csv", ("text", "label"), [("pay", "bank"), ("rain", "sky"), ("rain", "sky")])
+    with pytest.raises(CorpusError, match="has 2 labels for 2 texts; give two labels or more, with texts"):
+        read_pairs(file, [])
+
+
 def test_texts_of_one_class_answer_each_other(tmp_path: Path) -> None:
     rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky"), ("alone", "none")]
+    rows += [("nobody has labelled this", ""), ("", "sky")]
     found = read_pairs(table(tmp_path / "classes.csv", ("text", "label"), rows), [])
     assert found.queries == ["pay", "card", "rain", "snow"]
     assert found.documents == ["pay", "card", "rain", "snow", "alone"]
