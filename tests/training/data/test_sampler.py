@@ -14,6 +14,7 @@ from cloze.training.data.sampler import (
     LengthGroupedSampler,
     RandomSampler,
     WeightedSampler,
+    WholeBatches,
 )
 from cloze.training.errors import CorpusError
 
@@ -209,3 +210,17 @@ def test_a_weighted_order_is_mixed_and_that_of_seed_and_epoch() -> None:
     assert order(1, 0) != order(1, 1)
     half = Counter(FILES[order(1, 0)[:100]].tolist())
     assert all(abs(half[file] - expected) < 15 for file, expected in enumerate((25, 25, 50)))
+
+
+def test_the_counts_of_files_are_rounded_by_the_largest_remainder() -> None:
+    """Of 10 texts, the weights 5, 3 and 2.5 are worth 4.76, 2.86 and 2.38."""
+    sampler = WeightedSampler(np.repeat([0, 1, 2], [2, 4, 4]), [5, 3, 2.5], seed=0)
+    assert sampler.counts.tolist() == [5, 3, 2]
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 8), (12, 12), (3, 0)])
+def test_a_short_batch_at_the_end_is_left_out(count: int, size: int) -> None:
+    order = RandomSampler(count, seed=0)
+    whole = WholeBatches(order, 4)
+    assert len(whole) == size
+    assert [*whole] == [*RandomSampler(count, seed=0)][:size]
