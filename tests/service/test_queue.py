@@ -294,6 +294,15 @@ def test_of_two_saturated_classes_bulk_gets_one_token_in_65() -> None:
     assert max(map(len, turns.split("b" * 8))) <= 8 * 65
 
 
+def test_classes_share_tokens_and_not_texts() -> None:
+    """One long interactive text a batch, or eight short ones of bulk: the same tokens."""
+    queue = PriorityQueue[Waiting]()
+    arrive(queue, "i", *[8] * 6500)
+    arrive(queue, "b", *[1] * 8000, priority="bulk")
+    turns = "".join(take(queue, 8) for _ in range(65 * 100))
+    assert (turns.count("i"), turns.count("b")) == (64 * 100, 8 * 100)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_an_interactive_entry_is_the_next_batch_among_64_bulk_clients(together: bool) -> None:
     """Also while the clients of a class have equal tags, and while an interactive client keeps asking."""
