@@ -131,6 +131,8 @@ class Admission:
 
         def hold(more: int) -> None:
             nonlocal held
+            if not more:
+                return
             if more > 0:  # fewer always fit
                 self._fit(self._tokens, more, client, held)
             self._work()
