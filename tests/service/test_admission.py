@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -25,6 +26,14 @@ BYTES = 1000
 A, B, C, REFUSED = map(Client, ("a", "b", "c", "refused"))
 
 
+@contextmanager
+def in_flight(admission: Admission, count: int, client: Client) -> Iterator[Callable[[int], None]]:
+    """So many tokens in flight within the block, which may hold more or fewer."""
+    with admission.tokens(client) as hold:
+        hold(count)
+        yield hold
+
+
 def enter(admission: Admission, client: Client) -> None:
     """Ask what a request is asked before its body is read: is there room for it, and for one token?"""
     with admission.request(client):
@@ -32,7 +41,7 @@ def enter(admission: Admission, client: Client) -> None:
 
 
 def retry_after(admission: Admission, tokens: int = 10**9, client: Client = REFUSED) -> int:
-    with pytest.raises(Overloaded) as caught, admission.tokens(tokens, client):
+    with pytest.raises(Overloaded) as caught, in_flight(admission, tokens, client):
         pass
     seconds = int(caught.value.headers["retry-after"])
     assert f"send it again in {seconds} s" in str(caught.value)
@@ -42,9 +51,9 @@ def retry_after(admission: Admission, tokens: int = 10**9, client: Client = REFU
 def test_tokens_are_in_flight_within_the_block() -> None:
     admission = Admission(1024, 100, BYTES)
     assert admission.tokens_in_flight == 0
-    with admission.tokens(30, A):
+    with in_flight(admission, 30, A):
         assert admission.tokens_in_flight == 30
-        with admission.tokens(70, B):
+        with in_flight(admission, 70, B):
             assert admission.tokens_in_flight == 100
         assert admission.tokens_in_flight == 30
     assert admission.tokens_in_flight == 0
@@ -52,42 +61,42 @@ def test_tokens_are_in_flight_within_the_block() -> None:
 
 def test_a_request_that_fails_gives_its_tokens_back() -> None:
     admission = Admission(1024, 100, BYTES)
-    with pytest.raises(ZeroDivisionError), admission.tokens(30, A):
+    with pytest.raises(ZeroDivisionError), in_flight(admission, 30, A):
         raise ZeroDivisionError
     assert admission.tokens_in_flight == 0
 
 
 def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(95, A):
+    with in_flight(admission, 95, A):
         message = "95 tokens are in flight and the request brings 6; the limit is 100; send it again in 1 s"
-        with pytest.raises(Overloaded, match=message), admission.tokens(6, B):
+        with pytest.raises(Overloaded, match=message), in_flight(admission, 6, B):
             pytest.fail("it came in")
         assert admission.tokens_in_flight == 95
-        with admission.tokens(5, B):
+        with in_flight(admission, 5, B):
             assert admission.tokens_in_flight == 100
 
 
 def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(1000, A):
+    with in_flight(admission, 1000, A):
         assert admission.tokens_in_flight == 1000
-        with pytest.raises(Overloaded), admission.tokens(1, B):
+        with pytest.raises(Overloaded), in_flight(admission, 1, B):
             pass
-    with admission.tokens(1, B), pytest.raises(Overloaded, match="brings 1000"), admission.tokens(1000, A):
+    with in_flight(admission, 1, B), pytest.raises(Overloaded, match="brings 1000"), in_flight(admission, 1000, A):
         pass
 
 
 def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(80, A):
+    with in_flight(admission, 80, A):
         with pytest.raises(Overloaded, match="the limit is 90 for a client that has some in flight"):
-            admission.tokens(11, A).__enter__()
-        with admission.tokens(10, A), admission.tokens(10, B):
+            in_flight(admission, 11, A).__enter__()
+        with in_flight(admission, 10, A), in_flight(admission, 10, B):
             assert admission.tokens_in_flight == 100
-        with admission.tokens(15, B), pytest.raises(Overloaded):
+        with in_flight(admission, 15, B), pytest.raises(Overloaded):
             enter(admission, B)
-    with admission.tokens(100, A):
+    with in_flight(admission, 100, A):
         assert admission.tokens_in_flight == 100  # nothing was in flight: the tenth too
 
 
@@ -95,26 +104,26 @@ def test_a_tenth_is_rounded_up() -> None:
     """So that a small limit keeps a place too, unless it is the only one."""
     for limit, known in [(1, 1), (2, 1), (9, 8), (10, 9), (11, 9), (100, 90), (1024, 921)]:
         admission = Admission(1024, limit, BYTES)
-        with admission.tokens(known, A):
-            with admission.tokens(limit - known, B):
+        with in_flight(admission, known, A):
+            with in_flight(admission, limit - known, B):
                 assert admission.tokens_in_flight == limit
             with pytest.raises(Overloaded, match=f"the limit is {known} for a client that has some"):
-                admission.tokens(limit - known + 1, A).__enter__()
+                in_flight(admission, limit - known + 1, A).__enter__()
 
 
 def test_a_request_holds_more_and_fewer_as_it_learns_how_many_it_has() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(0, A) as hold:
+    with in_flight(admission, 0, A) as hold:
         hold(60)
         with (
-            admission.tokens(40, B),
+            in_flight(admission, 40, B),
             pytest.raises(Overloaded, match="100 tokens are in flight and the request brings"),
         ):
             hold(10)
         hold(1000)  # alone
         hold(-1050)
         assert admission.tokens_in_flight == 10
-        with admission.tokens(85, B) as held:
+        with in_flight(admission, 85, B) as held:
             hold(-5)  # beyond the shared limit, fewer still fit
             held(5)
         assert admission.tokens_in_flight == 5
@@ -123,7 +132,7 @@ def test_a_request_holds_more_and_fewer_as_it_learns_how_many_it_has() -> None:
 
 def test_a_client_without_a_name_is_a_client() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(90, Client("")):
+    with in_flight(admission, 90, Client("")):
         with pytest.raises(Overloaded):
             enter(admission, Client(""))
         enter(admission, A)
@@ -132,22 +141,22 @@ def test_a_client_without_a_name_is_a_client() -> None:
 def test_a_request_is_refused_where_one_token_would_be() -> None:
     admission = Admission(1024, 10, BYTES)
     enter(admission, A)
-    with admission.tokens(9, A):
+    with in_flight(admission, 9, A):
         with pytest.raises(Overloaded, match="9 tokens are in flight and the request brings 1; the limit is 9"):
             enter(admission, A)
         enter(admission, B)
-        with admission.tokens(1, B), pytest.raises(Overloaded, match="the limit is 10; send"):
+        with in_flight(admission, 1, B), pytest.raises(Overloaded, match="the limit is 10; send"):
             enter(admission, C)
 
 
 def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
     admission = Admission(1024, 100, BYTES)
-    with admission.tokens(30, A):
+    with in_flight(admission, 30, A):
         admission.close()
         assert admission.tokens_in_flight == 30
         with pytest.raises(Unavailable, match="the service is stopping; send the request to another instance"):
             enter(admission, B)
-        with pytest.raises(Unavailable), admission.tokens(1, B):
+        with pytest.raises(Unavailable), in_flight(admission, 1, B):
             pass
     assert admission.tokens_in_flight == 0
 
@@ -155,7 +164,7 @@ def test_a_closed_door_refuses_everyone_and_what_is_in_flight_goes_on() -> None:
 def test_a_client_is_told_to_come_again_in_a_second_where_nothing_is_known() -> None:
     clock = Clock()
     admission = Admission(1024, 100, BYTES, clock)
-    with admission.tokens(100, A):
+    with in_flight(admission, 100, A):
         assert retry_after(admission) == 1
         clock.now += 1000
         assert retry_after(admission) == 1
@@ -167,9 +176,9 @@ def test_a_client_is_told_what_is_in_flight_by_the_recent_rate(subtests: pytest.
             clock = Clock()
             admission = Admission(1024, 1000, BYTES, clock)
             for _ in range(5):
-                with admission.tokens(1000, A):
+                with in_flight(admission, 1000, A):
                     clock.now += took
-            with admission.tokens(1000, A):
+            with in_flight(admission, 1000, A):
                 assert retry_after(admission) == seconds
 
 
@@ -178,22 +187,22 @@ def test_the_rate_forgets() -> None:
     clock = Clock()
     admission = Admission(1024, 10_000, BYTES, clock)
     for _ in range(100):
-        with admission.tokens(10, A):
+        with in_flight(admission, 10, A):
             clock.now += 1
     for _ in range(100):
-        with admission.tokens(100, A):
+        with in_flight(admission, 100, A):
             clock.now += 0.1
-    with admission.tokens(10_000, A):
+    with in_flight(admission, 10_000, A):
         assert retry_after(admission) == 16  # 10,000 / 639
 
 
 def test_time_without_work_does_not_count() -> None:
     clock = Clock()
     admission = Admission(1024, 1000, BYTES, clock)
-    with admission.tokens(1000, A):
+    with in_flight(admission, 1000, A):
         clock.now += 4.5
     clock.now += 100_000
-    with admission.tokens(1000, A):
+    with in_flight(admission, 1000, A):
         assert retry_after(admission) == 5
 
 
@@ -202,18 +211,18 @@ def test_work_that_does_not_end_makes_the_wait_the_longest(subtests: pytest.Subt
         with subtests.test(seconds=seconds):
             clock = Clock()
             admission = Admission(1024, 1000, BYTES, clock)
-            with admission.tokens(1000, A):
+            with in_flight(admission, 1000, A):
                 clock.now += 1
-            with admission.tokens(1000, A):
+            with in_flight(admission, 1000, A):
                 clock.now += seconds
                 assert retry_after(admission) == 60
 
 
 def test_tokens_released_in_no_time_ask_for_the_shortest_wait() -> None:
     admission = Admission(1024, 1000, BYTES, Clock())
-    with admission.tokens(1000, A):
+    with in_flight(admission, 1000, A):
         pass
-    with admission.tokens(1000, A):
+    with in_flight(admission, 1000, A):
         assert retry_after(admission) == 1
 
 
@@ -236,7 +245,7 @@ def test_whoever_comes_and_goes(limit: int) -> None:
         total = flight.total()
         assert admission.tokens_in_flight == total
         if not total or total + tokens <= (kept[limit] if flight[client] else limit):
-            stack.enter_context(admission.tokens(tokens, client))
+            stack.enter_context(in_flight(admission, tokens, client))
             inside.append((client, tokens, stack))
         else:
             refused += 1
@@ -271,10 +280,10 @@ def test_bulk_requests_leave_a_tenth_to_the_others() -> None:
         with pytest.raises(Overloaded, match="the limit is 9 for bulk requests; send it again"):
             enter(admission, Client("new", "bulk"))
         enter(admission, Client("0"))
-    with admission.tokens(80, Client("a", "bulk")):
+    with in_flight(admission, 80, Client("a", "bulk")):
         with pytest.raises(Overloaded, match="the limit is 90 for bulk requests"):
-            admission.tokens(11, Client("b", "bulk")).__enter__()
-        with admission.tokens(20, A):
+            in_flight(admission, 11, Client("b", "bulk")).__enter__()
+        with in_flight(admission, 20, A):
             assert admission.tokens_in_flight == 100
 
 

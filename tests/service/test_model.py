@@ -152,7 +152,8 @@ async def test_what_does_not_fit_is_refused_before_the_rest_is_tokenised(
         return encode(first, *rest)
 
     monkeypatch.setattr(model, "_encode", counted)
-    with model.admission.tokens(10, B):
+    with model.admission.tokens(B) as hold:
+        hold(10)
         with pytest.raises(Overloaded, match="the limit is 20000"):
             await embed(model, ["a"] * SLICE_TEXTS * 40)
         assert model.admission.tokens_in_flight == 10

@@ -121,12 +121,12 @@ class Admission:
             self._requests.change(-1, client)
 
     @contextmanager
-    def tokens(self, count: int, client: Client) -> Iterator[Callable[[int], None]]:
-        """Count tokens as in flight within the block, and as many more, or fewer, as it says by calling what it gets.
+    def tokens(self, client: Client) -> Iterator[Callable[[int], None]]:
+        """Count as many more tokens as in flight, or fewer, as the block says by calling what it gets, until its end.
 
-        Raises Overloaded where they do not fit.
+        That raises Overloaded where they do not fit.
         """
-        self._check(self._tokens, count, client)
+        self._check(self._tokens, 0, client)
         held = 0
 
         def hold(more: int) -> None:
@@ -139,7 +139,6 @@ class Admission:
             self._tokens.change(more, client)
             held += more
 
-        hold(count)
         try:
             yield hold
         finally:

@@ -263,14 +263,15 @@ class Model:
         """
         self.check_lengths([item for part in parts for item in part.inputs])
         started, metrics = perf_counter(), self._metrics
-        with self.admission.tokens(0, client) as hold:
+        with self.admission.tokens(client) as hold:
             tokens, keys = await self._tokenize(parts, truncate, direction, client, hold)
             now = perf_counter()
             ids, cut = [sequence.ids for sequence in tokens], [sequence.cut for sequence in tokens]
             vectors, total = np.empty((len(ids), self.dimension), np.float32), sum(map(len, ids))
             missing = self._recall(keys, vectors) if keys else list(range(len(ids)))
             sequences = [ids[place] for place in missing]
-            hold(sum(map(len, sequences)) - total)  # what is cached is not computed
+            if keys:  # what is cached is not computed
+                hold(sum(map(len, sequences)) - total)
             await _turn(len(ids))
             shares = await self._compute(sequences, missing, client)
         waits = rans = 0.0  # sums over the texts
@@ -346,11 +347,12 @@ class Model:
         for part in slices(parts):
             tasks.append((partial(self._encode, first, part, truncate, direction), sum(map(len, part.inputs))))
             first += len(part.inputs)
+        small = len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL  # a thread would take longer
         workers, encoded = self._executors.workers, list[tuple[list[Tokens], Sequence[bytes]]]()
         for start in range(0, len(tasks), workers.threads):  # so that slices of its other requests come in between
             some = tasks[start : start + workers.threads]
-            if len(tasks) == 1 and tasks[0][1] + first * EACH <= SMALL:
-                encoded.append(tasks[0][0]())  # a thread would take longer
+            if small:
+                encoded += [encode() for encode, _ in some]
             else:
                 encoded += await asyncio.gather(*(workers.run(client, encode, size) for encode, size in some))
             hold(sum(len(sequence.ids) for tokens, _ in encoded[start:] for sequence in tokens))
