@@ -11,6 +11,7 @@
 Columns of other names are named in that order. All become queries with graded documents.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns
     ),
     "classes": (("text", "label"),),
 }
+
+NAMES: Final = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,10 @@ def _grade(cell: str, location: str) -> float:
 
 
 def _check_names(documents: Sequence[Document], answered: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Raises CorpusError where the answers are the names of none of the documents."""
+    """Raises CorpusError where no answer is a document and all could be names: visible ASCII without a blank."""
     texts = {document.text for document in documents}
     answers = {text for by_text in answered.values() for text in by_text}
-    if texts and answers.isdisjoint(texts) and not any(map(str.isspace, "".join(answers))):
+    if texts and answers.isdisjoint(texts) and NAMES.fullmatch("".join(answers)):
         raise CorpusError(
             f"{path} names documents that are not there, such as {min(answers)!r}; the documents have names such as "
             f"{documents[0].name!r}: write these, or the texts"

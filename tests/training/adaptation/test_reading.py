@@ -140,8 +140,9 @@ def test_names_of_no_document_are_refused(tmp_path: Path) -> None:
         CorpusError, match=r"are not there, such as 'docs/a\.md'; the documents have names such as 'a\.md'"
     ):
         read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents)
-    rows = [("open", "another text"), ("fees", "one more")]
-    assert len(read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents).documents) == 4
+    for texts in (("another text", "one more"), ("図書館は九時に開きます", "本は三週間借りられます")):
+        file = table(tmp_path / "log.csv", ("query", "document"), [*zip(("open", "fees"), texts, strict=True)])
+        assert len(read_pairs(file, documents).documents) == 4
 
 
 def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
