@@ -29,8 +29,8 @@ def bundle_of(model: Path, revision: str | None = None, environ: Mapping[str, st
 
     `model` is the folder of a bundle or of several, of a model, or a model's name on the Hugging Face hub, which may
     have a `revision`. What is in the cache is made where it is missing, and compared with the model. A folder of which
-    a file changes is another model; a name of the hub stays what it was. Raises SessionError, and SystemExit where
-    `cloze adopt` said why it could not make a bundle.
+    a file changes is another model; a name of the hub stays what it was. Raises SessionError, BundleError for a folder
+    that cannot be read, and SystemExit where `cloze adopt` said why it could not make a bundle.
     """
     try:
         # any other path that is not there is misspelt

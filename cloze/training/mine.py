@@ -50,7 +50,7 @@ class MineOptions(ModelOptions):
     )
     out: Path = Field(description="file to write, .csv, .tsv or .jsonl: the pairs with a column for each negative")
     negatives: Annotated[Count, Field(le=8)] = Field(
-        1, description="negatives per pair, as many as a recipe reads; a pair with fewer is left out"
+        1, description="negatives per pair, of which a recipe reads 8; a pair with fewer is left out"
     )
     margin: Annotated[float, Field(ge=0, le=2)] = Field(
         0.05, description="a negative's cosine is at most the positive's minus this"

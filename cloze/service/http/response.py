@@ -1,4 +1,4 @@
-"""The answer to a request with texts: the parts of its body, written in a worker thread, and what the request cost."""
+"""The response to a request with texts: its body in parts, written in a worker thread, and what the request cost."""
 
 import asyncio
 from collections import deque
@@ -39,7 +39,7 @@ class PartsResponse(Response):
 async def respond(
     task: Callable[[], Iterable[bytes] | Raw], context: RequestContext, model: Model, embeddings: Embeddings
 ) -> Response:
-    """Answer with JSON or with raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
+    """Respond with JSON or raw rows, whichever `task` writes: in a worker thread, unless that would take longer."""
 
     def write() -> tuple[list[bytes], dict[str, str]]:
         content = task()

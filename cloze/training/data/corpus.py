@@ -46,7 +46,7 @@ class Corpus:
     empty: int = 0
     outside: int = 0
     last: int = 0  # rows without a next one
-    repeated: int = 0  # rows equal to one that is held out
+    repeated: int = 0  # rows equal to one that is held out, or with a text of it
     starts: "array[int]" = field(default_factory=partial(array, "q"))
 
     def __len__(self) -> int:

@@ -388,7 +388,7 @@ def test_compile_reaches_what_embeds_the_texts(
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # it hides that
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_method_trains_the_same(words: Words, tmp_path: Path) -> None:
-    """Each layer takes some fifteen seconds to compile; what other methods compile is tested above."""
+    """A layer takes twenty seconds of CPU to compile; what other methods compile is tested above."""
     keys = beside("sg-opt", words, tmp_path, layers=1)
     losses = []
     for compiled in ("false", "true"):
