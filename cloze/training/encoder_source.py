@@ -103,7 +103,7 @@ def own_reading(source: str) -> dict[str, Any] | None:
 
 def of_library(source: str) -> bool:
     """Whether sentence-transformers saved an encoder that is neither run nor bundle: a folder or a hub name."""
-    folder = Path(source)
+    folder = located(source)
     file = folder / MODULES_FILE if folder.is_dir() else _fetched(source, MODULES_FILE)
     return file is not None and file.is_file()
 

@@ -10,7 +10,8 @@ from harness import ROOT
 from recipes import arguments, load_recipe
 
 from cloze.encoding.bundle import Bundle
-from cloze.training.encoder_source import encoder_folder, learnt_sentences, own_reading
+from cloze.training.adaptation.rounds import loaded
+from cloze.training.encoder_source import encoder_folder, learnt_sentences, of_library, own_reading
 from cloze.training.errors import EncoderError, RunError
 from cloze.training.fit import main
 from cloze.training.loop.soup import averaged
@@ -45,6 +46,22 @@ def test_a_run_a_folder_and_a_bundle_say_how_they_are_read(tiny_bert: Path, tmp_
     own = {"template": spec.template, "pooling": spec.pooling, "final_period": spec.final_period}
     assert own_reading(str(MODEL)) == own_reading("cloze-mini") == own
     assert own_reading(str(tiny_bert)) is None  # a masked language model
+
+
+def test_the_shipped_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def download(*names: str) -> str:
+        asked.append(names)
+        return "nowhere"
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.chdir(tmp_path)
+    assert not of_library("cloze-mini")
+    assert loaded("cloze-mini").config.pooling == "mask"
+    assert asked == []
+    assert not of_library("somebody/mini")
+    assert asked == [("somebody/mini", "modules.json")]
 
 
 @pytest.mark.parametrize(
