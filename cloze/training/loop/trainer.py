@@ -61,8 +61,7 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
         num_train_epochs=recipe.epochs,
         max_steps=recipe.max_steps or -1,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type="polynomial",
-        lr_scheduler_kwargs={"lr_end": recipe.end_learning_rate, "power": 1.0},  # linear
+        lr_scheduler_type="linear",
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
         adam_beta2=recipe.adam_beta2,

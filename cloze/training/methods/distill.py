@@ -4,8 +4,8 @@ The teacher may be the encoder itself, as it is served: then the student learns 
 template or by another pooling, such as at [MASK] (the recipe `mask`).
 
 The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
-divergence between the teacher's and the student's distributions of similarity over the batch + `spread_weight` x the
-uniformity of the student's vectors. An ensemble teaches better than each of its members (arXiv:1805.04770).
+divergence between the teacher's and the student's distributions of similarity over the batch. An ensemble teaches
+better than each of its members (arXiv:1805.04770).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
 from cloze.training.methods.gather import gather
-from cloze.training.methods.losses import cosine_distance, similarity_divergence, uniformity
+from cloze.training.methods.losses import cosine_distance, similarity_divergence
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
 from cloze.training.model.encoder import SentenceEncoder
@@ -79,20 +79,10 @@ class Distill(Objective):
         self.encoder.eval()
         vectors = encode_trimmed(lambda part: self.encoder.vectors(part, self.text_encoder), student)  # (n, d)
         vectors, targets = gather(vectors, student["target"])  # the batch is that of all processes
-        parts: dict[str, Tensor] = {}
-        if self.recipe.cosine_weight:
-            parts["cosine_distance"] = cosine_distance(vectors, targets)
-        if self.recipe.divergence_weight:
-            parts["divergence"] = similarity_divergence(vectors, targets, self.recipe.temperature)
-        if self.recipe.spread_weight:
-            parts["uniformity"] = uniformity(vectors)
-        weights = {
-            "cosine_distance": self.recipe.cosine_weight,
-            "divergence": self.recipe.divergence_weight,
-            "uniformity": self.recipe.spread_weight,
-        }
-        loss = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
-        return {"loss": loss} | {name: part.detach() for name, part in parts.items()}
+        distance = cosine_distance(vectors, targets)
+        divergence = similarity_divergence(vectors, targets, self.recipe.temperature)
+        loss = self.recipe.cosine_weight * distance + self.recipe.divergence_weight * divergence
+        return {"loss": loss, "cosine_distance": distance.detach(), "divergence": divergence.detach()}
 
 
 def _teacher(recipe: DistillRecipe) -> Embed:

@@ -3,7 +3,6 @@
 n is the number of rows and d the dimension. Each docstring names the paper's equation.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,7 +26,6 @@ __all__ = [
     "parameter_drift",
     "ranking_divergence",
     "similarity_divergence",
-    "uniformity",
 ]
 
 ROUNDING: Final = 1e-6  # of a cosine in fp32
@@ -173,13 +171,6 @@ def ranking_divergence(similarities: Tensor, judged: Tensor, temperature: float)
     """Mean over queries of KL(judge || student) between the softmaxes over m documents of two tables (n, m)."""
     log_shares = F.log_softmax(similarities / temperature, dim=-1)
     return F.kl_div(log_shares, F.log_softmax(judged / temperature, dim=-1), log_target=True, reduction="batchmean")
-
-
-def uniformity(vectors: Tensor) -> Tensor:
-    """log mean exp(-2 |x - y|^2) over every two of the rows (n, d) at unit length (arXiv:2005.10242, equation 2)."""
-    above = torch.ones(len(vectors), len(vectors), dtype=torch.bool, device=vectors.device).triu(1)
-    distances = 2 - 2 * cosine_matrix(vectors, vectors)[above]  # squared, (n (n - 1) / 2)
-    return torch.logsumexp(-2 * distances, dim=0) - math.log(len(distances))
 
 
 def edit_detection(scores: Tensor, edited: Tensor) -> Tensor:

@@ -413,9 +413,6 @@ class DistillRecipe(Recipe):
     cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
     divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
-    spread_weight: Weight = Field(
-        0.0, description="weight of the uniformity of the student's vectors in a batch, which spreads them out"
-    )
 
     @model_validator(mode="after")
     def _weights(self) -> Self:

@@ -45,6 +45,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 PRESETS = "presets"
 FORMER: Final = {"dev_retrieval": "dev"}  # keys of earlier versions -> those that replace them
+RETIRED: Final = {"end_learning_rate": 0.0, "spread_weight": 0.0}  # keys of earlier versions -> the only value left
 
 
 class Recipe(BaseModel):
@@ -85,8 +86,9 @@ class Recipe(BaseModel):
     group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
     max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-5, description="AdamW's peak rate, then decayed linearly")
-    end_learning_rate: Annotated[float, Field(ge=0)] = Field(0.0, description="the rate at the end of the decay")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        3e-5, description="AdamW's peak rate, which falls linearly to 0"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, description="steps of linear warm-up; below 1: a share of all steps"
     )
@@ -222,11 +224,6 @@ class Recipe(BaseModel):
             raise ValueError(f"report_to is {', '.join(self.report_to)}; write none alone, or remove it")
         if self.max_words is not None and self.max_words < self.min_words:
             raise ValueError(f"max_words is {self.max_words} and min_words {self.min_words}; raise max_words")
-        if self.end_learning_rate >= self.learning_rate:
-            raise ValueError(
-                f"end_learning_rate is {self.end_learning_rate} and learning_rate {self.learning_rate}; "
-                "the end has to be lower"
-            )
         return self
 
 
@@ -282,8 +279,9 @@ def choose_preset(keys: Mapping[str, Any], name: str | None, source: str) -> dic
 
 def validate(recipe: type[Recipe], keys: Mapping[str, object], source: str) -> Recipe:
     """Check every key. Raises RecipeError, which names the first bad key, what was found and what to write."""
+    current = {key: value for key, value in keys.items() if key not in RETIRED or value != RETIRED[key]}
     try:
-        return recipe.model_validate_json(json.dumps(keys, default=str))  # TOML has dates, which no key takes
+        return recipe.model_validate_json(json.dumps(current, default=str))  # TOML has dates, which no key takes
     except ValidationError as error:
         raise RecipeError(_explain(recipe, keys, source, error.errors()[0])) from error
 
@@ -305,6 +303,8 @@ def _unknown_key(recipe: type[Recipe], key: str) -> str:
     """The message for a key that the method does not have."""
     if key in FORMER:
         return f"{key} is now part of {FORMER[key]}; write its values there"
+    if key in RETIRED:
+        return f"{key} is always {RETIRED[key]:g} now; leave it out"
     close = difflib.get_close_matches(key, recipe.model_fields, 1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(recipe.model_fields)}"
     return f"unknown key {key!r}; {hint}"

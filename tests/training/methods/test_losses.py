@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cloze.training.evaluation.measures import uniformity as evaluated
-from cloze.training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence, uniformity
+from cloze.training.methods.losses import cosine_distance, cosine_matrix, info_nce, similarity_divergence
 
 
 def unit_rows(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,18 +82,6 @@ def test_similarity_divergence_equals_a_loop_and_is_zero_for_equal_spaces() -> N
             total += p * math.log(p / q)
     assert similarity_divergence(student, teacher, 0.5).item() == pytest.approx(total / 5, rel=1e-9)
     assert similarity_divergence(teacher * 3, teacher, 0.5).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_uniformity_equals_a_loop_and_that_of_evaluate() -> None:
-    torch.manual_seed(1)
-    vectors = torch.randn(5, 3, dtype=torch.float64)
-    rows = F.normalize(vectors)
-    pairs = [math.exp(-2 * (rows[i] - rows[j]).square().sum().item()) for i in range(5) for j in range(i)]
-    assert uniformity(vectors).item() == pytest.approx(math.log(sum(pairs) / 10), rel=1e-9)
-    assert uniformity(vectors).item() == pytest.approx(evaluated(vectors.numpy()), rel=1e-9)
-    assert uniformity(torch.ones(4, 3)).item() == pytest.approx(0, abs=1e-6)
-    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    assert uniformity(opposite).item() == pytest.approx(-8)
 
 
 def test_a_vector_of_zeros_has_no_gradient_and_leaves_the_others_theirs() -> None:

@@ -22,6 +22,16 @@ def test_shipped_recipes_and_presets_are_whole_but_for_the_corpus_and_a_teacher(
             assert load_recipe(name, CORPUS | teacher, preset) != recipe, (name, preset)
 
 
+def test_a_key_of_an_earlier_version_may_have_the_only_value_left(tmp_path: Path) -> None:
+    path = tmp_path / "former.toml"
+    former = 'method = "simcse"\ncorpus = ["text.txt"]\nend_learning_rate = {}\n'
+    path.write_text(former.format(0.0), encoding="utf-8")
+    assert "end_learning_rate" not in to_toml(load_recipe(str(path)))
+    path.write_text(former.format(1e-6), encoding="utf-8")
+    with pytest.raises(RecipeError, match="end_learning_rate is always 0 now; leave it out"):
+        load_recipe(str(path))
+
+
 def test_a_preset_lies_over_the_recipe_and_words_over_both(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
