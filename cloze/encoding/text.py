@@ -11,6 +11,7 @@ gives RoBERTa's `Ġhello`, `"[X]"` gives `hello`). A blank before `[MASK]` belon
 import copy
 import json
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -447,11 +448,11 @@ class TextEncoder:
         return self.special.mask
 
 
-def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+def token_batches(lengths: Sequence[int], batch_tokens: int, batch_rows: int = sys.maxsize) -> Iterator[list[int]]:
     """Rows in order of length, cut into batches whose padded size (longest x count) stays within `batch_tokens`."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if rows and lengths[row] * (len(rows) + 1) > batch_tokens:
+        if rows and (lengths[row] * (len(rows) + 1) > batch_tokens or len(rows) == batch_rows):
             yield rows
             rows = []
         rows.append(row)

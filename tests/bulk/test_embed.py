@@ -15,7 +15,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.encoding.errors import OptionError
 from cloze.service.app import create_app
 from cloze.service.bulk import Embed
-from cloze.service.bulk.embed import ADDED, FORMATS, _batches, _distinct, check_columns
+from cloze.service.bulk.embed import ADDED, FORMATS, _distinct, check_columns
 from cloze.service.bulk.output import Output
 from cloze.service.inference.session import Session
 from cloze.service.settings import Settings
@@ -198,18 +198,6 @@ def test_tables_that_cannot_be_embedded(bundle: Path, columns: dict[str, Any], m
 def test_dimensions_that_are_not_there(bundle: Path, dimensions: int) -> None:
     with pytest.raises(OptionError, match=f"dimensions is {dimensions}; tiny has 16"):
         Embed(bundle, dimensions=dimensions)
-
-
-def test_batches_hold_every_place_once_within_the_limit() -> None:
-    lengths = {place: int(length) for place, length in enumerate(np.random.default_rng(0).integers(3, 40, 500))}
-    batches = list(_batches(lengths, 128, 9999))
-    assert sorted(place for batch in batches for place in batch) == sorted(lengths)
-    assert all(len(batch) * max(lengths[place] for place in batch) <= 128 for batch in batches)
-    padded = sum(len(batch) * max(lengths[place] for place in batch) for batch in batches)
-    assert padded < 1.05 * sum(lengths.values())
-    assert list(_batches({0: 500, 1: 3}, 128, 9999)) == [[0], [1]]  # one that is too long runs alone
-    assert list(_batches({}, 128, 9999)) == []
-    assert list(_batches(dict.fromkeys(range(5), 3), 128, 2)) == [[0, 1], [2, 3], [4]]
 
 
 def test_distinct_texts_keep_their_order() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.chunks import chunked
 from cloze.encoding.errors import OptionError, TextError
-from cloze.encoding.text import TextEncoder, Tokens
+from cloze.encoding.text import TextEncoder, Tokens, token_batches
 from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
 from cloze.service.errors import BackendFailed
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS
@@ -203,8 +203,10 @@ class Embed:
                 run(indices[: len(indices) // 2])
                 run(indices[len(indices) // 2 :])
 
-        lengths = {index: len(sequence.ids) for index, sequence in enumerate(tokens) if sequence.ids}
-        _finished(self._graphs, run, _batches(lengths, *self._limits))
+        accepted = [index for index, sequence in enumerate(tokens) if sequence.ids]
+        batches = list(token_batches([len(tokens[index].ids) for index in accepted], *self._limits))
+        longest_first = ([accepted[row] for row in rows] for rows in reversed(batches))  # so that no thread ends late
+        list(self._graphs.map(run, longest_first))  # which raises what a batch raised
         return vectors, errors
 
     def _finish(self, vectors: NDArray[np.float32]) -> Array:
@@ -256,20 +258,3 @@ def _distinct(texts: Sequence[str | bytes | None]) -> tuple[dict[str, list[int]]
         else:
             rows.setdefault(decoded, []).append(row)
     return rows, errors
-
-
-def _batches(lengths: dict[int, int], max_tokens: int, max_texts: int) -> Iterator[list[int]]:
-    """Yield batches of indices, the longest first, each of at most `max_tokens`, padding included, and `max_texts`."""
-    batch: list[int] = []
-    for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_texts):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _finished(pool: Executor, task: Callable[[list[int]], None], batches: Iterable[list[int]]) -> None:
-    for _ in pool.map(task, batches):
-        pass

@@ -109,10 +109,14 @@ def test_embed_leaves_the_training_mode_as_it_was(encoder: SentenceEncoder) -> N
 
 
 def test_token_batches_hold_every_row_once_within_the_budget() -> None:
-    lengths = [5, 90, 3, 3, 40, 7]
-    batches = list(token_batches(lengths, 42))
-    assert sorted(row for rows in batches for row in rows) == list(range(6))
-    assert all(len(rows) == 1 or max(lengths[row] for row in rows) * len(rows) <= 42 for rows in batches)
+    lengths = np.random.default_rng(0).integers(3, 40, 500).tolist()
+    batches = list(token_batches(lengths, 128))
+    assert sorted(row for rows in batches for row in rows) == list(range(500))
+    padded = [len(rows) * max(lengths[row] for row in rows) for rows in batches]
+    assert max(padded) <= 128
+    assert sum(padded) < 1.05 * sum(lengths)
+    assert list(token_batches([500, 3], 128)) == [[1], [0]]  # one that is too long runs alone
+    assert list(token_batches([3] * 5, 128, batch_rows=2)) == [[0, 1], [2, 3], [4]]
     assert list(token_batches([], 42)) == []
 
 
