@@ -19,7 +19,7 @@ from cloze.machine import available_cpus, processor
 from cloze.options import flag
 from cloze.training import fit
 from cloze.training.evaluation.measures import Embed
-from cloze.training.evaluation.sts import STS_TASKS, average, load_tasks, sts_dev
+from cloze.training.evaluation.sts import STS_TASKS, average, load_tasks, spearman
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import fastest_device
@@ -197,7 +197,9 @@ def _scores(embed: Embed, data: Path) -> dict[str, float]:
     tasks = load_tasks(data, TASKS)
     texts = sorted({text for pairs in tasks.values() for text in (*pairs.left, *pairs.right)})
     vectors = dict(zip(texts, embed(texts), strict=True))
-    scores = {
-        task: sts_dev(lambda sentences: np.stack([vectors[text] for text in sentences]), tasks[task]) for task in tasks
-    }
+
+    def look_up(sentences: Sequence[str]) -> NDArray[np.float32]:
+        return np.stack([vectors[text] for text in sentences])
+
+    scores = {task: round(spearman(look_up, pairs), 2) for task, pairs in tasks.items()}
     return scores | {"Avg.": average(scores)}

@@ -1,15 +1,25 @@
 """The machine: processor, packages, and the CPUs and memory of this process, by affinity and cgroup limits."""
 
+import ctypes
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["available_cpus", "has_bf16", "memory_limit", "peak_memory", "processor", "resident_memory", "versions"]
+__all__ = [
+    "available_cpus",
+    "has_bf16",
+    "mallopt",
+    "memory_limit",
+    "peak_memory",
+    "processor",
+    "resident_memory",
+    "versions",
+]
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -108,3 +118,13 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except OSError:
         return ""
+
+
+def mallopt(values: Mapping[int, int]) -> None:
+    """Set parameters of glibc's malloc(3); does nothing with another C library."""
+    try:
+        call = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows has no such library
+        return
+    for parameter, value in values.items():
+        call(parameter, value)

@@ -169,8 +169,10 @@ def _parse_arguments(grouped: bool, parser: ArgumentParser, arguments: Sequence[
     return namespace
 
 
-def key_of(file: Path) -> str:
-    """The API key in a file. Raises OptionError."""
+def key_of(file: Path | None) -> str:
+    """The API key in a file; none without a file. Raises OptionError."""
+    if file is None:
+        return ""
     try:
         words = file.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:

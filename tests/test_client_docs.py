@@ -124,6 +124,7 @@ def test_every_block_says_whether_it_is_tested() -> None:
     assert all(MARK.fullmatch(block.mark) for block in marked if block.mark)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("recipe", "answer"), recipes())
 def test_a_recipe_does_what_the_page_shows(
     recipe: Block, answer: str, start: Start, tmp_path: Path, request: pytest.FixtureRequest

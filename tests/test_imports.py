@@ -71,7 +71,11 @@ except ModuleNotFoundError as error:
 
 
 def test_bulk_says_what_is_not_installed() -> None:
-    script = "from cloze.service.bulk.__main__ import main; sys.stderr = sys.stdout; main(['a', 'b', '--bundle', 'c'])"
+    script = """
+from cloze.command import main
+sys.argv, sys.stderr = ["cloze", "bulk", "a", "b", "--bundle", "c"], sys.stdout
+main()
+"""
     found = without({"pyarrow", "ray", "tqdm"}, script)
     assert found == "error: cloze bulk needs ray, which is not installed: pip install 'cloze[cpu,bulk]'\n"
 

@@ -43,6 +43,7 @@ from cloze.adoption.modules import (
 )
 from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Provenance, seal, sha256, staging
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.errors import first_line
 from cloze.encoding.template import TEXT, PoolingMode, Template
 from cloze.encoding.text import TextEncoder
 
@@ -81,9 +82,9 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
         try:
             expected = _own_vectors(graph, sequences, config.pooling, behind)
         except Exception as error:  # ONNX Runtime has an exception for each of its status codes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise AdoptionError(
-                f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer ({reason}); give a "
+                f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer "
+                f"({first_line(error)}); give a "
                 f"lower --max-tokens than {config.max_tokens}, or get the model again"
             ) from error
         path = staged / GRAPHS["fp32"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cloze.encoding.errors import ClozeError
+from cloze.encoding.errors import ClozeError, first_line
 
 __all__ = ["HubError", "explained", "fetched", "looks_local", "model_folder"]
 
@@ -75,7 +75,7 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
                 )
         elif isinstance(cause, errors.HfHubHTTPError) or type(cause).__module__.partition(".")[0] in HTTP_LIBRARIES:
             return (
-                f"the hub {endpoint} could not be reached for {name} ({_first_line(cause)}); check the network and "
+                f"the hub {endpoint} could not be reached for {name} ({first_line(cause)}); check the network and "
                 "HF_ENDPOINT, or give a folder"
             )
     return None
@@ -97,7 +97,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ ClozeError                    anything a user can put right
 allowed and what to do next; a command prints it without a traceback.
 """
 
-__all__ = ["BundleError", "ClozeError", "OptionError", "TemplateError", "TextError", "TextTooLong"]
+__all__ = ["BundleError", "ClozeError", "OptionError", "TemplateError", "TextError", "TextTooLong", "first_line"]
 
 
 class ClozeError(Exception):
@@ -56,3 +56,8 @@ class BundleError(ClozeError):
 
 class OptionError(ClozeError):
     """An option or a setting is not known, or its value cannot be used."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,5 @@
 """`cloze serve`: read the settings, load the bundles and serve them; with `--check`, only check them."""
 
-import ctypes
 import gc
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Final, NoReturn
 from pydantic import Field
 
 from cloze.command import run
+from cloze.machine import mallopt
 from cloze.service.adopted import bundle_of
 from cloze.service.inference.threads import OWN_THREAD
 from cloze.service.monitoring.logs import configure_logs, end_process
@@ -97,17 +97,12 @@ def open_descriptors() -> None:
 
 
 def limit_free_memory() -> None:
-    """Make glibc return freed blocks of a mebibyte or more, and use two arenas; does nothing with another C library.
+    """Make glibc return freed blocks of a mebibyte or more, and use two arenas.
 
     By default glibc raises that threshold to 32 MiB by itself, and each thread keeps the largest bodies and answers it
     has ever held.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # musl and macOS have no mallopt, Windows has no such library
-        return
-    for parameter, value in ((M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 2)):
-        mallopt(parameter, value)
+    mallopt({M_MMAP_THRESHOLD: LARGE, M_TRIM_THRESHOLD: LARGE, M_ARENA_MAX: 2})
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

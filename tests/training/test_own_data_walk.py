@@ -93,6 +93,7 @@ def small_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(BUNDLE, "cloze-mini")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_default")
 def test_documents_and_queries_become_a_served_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -125,6 +126,7 @@ def test_documents_and_queries_become_a_served_bundle(
     assert_served(tmp_path / "models" / "mine")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_default")
 def test_each_step_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("texts.csv").write_text("text\n" + "".join(f"{text}\n" for text in TEXTS), encoding="utf-8")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cloze.service.bulk.output import Counts, Output
     from cloze.service.bulk.source import Source
 
-NEEDED: Final = ("pyarrow", "ray", "tqdm", "urllib3")
 SOME_FAILED: Final = 3  # the exit status where some rows have no vector
 INCOMPLETE: Final = 1  # that of --check where some rows were not reached yet
 
@@ -84,14 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     options = BulkOptions.read(arguments, "cloze bulk")
-    try:
-        return _check(options) if options.check else _embed(options)
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        raise OptionError(
-            f"cloze bulk needs {error.name}, which is not installed: pip install 'cloze[cpu,bulk]'"
-        ) from error
+    return _check(options) if options.check else _embed(options)
 
 
 def _embed(options: BulkOptions) -> int:
@@ -226,7 +218,7 @@ def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | No
 
 
 def _key(options: BulkOptions) -> SecretStr:
-    return SecretStr(key_of(options.key_file) if options.key_file else "")
+    return SecretStr(key_of(options.key_file))
 
 
 def _identity(bundle: Bundle, precision: Precision) -> dict[str, Any]:

@@ -33,10 +33,10 @@ class DriftSample:
     Not thread-safe: `observe` and `shape` belong to the event loop.
     """
 
-    def __init__(self, *, capacity: int = 256, share: float = 0.125, seed: int = 0) -> None:
+    def __init__(self, *, capacity: int = 256, share: float = 0.125) -> None:
         self.capacity = capacity
         self.share = share
-        self._random = Random(seed)
+        self._random = Random(0)
         self._texts: dict[int, tuple[NDArray[np.float32], bool]] = {}  # vector and whether cut, by hash; oldest first
 
     def __len__(self) -> int:

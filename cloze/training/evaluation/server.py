@@ -45,7 +45,7 @@ class ServerEncoder:
     def __init__(
         self,
         url: str,
-        key: str | None = None,
+        key: str = "",
         *,
         transport: httpx.BaseTransport | None = None,
         wait: Callable[[float], None] = time.sleep,

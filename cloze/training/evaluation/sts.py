@@ -35,7 +35,6 @@ __all__ = [
     "load_tasks",
     "present",
     "spearman",
-    "sts_dev",
 ]
 
 LAYOUTS: Final = ("senteval/downstream", "downstream", ".")
@@ -200,11 +199,6 @@ def load_semeval(folder: str | Path) -> dict[str, Pairs]:
         if len(set(pairs.gold)) < 2:
             raise CorpusError(f"{folder}/STS.gs.{name}.txt has fewer than two different scores, which rank nothing")
     return parts
-
-
-def sts_dev(embed: Embed, pairs: Pairs) -> float:
-    """Spearman x100 of one set, with two decimals."""
-    return round(spearman(embed, pairs), 2)
 
 
 def average(scores: dict[str, float]) -> float:

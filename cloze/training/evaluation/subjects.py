@@ -77,7 +77,7 @@ def _server(url: str, options: ModelOptions) -> Subject:
     changes = _changes(options, (*CONFIG_OPTIONS, *SEARCH_TEMPLATES, "precision", "top_k"))
     if changes:
         raise RunError(f"{url} is a server and its configuration is fixed; leave out {_flags(changes)}")
-    server = ServerEncoder(url, key_of(options.key_file) if options.key_file else None)
+    server = ServerEncoder(url, key_of(options.key_file))
     queries, documents = (
         partial(server.embed, prompt=name) if name in server.templates else server.embed for name in SEARCH_NAMES
     )

@@ -149,7 +149,7 @@ class Server:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 1 where something differs. Raises ClozeError."""
     options = VerifyOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze verify")
-    key = key_of(options.key_file) if options.key_file else None
+    key = key_of(options.key_file)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     reference = reference_of(options.model)
     base, places = _address(options)

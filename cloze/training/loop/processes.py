@@ -1,8 +1,6 @@
 """The processes of one run, and the memory that they keep."""
 
-import ctypes
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -12,6 +10,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
+from cloze.machine import mallopt
 from cloze.training.errors import RunError
 
 __all__ = ["check_shared", "keep_memory", "processes", "restarts_itself"]
@@ -26,14 +25,9 @@ PATIENCE = 60.0  # seconds after which a network file system shows a new file to
 def keep_memory() -> None:
     """Tell glibc to map no tensor separately and to return no memory to the system before the process ends.
 
-    Otherwise the system maps, clears and unmaps each large tensor in each step. Without glibc this does nothing.
+    Otherwise the system maps, clears and unmaps each large tensor in each step.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, LARGEST)
+    mallopt({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: LARGEST})
 
 
 def processes() -> PartialState:

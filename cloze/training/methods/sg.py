@@ -77,7 +77,7 @@ class SG(Contrastive):
     @torch.no_grad()
     def _guides(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Every layer of the frozen copy pooled over all attended tokens, [CLS] and [SEP] among them."""
-        frozen = _on(self._frozen[0], input_ids.device)
+        frozen = self._frozen[0].to(input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
         mode = self.recipe.guide_pooling
         return torch.stack([pool(states[layer].float(), attention_mask, mode) for layer in self.layers], 1)
@@ -87,7 +87,7 @@ class SG(Contrastive):
         if self.recipe.variant == "opt3" and guides.dim() == 2:
             guides = guides.unsqueeze(1)  # one view per sentence
         contrast = self.nested(self._contrast, *self.joined(sentences, guides))
-        drift = parameter_drift(*zip(*self._trained(_on(self._frozen[0], contrast.device)), strict=True))
+        drift = parameter_drift(*zip(*self._trained(self._frozen[0].to(contrast.device)), strict=True))
         loss = contrast + self.recipe.drift_weight * drift
         return {"loss": loss, "contrast": contrast.detach(), "drift": drift.detach()}
 
@@ -99,10 +99,6 @@ class SG(Contrastive):
     def _contrast(self, sentences: Tensor, guides: Tensor) -> Tensor:
         sentences, guides = self.headed(sentences, guides)
         return SELF_GUIDED[self.recipe.variant](sentences, guides, self.recipe.temperature)
-
-
-def _on(model: nn.Module, device: torch.device) -> nn.Module:
-    return model.to(device)
 
 
 def _head(encoder: SentenceEncoder, width: int) -> nn.Sequential:

@@ -22,6 +22,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from cloze.adoption.hub import explained, looks_local
 from cloze.encoding.bundle import SPEC_FILE, Bundle, EmbeddingConfig, Precision, upgrade
+from cloze.encoding.errors import first_line
 from cloze.encoding.template import PoolingMode, Template
 from cloze.encoding.text import SpecialTokens, TextEncoder, token_batches
 from cloze.training.bar import bar
@@ -315,7 +316,7 @@ def loading(source: str, description: str) -> Iterator[None]:
                 f"{source!r} needs code of its own to be loaded, which Cloze does not run; give a model whose "
                 "architecture transformers has"
             ) from error
-        raise EncoderError(f"{source!r} cannot be loaded as {description}: {_first_line(error)}; {advice}") from error
+        raise EncoderError(f"{source!r} cannot be loaded as {description}: {first_line(error)}; {advice}") from error
 
 
 def _check_complete(missing: Sequence[str], source: str) -> None:
@@ -349,7 +350,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise EncoderError(f"{path} does not fit this encoder ({_first_line(error)}); restore the folder") from error
+        raise EncoderError(f"{path} does not fit this encoder ({first_line(error)}); restore the folder") from error
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
@@ -398,7 +399,3 @@ def _first_position(backbone: PreTrainedModel) -> int:
     table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
