@@ -79,6 +79,8 @@ def test_what_it_shows_of_itself(model: Any) -> None:
         (["a", "dogs " * 999], {"truncate": False}, TextTooLong, "text 1 has 999 tokens; at most 379 fit"),
         (["a"], {"dimensions": 385}, OptionError, "dimensions is 385; cloze-mini has 384: ask for 1 to 384"),
         (["a"], {"dimensions": 0}, OptionError, "dimensions is 0"),
+        (["a"], {"dimensions": 3.0}, OptionError, "dimensions is 3.0"),
+        (["a"], {"dimensions": True}, OptionError, "dimensions is True"),
         (["a"], {"prompt_name": "query"}, OptionError, "prompt_name is 'query'; .*: none"),
     ],
 )
@@ -91,6 +93,12 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a folder; make a bundle with `cloze export RUN OUT`"):
         cloze.load(tmp_path / "nowhere")
     assert issubclass(BundleError, ClozeError)
+    for option, said in (
+        ({"provider": "tpu"}, "provider is 'tpu'; write auto, cuda or cpu"),
+        ({"threads": -1}, "threads is -1; write 0 for all available CPUs, or a number above it"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            cloze.load(write_bundle(tmp_path / "tiny"), **option)
 
 
 def test_no_server_and_no_framework_is_loaded(tmp_path: Path) -> None:

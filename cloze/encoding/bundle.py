@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -229,7 +230,8 @@ class Bundle:
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise OptionError where more dimensions are asked for than there are."""
         limit = self.spec.dimension
-        if dimensions is not None and not 1 <= dimensions <= limit:
+        whole = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
+        if dimensions is not None and not (whole and 1 <= dimensions <= limit):
             raise OptionError(f"dimensions is {dimensions}; {self.name} has {limit}: ask for 1 to {limit}")
 
     def copy(self, folder: Path) -> None:
@@ -288,10 +290,10 @@ def staging(out: str | os.PathLike[str]) -> Iterator[Path]:
     between two renames, for microseconds, and a process that is killed there leaves the former one in a folder beside.
     `out` may be absent, empty or a bundle. Raises BundleError, before any work, where it is anything else.
     """
-    target = Path(out).absolute()
+    target = Path(out).resolve()  # a link stays a link
     if target.exists() and not _replaceable(target):
         raise BundleError(f"{target} exists and is not a bundle; choose another folder or remove it")
-    _check_no_mount(target)
+    _check_place(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         workshop_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
@@ -334,15 +336,18 @@ def seal(folder: Path, config: EmbeddingConfig, dimension: int, weights: str, pr
     return spec
 
 
-def _check_no_mount(folder: Path) -> None:
+def _check_place(folder: Path) -> None:
+    """Raises BundleError where a folder cannot be replaced, or where its user would be left in the former one."""
     if folder.is_mount():
         raise BundleError(f"{folder} is a mount point, which cannot be replaced; name a folder in it")
+    if Path.cwd().is_relative_to(folder):
+        raise BundleError(f"{folder} is the working directory or holds it, and would be replaced; go elsewhere first")
 
 
 def check_alterable(bundle: Bundle) -> None:
     """Check before long work that a bundle can be altered. Raises BundleError."""
     folder = bundle.path.resolve()
-    _check_no_mount(folder)
+    _check_place(folder)
     try:
         check_folder(folder.parent)
     except OSError as error:
@@ -360,7 +365,7 @@ def altered(bundle: Bundle, provenance: Provenance | None = None) -> Iterator[Pa
     others in the folder, such as git's, stay there. Raises BundleError if the bundle was replaced meanwhile.
     """
     spec = bundle.spec
-    with staging(bundle.path.resolve()) as folder:  # a link stays a link
+    with staging(bundle.path) as folder:
         if not bundle.unchanged():
             raise BundleError(f"{bundle.path} was replaced since it was read; start again")
         bundle.copy(folder)

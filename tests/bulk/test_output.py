@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ def test_writing_a_part_again_changes_nothing(output: Output, embedded: pa.Table
     first = output.write(0, 0, embedded, [])
     assert output.write(0, 0, embedded, []) == first
     assert len(list(Path(output.root).rglob("*.parquet"))) == 1
+
+
+def test_a_file_of_others_is_no_part(output: Output, embedded: pa.Table) -> None:
+    output.write(0, 0, embedded, [])
+    folder = Path(output.root) / "vectors"
+    shutil.copy(folder / "00000-000" / "part-000000.parquet", folder / "all.parquet")
+    assert list(output.finished()) == [(0, 0)]
 
 
 def test_half_a_file_is_not_complete(output: Output, embedded: pa.Table) -> None:

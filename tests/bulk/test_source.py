@@ -94,6 +94,25 @@ def test_a_folder_a_pattern_and_a_url(tmp_path: Path) -> None:
     assert [file.name for file in Source.find(f"{tmp_path}/**/[a-z].txt").files] == ["b.txt", "deep/c.txt"]
 
 
+def test_what_the_job_writes_is_no_input(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt")
+    write(tmp_path / "c.txt")
+    write(tmp_path / "out.txt")
+    (tmp_path / "out" / "vectors").mkdir(parents=True)
+    write(tmp_path / "out" / "vectors" / "d.txt")
+    for location in (str(tmp_path), f"{tmp_path}/**/*.txt", f"file://{tmp_path}"):
+        found = Source.find(location, out=str(tmp_path / "out")).files
+        assert sorted(Path(file.path).name for file in found) == ["b.txt", "c.txt", "out.txt"]
+
+
+def test_lists_and_objects_without_a_value_become_texts(tmp_path: Path) -> None:
+    rows = [{"text": "a", "tags": [], "more": {"x": None, "y": [1]}}] * 1000
+    path = write(tmp_path / "a.jsonl", [*rows, {"text": "b", "tags": ["new"], "more": {"x": "z", "y": []}}])
+    *_, last = Source.find(str(path), rows_per_part=500).parts(0)
+    assert (last.table.to_pylist()[-1]["tags"], last.failures) == (["new"], [])
+    assert last.table.to_pylist()[-1]["more"] == {"x": "z", "y": []}
+
+
 def test_columns_to_keep(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"key": 7 + n, "words": "a", "x": 1.5, "y": None} for n in range(3)])
     source = Source.find(str(path), text_column="words")

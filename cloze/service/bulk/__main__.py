@@ -161,14 +161,16 @@ def _checked(options: BulkOptions) -> "tuple[Bundle, Source, Output]":
     check_chunks(options.chunk_tokens, bundle.encoder_of(options.prompt_name))
     if options.precision != "auto":
         bundle.graph(options.precision)
+    output = Output.at(options.out, options.rows_per_file)
     source = Source.find(
         options.input,
         text_column=options.text_column,
         id_column=options.id_column,
         columns=tuple(options.columns),
         rows_per_part=options.rows_per_file,
+        out=output.root,
     )
-    return bundle, source, Output.at(options.out, options.rows_per_file)
+    return bundle, source, output
 
 
 def _vectors(options: BulkOptions) -> dict[str, Any]:

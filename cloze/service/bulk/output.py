@@ -10,6 +10,7 @@ its file of vectors exists. A folder holds at most SHARD rows of one file.
 """
 
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from cloze.service.bulk.source import Failure
 SHARD: Final = 10_000_000  # rows of one folder
 MANIFEST: Final = "job.json"
 PARTIAL: Final = ".partial"
+PART: Final = re.compile(r"/(\d+)-\d+/part-(\d+)\.parquet")  # file and number; others may have put files beside
 COUNTS: Final = b"cloze"  # key of a file's metadata
 
 
@@ -125,13 +127,12 @@ class Output:
         if self.filesystem.get_file_info(folder).type != fs.FileType.Directory:
             return {}
         infos = self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True))
-        paths = [info.path for info in infos if info.path.endswith(".parquet")]
+        matches = ((PART.fullmatch(info.path.removeprefix(folder)), info.path) for info in infos)
+        parts = {(int(match[1]), int(match[2])): path for match, path in matches if match}
         with ThreadPoolExecutor(16) as pool:
-            counts = pool.map(self._counts, paths)
+            counts = pool.map(self._counts, parts.values())
             return {
-                _place(path): part_counts
-                for path, part_counts in zip(paths, counts, strict=True)
-                if part_counts is not None
+                place: part_counts for place, part_counts in zip(parts, counts, strict=True) if part_counts is not None
             }
 
     def write(self, file: int, number: int, table: pa.Table, failures: list[Failure]) -> Counts:
@@ -183,8 +184,3 @@ class Output:
 
 def _sum(column: pa.ChunkedArray) -> int:
     return sum(column.to_pylist())
-
-
-def _place(path: str) -> tuple[int, int]:
-    folder, name = path.split("/")[-2:]
-    return int(folder.partition("-")[0]), int(name.removeprefix("part-").removesuffix(".parquet"))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
-from os.path import basename, commonpath, relpath
+from os.path import basename, commonpath, normpath, relpath
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -78,13 +78,14 @@ class Source:
         id_column: str | None = None,
         columns: tuple[str, ...] = (),
         rows_per_part: int = 8192,
+        out: str = "",
     ) -> "Source":
         """Find a file, the files of a folder or of a pattern, or those of a URL such as s3://bucket/folder.
 
-        The first file with rows decides the columns. Raises SourceError where there is none, and OptionError where it
-        does not have these columns.
+        Those in the folder `out`, which the job writes, are none of them. The first file with rows decides the columns.
+        Raises SourceError where there is none, and OptionError where it does not have these columns.
         """
-        filesystem, files = _find(location)
+        filesystem, files = _find(location, out)
         found = next(filter(None, (_columns(filesystem, file.path) for file in files)), None)
         if found is None:
             raise SourceError(f"{location} has no rows")
@@ -190,12 +191,14 @@ class Source:
         return table.add_column(0, "id", pa.array([f"{self.files[file].name}:{row + 1}" for row in rows], pa.string()))
 
 
-def _find(location: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
+def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
     try:
         filesystem, infos = _list(location)
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SourceError(f"{location} cannot be listed: {error}") from error
     files = [info for info in infos if info.type == fs.FileType.File]
+    if out and len(files) > 1:
+        files = [info for info in files if not normpath(info.path).startswith(f"{out}/")]
     if not files:
         raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
     unknown = [info.path for info in files if ending_of(info.path) not in KNOWN]
@@ -303,7 +306,19 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
             f"{path}: the column {name!r} holds empty objects, which a parquet file cannot; name the columns to keep "
             "with --columns"
         )
-    return pa.string() if pa.types.is_null(column_type) else column_type
+    return _texts_for_null(column_type)
+
+
+def _texts_for_null(column_type: pa.DataType) -> pa.DataType:
+    """Return a type with texts where the first rows had no value, such as in an empty list."""
+    if pa.types.is_null(column_type):
+        return pa.string()
+    if pa.types.is_list(column_type):
+        return pa.list_(_texts_for_null(column_type.value_type))
+    if pa.types.is_struct(column_type):
+        fields = (column_type.field(index) for index in range(column_type.num_fields))
+        return pa.struct([field.with_type(_texts_for_null(field.type)) for field in fields])
+    return column_type
 
 
 def _common(values: list[Any]) -> pa.DataType | None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cloze.encoding.bundle import INPUTS, OUTPUT, Bundle, Precision
 from cloze.encoding.canaries import TOLERANCES
+from cloze.encoding.errors import OptionError
 from cloze.encoding.text import Batch, TextEncoder
 from cloze.machine import available_cpus
 from cloze.service.errors import BackendFailed, SessionError
@@ -125,6 +126,8 @@ class Session:
         the contract or gives other vectors than it once gave for the bundle's canary texts; BundleError where the
         bundle has no graph of that precision.
         """
+        if provider not in ("auto", *PROFILES):
+            raise OptionError(f"provider is {provider!r}; write auto, {' or '.join(PROFILES)}")
         if provider == "auto":
             try:
                 return cls._load(bundle, "cuda", precision, threads, max_batch_tokens, gpu_mem_limit)

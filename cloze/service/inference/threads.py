@@ -8,6 +8,7 @@ from threading import Thread
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
+from cloze.encoding.errors import OptionError
 from cloze.machine import available_cpus
 from cloze.service.client import Client
 
@@ -31,8 +32,10 @@ def share_threads(total: int) -> Threads:
     """Share `total` threads (0: the available CPUs) between batches, half of them, but at most 4, for each batch.
 
     Two batches of one thread finish sooner than one batch after the other with two threads: some operators have only
-    one thread's work, and at the end of each the threads wait for the slowest.
+    one thread's work, and at the end of each the threads wait for the slowest. Raises OptionError.
     """
+    if total < 0:
+        raise OptionError(f"threads is {total}; write 0 for all available CPUs, or a number above it")
     total = total or available_cpus()
     per_batch = min(MAX_THREADS_PER_BATCH, max(1, total // 2))
     return Threads(total // per_batch, per_batch)
