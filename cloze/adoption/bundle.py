@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, normalizers
 
@@ -51,6 +52,7 @@ __all__ = ["write"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector
 MOST_TOKENS: Final = 2**20  # of a model that states a limit
+WEIGHTS: Final = {"Dense": ("linear.weight",), "LayerNorm": ("norm.weight", "norm.bias")}  # that a module has
 ROLES: Final = ("cls_token", "sep_token", "pad_token", "mask_token")
 
 Floats = NDArray[np.float32]
@@ -67,6 +69,8 @@ ACTIVATED: Final[dict[str, Callable[[Floats], NDArray[Any]]]] = {
 def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -> None:
     """Write the bundle `out` of the model `source`, whose files are in `folder`, or nothing. Raises ClozeError."""
     _, pooling, *modules = modules_of(folder, source)
+    if not (folder / "config.json").is_file():
+        raise AdoptionError(f"{source!r} has no config.json; get the model again")
     behind = [(module, _weights(folder, module, source)) for module in modules]
     config = _embedding_config(folder, pooling, modules, source, max_tokens)
     if behind and behind[-1][0].kind == "Normalize":  # a bundle's graph does not normalise
@@ -159,7 +163,13 @@ def _weights(folder: Path, module: Module, source: str) -> Weights:
             f"{source!r} has the activation function {name} in {module.path}; without torch, there are "
             f"{', '.join(ACTIVATED)}; {NEEDS_TORCH}"
         )
-    return {key: value.astype(np.float32) for key, value in load_file(path).items()}
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdoptionError(f"{source!r}: {path} cannot be read ({first_line(error)}); get the model again") from error
+    if missing := [key for key in WEIGHTS[module.kind] if key not in weights]:
+        raise AdoptionError(f"{source!r}: {path} has no {missing[0]}; get the model again")
+    return {key: value.astype(np.float32) for key, value in weights.items()}
 
 
 def _file(folder: Path, module: Module) -> Path:

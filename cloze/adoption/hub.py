@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from cloze.encoding.bundle import located
 from cloze.encoding.errors import ClozeError, first_line
 
 __all__ = ["HubError", "explained", "fetched", "looks_local", "model_folder"]
@@ -25,15 +26,19 @@ class HubError(ClozeError):
 
 
 def looks_local(source: str) -> bool:
-    """Whether this cannot be a hub name, which is NAME or OWNER/NAME."""
+    """Whether this cannot be a hub name, which is NAME or OWNER/NAME, or is more likely a path in a folder OWNER."""
     path = Path(source)
-    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+    inside = path.parent != Path() and path.parent.is_dir()
+    return path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or inside
 
 
 def model_folder(source: str, revision: str | None = None, *, graph: bool = False) -> Path:
-    """Where a model's files are; a hub name is `fetched`. Raises HubError."""
-    if Path(source).is_dir():
-        return Path(source)
+    """Where a model's files are; a hub name, which may have a revision, is `fetched`. Raises HubError, BundleError."""
+    folder = located(source)
+    if folder.is_dir():
+        if revision is not None:
+            raise HubError(f"--revision is {revision!r}, and {source} is a folder: leave it out")
+        return folder
     if looks_local(source):
         raise HubError(f"{source!r} is not a folder; give the folder of a model, or its name on the hub")
     return fetched(source, revision, graph=graph)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from cloze.encoding.bundle import GRAPHS
+from cloze.encoding.bundle import GRAPHS, SPEC_FILE
 from cloze.encoding.errors import ClozeError, TemplateError
 from cloze.encoding.template import POOLINGS, TEXT, PoolingMode, Template
 
@@ -74,6 +74,8 @@ def modules_of(folder: Path, source: str) -> list[Module]:
     That includes what the library would only warn of.
     """
     rows = json_of(folder / MODULES_FILE)
+    if not rows and (folder / SPEC_FILE).is_file():
+        raise AdoptionError(f"{source!r} is a bundle already; serve it: cloze serve {source}")
     if not rows:
         raise AdoptionError(
             f"{source!r} has no modules.json, so nothing says how its vectors are pooled; give a model that "
@@ -138,6 +140,8 @@ def check_behind(inputs: Sequence[str], truncate_dim: int | None, source: str) -
 
 def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -> tuple[str, dict[str, str]]:
     """The template and the named templates that stand for a model's prompts. Raises AdoptionError."""
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in filter(None, prompts.values())):
+        raise AdoptionError(f"{source!r} has prompts that are not texts with a name each; get {ST_CONFIG_FILE} again")
     templates = {name: _template(name, prompt, source) for name, prompt in prompts.items() if prompt}
     template = templates.get(default or "", TEXT)
     for name in DOCUMENT_PROMPTS[1:]:

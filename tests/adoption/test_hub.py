@@ -150,12 +150,18 @@ def test_offline_mode_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_folders_are_not_fetched(tmp_path: Path, hub: Hub) -> None:
+def test_folders_are_not_fetched(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(hub.folders["rain/model"]["main"], tmp_path / "model")
     before = len(hub.asked)
     assert model_folder(str(tmp_path / "model")) == tmp_path / "model"
     with pytest.raises(HubError, match="nowhere' is not a folder; give the folder of a model, or its name on the hub"):
         model_folder(str(tmp_path / "nowhere"))
+    with pytest.raises(HubError, match=r"--revision is 'v1', and .*model is a folder: leave it out"):
+        model_folder(str(tmp_path / "model"), "v1")
+    monkeypatch.chdir(tmp_path)
+    assert (model_folder("cloze-mini") / "embedding.json").is_file()
+    with pytest.raises(HubError, match="'model/misspelt' is not a folder"):
+        model_folder("model/misspelt")
     assert len(hub.asked) == before
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from repository_graph import write_repository_graph
+from safetensors.numpy import save_file
 from saved_models import edit, own_vectors, saved, unit
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import LayerNorm
@@ -203,6 +204,23 @@ BROKEN = {
         "does not say how many tokens it reads; give --max-tokens",
     ),
     "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), r"has no fast tokenizer \(tokenizer\.json\)"),
+    "no configuration": (lambda model: (model / "config.json").unlink(), r"has no config\.json; get the model again"),
+    "weights cut short": (
+        lambda model: (model / "2_Dense" / "model.safetensors").write_bytes(b"\x00"),
+        r"2_Dense/model\.safetensors cannot be read \(.*\); get the model again",
+    ),
+    "weights of other names": (
+        lambda model: save_file({"weight": np.zeros((24, 32), np.float32)}, model / "2_Dense" / "model.safetensors"),
+        r"2_Dense/model\.safetensors has no linear\.weight; get the model again",
+    ),
+    "a list of prompts": (
+        lambda model: edit(model / "config_sentence_transformers.json", prompts=["query: "]),
+        r"has prompts that are not texts with a name each; get config_sentence_transformers\.json again",
+    ),
+    "a bundle": (
+        lambda model: (model / "modules.json").rename(model / "embedding.json"),
+        "is a bundle already; serve it",
+    ),
     "a broken file": (lambda model: (model / "modules.json").write_text("["), r"modules\.json cannot be read as JSON"),
 }
 

@@ -374,7 +374,7 @@ def _of_library(path: Path) -> Reference:
     with loading(str(path), "a sentence-transformers model"):
         library = import_module("sentence_transformers")
         pooling_of = import_module("sentence_transformers.sentence_transformer.modules").Pooling
-        model = library.SentenceTransformer(str(path), device="cpu")
+        model = library.SentenceTransformer(str(path), device="cpu", local_files_only=True)
     modules = list(model)
     place = next((place for place, module in enumerate(modules) if type(module).__name__ == "Pooling"), None)
     before, read, rest = modules[: place or 0], modules[place or 0], modules[(place or 0) + 1 :]  # static: read at once

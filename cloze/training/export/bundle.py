@@ -47,7 +47,7 @@ from cloze.training.export.layers import Form, one_row, writable
 from cloze.training.export.options import BundleOptions
 from cloze.training.export.parity import difference, probes
 from cloze.training.export.quantise import feeds_of, quantise, vocabulary_feeds
-from cloze.training.hub.sentence_transformer import is_sentence_transformer, saved_settings
+from cloze.training.hub.sentence_transformer import check_words_only, is_sentence_transformer, saved_settings
 from cloze.training.hub.sentence_transformer import write as write_sentence_transformer
 from cloze.training.model.encoder import SentenceEncoder, weights_digest
 from cloze.training.model.graph_encoder import GraphEncoder
@@ -167,15 +167,13 @@ def write_bundle(
     `load` also writes the encoder's config.json and TOKENIZER_FILES into the folder that it is given. Raises ClozeError
     and leaves nothing behind then.
     """
-    if out.absolute() == Path.cwd():
-        raise ExportError(
-            f"{out.absolute()} is the working directory, which a bundle would replace; name a folder in it"
-        )
     notes = _read(options.notes) if options.notes else ""
     precisions = options.precisions
     texts = _calibration(options.calibrate, precisions) if options.calibrate else []
     with staging(out) as folder:
         encoder = load(folder)
+        if sentence_transformers:
+            check_words_only(encoder)
         findings, canaries = _graphs(encoder, folder, precisions, tasks, texts, force=options.force)
         Canaries.write(folder, canaries)
         if options.calibrate:

@@ -72,7 +72,11 @@ def adopted(
     with loading(source, "a sentence-transformers model"):
         library = import_module("sentence_transformers")
         model = library.SentenceTransformer(
-            str(folder), device="cpu", model_kwargs={"dtype": torch.float32}, trust_remote_code=False
+            str(folder),
+            device="cpu",
+            model_kwargs={"dtype": torch.float32},
+            trust_remote_code=False,
+            local_files_only=True,
         )
     transformer, pooling, *following = _modules(model, source)
     _name_last_token(transformer.tokenizer)

@@ -27,7 +27,7 @@ from cloze.training.model.encoder import SHORT, SentenceEncoder
 from cloze.training.model.pretrained import quiet
 from cloze.training.model.token_weights import WORD_WEIGHTS_FILE, TokenWeights
 
-__all__ = ["LARGEST_DIFFERENCE", "is_sentence_transformer", "saved_settings", "write"]
+__all__ = ["LARGEST_DIFFERENCE", "check_words_only", "is_sentence_transformer", "saved_settings", "write"]
 
 LARGEST_DIFFERENCE: Final = 1e-5  # of a normalised vector from torch's
 ADOPT: Final = "make a bundle of it with `cloze adopt`"
@@ -39,17 +39,22 @@ POOLING: Final = "sentence_transformers.sentence_transformer.modules.pooling.Poo
 NORMALIZE: Final = "sentence_transformers.base.modules.normalize.Normalize"
 
 
+def check_words_only(encoder: SentenceEncoder) -> None:
+    """Raises ExportError for a template of trained vectors."""
+    if encoder.continuous is not None:
+        raise ExportError(
+            "a continuous template cannot become a sentence-transformers model: its vectors stand at positions of the "
+            "sequence, and the files have a place for words only; export without --sentence-transformers"
+        )
+
+
 def write(encoder: SentenceEncoder, folder: Path, texts: Sequence[str]) -> str:
     """Write the encoder into `folder` so that sentence-transformers loads it, and compare the vectors of `texts`.
 
     Return a section for the model card. Raises ExportError where the model cannot be written so, the library is not
     installed, or a vector differs.
     """
-    if encoder.continuous is not None:
-        raise ExportError(
-            "a continuous template cannot become a sentence-transformers model: its vectors stand at positions of the "
-            "sequence, and the files have a place for words only; export without --sentence-transformers"
-        )
+    check_words_only(encoder)
     library = _library()
     encoder.save(folder)
     plain = _is_plain(encoder, texts)
@@ -93,19 +98,18 @@ def saved_settings(folder: Path) -> dict[str, Any]:
         types = [row["type"].rpartition(".")[2] for row in _read_json(folder / MODULES_FILE)]
         config = _read_json(folder / ST_CONFIG_FILE)
         prompts = config.get("prompts", {})
+        if config.get("default_prompt_name") or config.get("truncate_dim"):
+            raise EncoderError(
+                f"{folder} has a default prompt or shorter vectors, which did not come from Cloze; {ADOPT}"
+            )
         if types == ["PromptedTransformer", "Normalize"]:
             settings: dict[str, Any] = _read_json(folder / CONFIG_FILE)
         elif types in (["Transformer", "Pooling", "Normalize"], ["Transformer", "WordWeights", "Pooling", "Normalize"]):
             pooling = _read_json(folder / f"{types.index('Pooling')}_Pooling" / "config.json")
             settings = {"template": TEXT, "pooling": pooling["pooling_mode"]}
-            if (
-                config.get("default_prompt_name")
-                or config.get("truncate_dim")
-                or not pooling.get("include_prompt", True)
-            ):
+            if not pooling.get("include_prompt", True):
                 raise EncoderError(
-                    f"{folder} has a default prompt, shorter vectors or vectors without the prompt's tokens, which did "
-                    f"not come from Cloze; {ADOPT}"
+                    f"{folder} leaves the prompt's tokens out of its vectors, which did not come from Cloze; {ADOPT}"
                 )
             limit = _read_json(folder / "tokenizer_config.json").get("model_max_length")
             settings["max_tokens"] = _read_json(folder / "sentence_bert_config.json").get("max_seq_length", limit)

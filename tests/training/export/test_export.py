@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from onnx import ModelProto
+from tiny_bundle import write_bundle
 from tiny_graphs import export_graphs_of, traced
 
 from cloze.command import run as run_command
@@ -531,13 +532,21 @@ def test_a_long_text_with_a_slash_is_no_path(run: Path) -> None:
     assert provenance_of(run)[0].recipe["template"] == content["recipe"]["template"]
 
 
-def test_the_working_directory_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(
-        ExportError, match="is the working directory, which a bundle would replace; name a folder in it"
-    ):
-        export.main([str(run), "."])
+@pytest.mark.parametrize(("folder", "out"), [("mine", "."), ("mine/onnx", "..")])
+def test_the_working_directory_is_not_replaced(
+    folder: str, out: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(BundleError, match=r"mine is the working directory or holds it, and would be replaced"):
+        export.main([str(run), out])
+
+
+def test_a_link_to_a_bundle_stays_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to("first")
+    export.main([str(run), str(tmp_path / "current"), "--precision", "fp32"])
+    assert (tmp_path / "current").is_symlink()
+    assert Bundle.load(tmp_path / "first").precisions == ("fp32",)
 
 
 def test_an_unfinished_bundle_is_no_encoder(run: Path, tmp_path: Path) -> None:

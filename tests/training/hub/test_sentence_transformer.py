@@ -267,15 +267,22 @@ def test_other_models_of_the_library_are_not_read(tmp_path: Path) -> None:
     types = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
     (tmp_path / "1_Pooling").mkdir()
-    for prompt, pooling in (
-        ({"default_prompt_name": "query"}, {}),
-        ({"truncate_dim": 8}, {}),
-        ({}, {"include_prompt": False}),
+    for prompt, pooling, message in (
+        ({"default_prompt_name": "query"}, {}, "a default prompt or shorter vectors"),
+        ({"truncate_dim": 8}, {}, "a default prompt or shorter vectors"),
+        ({}, {"include_prompt": False}, "leaves the prompt's tokens out"),
     ):
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompt))
         (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"} | pooling))
-        with pytest.raises(EncoderError, match=r"has a default prompt, shorter vectors or .*cloze adopt"):
+        with pytest.raises(EncoderError, match=rf"{message}.*cloze adopt"):
             saved_settings(tmp_path)
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"type": "prompted_transformer.PromptedTransformer"}, {"type": types[-1]}])
+    )
+    (tmp_path / "embedding_config.json").write_text(json.dumps({"template": "[X] means [MASK].", "pooling": "mask"}))
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    with pytest.raises(EncoderError, match="a default prompt or shorter vectors"):
+        saved_settings(tmp_path)
     (tmp_path / "modules.json").write_text("[1]")
     with pytest.raises(EncoderError, match=r"has no settings that Cloze wrote .*cloze adopt"):
         saved_settings(tmp_path)
