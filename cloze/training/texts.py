@@ -101,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for source in options.corpus:
         corpus = read_corpus([source], options.columns)
         own = _blocks(corpus, seen, rng)
-        collection = list(_held_out(own, len(corpus), options, rng))
+        collection, rest = _held_out(own, len(corpus), options, rng)
         if collection:
             collections[_name(source, collections)] = collection
-        blocks += own
+        blocks += chain(rest, own)
     rng.shuffle(blocks)
     targets = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
     composed = _composed(blocks, targets, set(excluded), rng)
@@ -210,24 +210,28 @@ def _composed(
 
 def _held_out(
     blocks: Iterator[list[str]], sentences: int, options: TextsOptions, rng: random.Random
-) -> Iterator[tuple[str, str | None]]:
+) -> tuple[list[tuple[str, str | None]], list[list[str]]]:
     """Passages of a source, of the first of which a sentence is taken out to be the query.
 
-    What is left of a block is not trained on.
+    What they leave of a block is not trained on. Of the last block only as many sentences are read as may be held out;
+    the others are returned too.
     """
-    number, remaining = 0, int(sentences * HELD_OUT_SHARE)
-    while number < options.held_out and remaining > 0 and (block := next(blocks, [])):
+    collection: list[tuple[str, str | None]] = []
+    rest: list[list[str]] = []
+    remaining = int(sentences * HELD_OUT_SHARE)
+    while len(collection) < options.held_out and remaining > 0 and (block := next(blocks, [])):
+        rest, block = [block[remaining:]], block[:remaining]
         remaining -= len(block)
-        while number < options.held_out and (length := _length(block, rng)):
+        while len(collection) < options.held_out and (length := _length(block, rng)):
             passage, block = block[:length], block[length:]
             if length < FEWEST_SENTENCES:
                 continue
             query = None
-            if number < options.held_out_queries:
+            if len(collection) < options.held_out_queries:
                 sentence = passage.pop(rng.randrange(length))
-                query = sentence if number % 2 else query_of(sentence, rng, FEWEST_WORDS)
-            yield " ".join(passage), query
-            number += 1
+                query = sentence if len(collection) % 2 else query_of(sentence, rng, FEWEST_WORDS)
+            collection.append((" ".join(passage), query))
+    return collection, [block for block in rest if block]
 
 
 def _passage(block: list[str], rng: random.Random) -> tuple[str, list[str]]:

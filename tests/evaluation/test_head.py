@@ -16,6 +16,7 @@ from cloze.encoding.heads import ClassifierHead
 from cloze.training.evaluation.classifiers import abstention_threshold, fitted
 from cloze.training.evaluation.head import main
 from cloze.training.evaluation.measures import units
+from cloze.training.evaluation.own_data import load_label_sets
 from cloze.training.model.graph_encoder import GraphEncoder
 
 Numbers = NDArray[np.float64]
@@ -117,7 +118,7 @@ def write_labelled(path: Path, labels: list[str]) -> Path:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
         for row, label in enumerate(labels):
-            words = [WORDS[(row * 5 + place) % 11] for place in range(1 + row % 4)]
+            words = [WORDS[row % 11], WORDS[row // 11]]  # each text once
             writer.writerow([" ".join([*words, "guitar" if row % 2 else "dogs"]), label])
     return path
 
@@ -180,6 +181,21 @@ def test_what_cannot_be_learnt_is_one_line_and_changes_nothing(
     assert message in found.err
     assert found.err.count("\n") == 1
     assert bundle.unchanged()
+
+
+def test_a_text_that_occurs_again_is_not_both_learnt_and_held_out(tmp_path: Path) -> None:
+    """Labels without any sense would be found right by the copies."""
+    labels = np.random.default_rng(0).choice(["a", "b"], 80).tolist()
+    once = write_labelled(tmp_path / "once.csv", labels)
+    header, *rows = once.read_text().splitlines(keepends=True)
+    (tmp_path / "often.csv").write_text(header + 4 * "".join(rows))
+    bundle = write_bundle(tmp_path / "tiny", heads={})
+    for name in ("once", "often"):
+        main([str(bundle), "--name", name, "--train", str(tmp_path / f"{name}.csv")])
+    heads = Bundle.load(bundle).heads
+    assert heads["often"].figures == heads["once"].figures
+    assert heads["often"].texts == 80
+    assert load_label_sets(tmp_path / "often.csv", ";", 8) == load_label_sets(once, ";", 8)
 
 
 def test_a_label_is_a_text_and_not_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,12 @@ def test_a_run_and_its_continuation_are_averaged_if_their_parent_is_named(
     assert f"--out RUN --weights 1 1 --parent {tiny_bert.name}\n" in card
 
 
+def test_a_run_is_averaged_once(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(runs[0])
+    with pytest.raises(RunError, match="link is named twice; name each run once, or say with --weights"):
+        average([*runs, tmp_path / "link"], tmp_path / "mean")
+
+
 def test_a_parent_that_is_gone_is_named(runs: list[Path], tmp_path: Path) -> None:
     name_encoder(runs[0], tmp_path / "gone")
     with pytest.raises(EncoderError, match="gone' cannot be loaded as an encoder: it is not a folder"):

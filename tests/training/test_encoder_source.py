@@ -87,7 +87,7 @@ def test_a_model_of_sentence_transformers_says_so_too(
 def test_a_damaged_provenance_is_one_line(content: str, tiny_bert: Path, tmp_path: Path) -> None:
     SentenceEncoder.load(str(tiny_bert), **AT_MASK).save(tmp_path / "model")
     (tmp_path / "run.json").write_text(content)
-    for read in (learnt_sentences, lambda name: averaged([Path(name)] * 2)):
+    for read in (learnt_sentences, lambda name: averaged([Path(name)], parent_share=0.5)):
         with pytest.raises(RunError, match=r"run\.json .*; restore the folder"):
             read(str(tmp_path))
 

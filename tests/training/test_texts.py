@@ -219,6 +219,17 @@ def test_texts_that_stand_alone_are_kept_as_they_are(corpus: str, tmp_path: Path
     assert run_command(lambda: main([str(tmp_path / "more"), "--corpus", corpus, *COUNTS, *asked, "31"])) == 2
 
 
+def test_of_one_long_article_a_tenth_at_most_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("\n".join(SENTENCES[:390]), encoding="utf-8")
+    options = ["--held-out", "100", "--held-out-queries", "10", "--sentences", "100", "--passages", "5"]
+    main([str(tmp_path / "out"), "--corpus", str(tmp_path / "one.txt"), "--queries", "20", *options])
+    collection = load_collection(tmp_path / "out" / "retrieval" / "one")
+    held_out = {sentence for document in collection.documents for sentence in sources(document)}
+    assert 20 < len(held_out) <= 39
+    trained = (json.loads(line)["text"] for line in (tmp_path / "out" / "texts.jsonl").read_text("utf-8").splitlines())
+    assert held_out.isdisjoint(sentence for text in trained for sentence in sources(text))
+
+
 def test_each_source_has_a_collection_of_a_tenth_at_most(tmp_path: Path) -> None:
     for folder, start in (("one", 0), ("two", 1500)):
         (tmp_path / folder).mkdir()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.encoding.files import check_new_file
+from cloze.encoding.files import check_new_file, write_whole
 from cloze.training.bar import bar
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
@@ -188,7 +188,7 @@ def compare(options: CompareOptions) -> None:
     if options.out:
         content = {"first": next(iter(scores)), "resamples": options.resamples}
         rows = {"differences": [difference.as_json() for difference in differences]}
-        options.out.write_text(json.dumps(content | rows, indent=2) + "\n", encoding="utf-8")
+        write_whole(options.out, json.dumps(content | rows, indent=2) + "\n")
 
 
 def _is_file(model: str) -> bool:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cloze.encoding.bundle import Bundle, check_alterable
-from cloze.encoding.files import check_new_file
+from cloze.encoding.files import check_new_file, write_whole
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.card import write_figures
@@ -68,7 +68,7 @@ def _write(file: Path, path: str, scores: dict[str, list[Score]]) -> None:
     }
     results = [json.dumps({"model": name} | score.as_json()) for name, row in scores.items() for score in row]
     text = json.dumps(head, indent=2).removesuffix("\n}")
-    file.write_text(text + ',\n  "results": [\n' + ",\n".join(results) + "\n  ]\n}\n", encoding="utf-8")
+    write_whole(file, text + ',\n  "results": [\n' + ",\n".join(results) + "\n  ]\n}\n")
 
 
 def _written_figures(file: Path) -> tuple[dict[str, dict[str, float]], dict[str, str]]:

@@ -88,8 +88,11 @@ def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
-    """Texts and their labels; at least two labels, with `minimum` texts each. Raises CorpusError."""
-    rows = [cells for _, cells in _cells(path, ("text", "label"))]
+    """Texts and their labels; at least two labels, with `minimum` texts each. Raises CorpusError.
+
+    Equal rows are one: a text that is learnt from and held out would be found right.
+    """
+    rows = list(dict.fromkeys((text, label) for _, (text, label) in _cells(path, ("text", "label"))))
     counts = Counter(label for _, label in rows)
     rarest = min(counts, key=counts.__getitem__)
     if len(counts) < 2 or counts[rarest] < minimum:
@@ -103,9 +106,10 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
 def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[set[str]]]:
     """Texts and the labels of each, none or several of them between separators.
 
-    Each label has `minimum` texts or more, and as many texts are without it. Raises CorpusError.
+    Each label has `minimum` texts or more, and as many texts are without it. Equal rows are one. Raises CorpusError.
     """
-    rows = [cells for _, cells in _cells(path, ("text", "label"), may_be_empty=("label",))]
+    cells = _cells(path, ("text", "label"), may_be_empty=("label",))
+    rows = list(dict.fromkeys((text, label) for _, (text, label) in cells))
     labels = [{label.strip() for label in cell.split(separator)} - {""} for _, cell in rows]
     counts = Counter(label for text_labels in labels for label in text_labels)
     for label, count in counts.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cloze.encoding.errors import TemplateError
-from cloze.encoding.files import check_new_file
+from cloze.encoding.files import check_new_file, write_whole
 from cloze.encoding.template import MASK, TEXT
 from cloze.encoding.text import TextEncoder
 from cloze.training.bar import bar, console
@@ -137,7 +137,7 @@ def search(options: TemplateOptions) -> None:
             "final_period": scorer.encoder.config.final_period,
             "templates": rows,
         }
-        options.figures.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(options.figures, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _load(options: TemplateOptions) -> SentenceEncoder:

@@ -55,6 +55,9 @@ def averaged(
     shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
     if len(shares) != len(runs):
         raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")
+    twice = next((run for place, run in enumerate(runs) if run.resolve() in map(Path.resolve, runs[:place])), None)
+    if twice is not None and not weights:
+        raise RunError(f"{twice} is named twice; name each run once, or say with --weights what share each has")
     for run in runs:
         if kind_of(str(run)) != "run":
             raise RunError(f"{run} is not a run; average takes folders that cloze fit wrote")
