@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from test_adopt import model_of
 
 from cloze.command import run as run_command
 from cloze.training.adapt import main
+from cloze.training.adaptation import adapt as adapting
 from cloze.training.adaptation import held_out as held_out_queries
 from cloze.training.adaptation import rounds
 from cloze.training.adaptation.adapt import AdaptationResult
@@ -26,6 +28,7 @@ from cloze.training.evaluation.search import search_metrics
 from cloze.training.export.__main__ import main as export
 from cloze.training.fit import main as fit
 from cloze.training.hub.adoption import served
+from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.run_folder import Run
 
@@ -93,6 +96,23 @@ def test_queries_make_a_run_that_says_what_it_gained(
     assert ("last round: all 12 queries to learn from" in shown) == gained
     same = np.array_equal(trained.embed(["dog"]), SentenceEncoder.load(encoder).embed(["dog"]))
     assert same == (provenance["recipe"]["parent_share"] == 1)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_result_is_the_mean_of_all_rounds(
+    encoder: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    means: list[list[str]] = []
+
+    def recorded(runs: list[Path], *, parent_share: float) -> Any:
+        means.append([run.name for run in runs])
+        return averaged(runs, parent_share=parent_share)
+
+    monkeypatch.setattr(adapting, "averaged", recorded)
+    monkeypatch.setattr(adapting.AdaptationResult, "_is_sure", lambda *_: True)
+    words = ["--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
+    main(["--encoder", encoder, *words, "--out", str(tmp_path / "run")])
+    assert means[-1] == ["round-1", "round-2", "last"]
 
 
 @pytest.mark.usefixtures("short")
