@@ -350,11 +350,8 @@ def check_alterable(bundle: Bundle) -> None:
     _check_place(folder)
     try:
         check_folder(folder.parent)
-    except OSError as error:
-        raise BundleError(
-            f"{bundle.path} cannot be changed, because nothing can be written beside it ({error.strerror}); copy it "
-            "to a folder that you may write to"
-        ) from error
+    except OptionError as error:
+        raise BundleError(f"{bundle.path} is replaced when it is changed, and {error}, and copy it there") from error
 
 
 @contextmanager

@@ -59,10 +59,13 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check before long work that files can be written to a folder, which need not be there yet. Raises OSError."""
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    with tempfile.TemporaryFile(dir=there):
-        pass
+    """Check before long work that files can be written to a folder, which need not be there yet. Raises OptionError."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written to ({error.strerror}); choose another folder") from error
 
 
 def check_new_file(path: Path) -> None:

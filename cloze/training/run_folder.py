@@ -176,12 +176,9 @@ class Run:
         return used
 
     def make(self) -> None:
-        """Make the folder, unless it is there. Raises RunError, also if nothing can be written to it."""
-        try:
-            check_folder(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written to ({error.strerror}); choose another --out") from error
+        """Make the folder, unless it is there. Raises OptionError if nothing can be written to it."""
+        check_folder(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def start(self, recipe: Recipe, corpus: Corpus, inputs: Mapping[str, str]) -> None:
         """Make the folder with the recipe and the lists of text files, unless it has them.

@@ -90,10 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise RunError(f"{options.out} is not an empty folder; choose another, or remove it")
     if options.single_texts and not options.singles:
         raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
-    try:
-        check_folder(options.out)
-    except OSError as error:
-        raise RunError(f"{options.out} cannot be written to ({error.strerror}); choose another folder") from error
+    check_folder(options.out)
     excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
     rng, seen, singles = random.Random(options.seed), set(excluded), _read_singles(options)
     blocks: list[list[str]] = []

@@ -174,7 +174,10 @@ def test_a_bundle_that_cannot_be_changed_is_found_before_the_work(
     write_bundle(tmp_path / "tiny")
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr("cloze.encoding.files.tempfile.TemporaryFile", full)
-    with pytest.raises(BundleError, match=r"nothing can be written beside it \(No space left on device\); copy it to"):
+    with pytest.raises(
+        BundleError,
+        match=r"tiny is replaced .*, and .* cannot be written to \(No space left on device\)",
+    ):
         main([str(tmp_path / "tiny"), "--pairs", "nowhere.csv"])
 
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from suite_data import embed, numbers, text
 
-from cloze.encoding.errors import ClozeError
+from cloze.encoding.errors import ClozeError, OptionError
 from cloze.training.errors import CorpusError, RunError, ServerError
+from cloze.training.evaluate import main as evaluate
 from cloze.training.evaluation.options import NAMES, OWN
 from cloze.training.evaluation.sts import Pairs
 from cloze.training.evaluation.suites import SUITES, load_suites
@@ -251,8 +252,14 @@ def test_the_cost_has_the_memory_where_the_system_says_it(
 
 def test_a_cache_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(RunError, match=r"--cache .*notes\.txt cannot be written to \(Not a directory\)"):
+    with pytest.raises(OptionError, match=r"notes\.txt cannot be written to \(Not a directory\)"):
         ScoreCache.open(tmp_path / "notes.txt")
+
+
+def test_a_report_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(OptionError, match=r"notes\.txt/report cannot be written to \(Not a directory\); choose"):
+        evaluate(["nowhere", "--pairs", "nowhere.csv", "--report", str(tmp_path / "notes.txt" / "report")])
 
 
 def test_other_models_and_other_data_are_scored(tmp_path: Path) -> None:

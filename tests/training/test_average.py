@@ -11,6 +11,7 @@ from tiny_graphs import export_graphs_of
 
 from cloze.command import run as run_command
 from cloze.encoding.bundle import Bundle
+from cloze.encoding.errors import OptionError
 from cloze.training.average import main
 from cloze.training.errors import EncoderError, RunError
 from cloze.training.export.__main__ import main as export
@@ -200,7 +201,7 @@ def test_a_mean_of_means_tells_of_the_runs_behind_it(runs: list[Path], tiny_bert
 
 def test_a_folder_that_cannot_be_made_is_one_line(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot be written to .*; choose another --out"):
+    with pytest.raises(OptionError, match=r"cannot be written to .*; choose another folder"):
         average(runs, tmp_path / "file" / "mean")
 
 

@@ -282,7 +282,7 @@ def test_a_folder_in_the_way_is_left_alone(
     assert f"{tmp_path} is not an empty folder; choose another --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert run_command(lambda: main(["simcse", *words, "--out", str(tmp_path / "thesis.txt" / "run")])) == 2
-    assert "run cannot be written to (Not a directory); choose another --out" in capsys.readouterr().err
+    assert "run cannot be written to (Not a directory); choose another folder" in capsys.readouterr().err
 
 
 def test_a_disk_without_room_is_refused_before_training(

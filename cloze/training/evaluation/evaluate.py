@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cloze.encoding.bundle import Bundle, check_alterable
-from cloze.encoding.files import check_new_file, write_whole
+from cloze.encoding.files import check_folder, check_new_file, write_whole
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
 from cloze.training.evaluation.card import write_figures
@@ -21,9 +21,8 @@ def evaluate(options: EvaluateOptions) -> None:
     """Score what the options name. Raises ClozeError."""
     if options.out:
         check_new_file(options.out)
-    if options.report and options.report.is_file():
-        raise RunError(f"{options.report} is a file; give a folder to --report")
     if options.report:
+        check_folder(options.report)
         # Slow to import, and of another extra: here, before the work.
         from cloze.training.evaluation.report.write import write_report
 

@@ -229,14 +229,9 @@ class ScoreCache:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Make the folder. Raises RunError if nothing can be written to it, before anything is scored."""
-        try:
-            check_folder(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"--cache {folder} cannot be written to ({error.strerror}); choose another folder"
-            ) from error
+        """Make the folder. Raises OptionError if nothing can be written to it, before anything is scored."""
+        check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         return cls(folder)
 
     def find(self, subject: Subject, task: Task) -> list[Score] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib import rc_context
 
-from cloze.training.errors import RunError
+from cloze.encoding.files import write_whole
 from cloze.training.evaluation.report.contents import Figure, Gap, Part, Report, Section
 from cloze.training.evaluation.report.formats import markdown, page
 from cloze.training.evaluation.report.plots import (
@@ -33,7 +33,7 @@ Shorts = Mapping[str, Mapping[str, float]]
 def write_report(
     folder: Path, path: str, scores: Scores, shorts: Shorts, beside: Shorts, machines: Mapping[str, str]
 ) -> None:
-    """Write the three files, over those of an earlier report. Raises RunError.
+    """Write the three files, over those of an earlier report.
 
     `shorts` has `figures` of each model, and `beside` those of other models, which are drawn beside them. `machines`
     names the machine of each model's speed.
@@ -48,12 +48,9 @@ def write_report(
         "results": [{"model": name} | score.as_json() for name, row in scores.items() for score in row],
     }
     files = {"report.html": page(report), "report.md": markdown(report), "report.json": json.dumps(content) + "\n"}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{folder} cannot hold a report ({error.strerror}); give another folder to --report") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_whole(folder / name, text)
 
 
 @rc_context(STYLE)
