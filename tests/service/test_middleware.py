@@ -15,13 +15,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 import uvicorn
-from harness import LIMITS, PATIENCE, Process, Serve, default_model, wait_until
+from harness import LIMITS, PATIENCE, Process, Serve, default_model, until, wait_until
 from live import BODY, Gate, answer, connect, head, metrics, request, served
 from starlette.types import Receive, Send
 from uvicorn.server import ServerState
 
 from cloze.service.app import create_app
-from cloze.service.http.protocol import Protocol
+from cloze.service.http.protocol import MAX_WAITING, Protocol
 from cloze.service.settings import Settings
 
 
@@ -142,7 +142,7 @@ def test_a_second_head_that_does_not_end_is_cut_off(bundle: Path, monkeypatch: p
 
 def connected(app: Callable[[Any, Receive, Send], Awaitable[None]]) -> Protocol:
     """A protocol of a connection that takes whatever is written."""
-    config, loop = uvicorn.Config(app, interface="asgi3"), asyncio.get_running_loop()
+    config, loop = uvicorn.Config(app, interface="asgi3", access_log=False), asyncio.get_running_loop()
     config.load()
     protocol = Protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
     transport = Mock(spec=asyncio.Transport)
@@ -150,6 +150,66 @@ def connected(app: Callable[[Any, Receive, Send], Awaitable[None]]) -> Protocol:
     transport.is_closing.return_value = False
     protocol.connection_made(transport)
     return protocol
+
+
+async def answered_at_once(_scope: object, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+@pytest.mark.anyio
+async def test_what_waits_of_one_connection_has_a_limit() -> None:
+    protocol = connected(answered_at_once)
+    one = b"GET /health/live HTTP/1.1\r\n\r\n"
+    protocol.data_received(one * (MAX_WAITING + 1))
+    assert len(protocol.pipeline) == MAX_WAITING
+    while protocol.pipeline:
+        assert protocol.flow.read_paused  # nothing is read while others wait
+        await asyncio.sleep(0)
+    assert not protocol.flow.read_paused
+    await until(lambda: protocol.cycle.response_complete)
+    protocol.data_received(one * (MAX_WAITING + 2))
+    assert len(protocol.pipeline) == MAX_WAITING
+    await asyncio.sleep(0)
+    transport = vars(protocol.transport)["_transport"]
+    assert any(b"400 Bad Request" in call.args[0] for call in transport.write.call_args_list)
+    transport.close.assert_called_once()
+
+
+@pytest.mark.anyio
+async def test_a_body_of_tiny_chunks_is_read_at_once() -> None:
+    """A hundred thousand of them would take seconds of the loop one by one."""
+    protocol = connected(answered_at_once)
+    protocol.data_received(head("transfer-encoding: chunked"))
+    taken = Mock(wraps=protocol.cycle.message_event.set)
+    protocol.cycle.message_event.set = taken
+    protocol.data_received(b"1\r\na\r\n" * 5000)
+    protocol.data_received(b"1\r\nb\r\n" * 5000 + b"0\r\n\r\n")
+    assert (protocol.cycle.body, protocol.cycle.more_body) == (b"a" * 5000 + b"b" * 5000, False)
+    assert taken.call_count == 3
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_before_its_answer_is_written_is_no_error() -> None:
+    protocol = connected(answered_at_once)
+    protocol.data_received(b"GET /health/live HTTP/1.1\r\n\r\n")
+    transport = vars(protocol.transport)["_transport"]
+    transport.write.side_effect = RuntimeError("the handler is closed")
+    transport.is_closing.return_value = True
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    await until(lambda: protocol.cycle.response_complete)
+    await asyncio.sleep(0)
+    assert errors == []
+
+
+@pytest.mark.parametrize("codings", [["gzip, chunked"], ["gzip", "chunked"]])
+def test_a_body_in_another_transfer_coding_is_refused(server: Process, codings: list[str]) -> None:
+    """It would be read as it comes."""
+    with connect(server.url) as stream:
+        fields = [f"transfer-encoding: {coding}" for coding in codings]
+        stream.sendall(head(fields[-1], "/embed", *fields[:-1]) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert answer(stream)[0] == 400
 
 
 @pytest.mark.anyio

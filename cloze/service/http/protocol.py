@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 ABORT: Final = "cloze.abort"  # extension of the scope
 SMALL: Final = 32_768  # bytes of a part of an answer for which nothing waits; the transport lets twice as many wait
 MAX_HEAD: Final = 65_536  # bytes of a request's first line and headers, or of a chunked body's trailers
+MAX_WAITING: Final = 100  # requests of one connection that wait for the answers of those before them
 TOO_LARGE: Final = orjson.dumps(
     {"error": f"the request has more than {MAX_HEAD} bytes of headers", "error_type": "HeadersTooLarge"}
 )
@@ -47,9 +48,9 @@ class _Together:
         self._transport.close()
 
     def _send(self) -> None:
-        if self._parts:
+        if self._parts and not self._transport.is_closing():  # its client may have left since
             self._transport.write(b"".join(self._parts))
-            self._parts.clear()
+        self._parts.clear()
 
 
 class Protocol(HttpToolsProtocol):
@@ -64,6 +65,7 @@ class Protocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
 
     def connection_made(self, transport: Any) -> None:
+        self._pieces = list[bytes]()  # of a body
         together: Any = _Together(transport, self.loop)
         super().connection_made(together)
         self._wait_for_head()
@@ -80,22 +82,39 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
 
     def on_headers_complete(self) -> None:
+        """Raises HttpParserError for a body in a coding that nothing here undoes, and for too many waiting requests."""
         self._head = 0
         self._stop_waiting()
         self._unset_keepalive_if_required()
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise httptools.HttpParserError("a transfer coding besides chunked")
+        if len(self.pipeline) >= MAX_WAITING:
+            raise httptools.HttpParserError("too many requests at once")
         if not self._offered:
             super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # which goes on reading, however many requests wait
+        if self.pipeline:
+            self.flow.pause_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        self._head = 0
-        self._stop_waiting()  # a read of a chunk's framing alone looked like the beginning of a head
-        super().on_body(body)
+        self._pieces.append(body)  # a chunk may have a single byte
+
+    def _take_body(self) -> None:
+        """Take what one read brought of a body."""
+        if self._pieces:
+            self._head = 0
+            self._stop_waiting()  # a read of a chunk's framing alone looked like the beginning of a head
+            super().on_body(b"".join(self._pieces))
+            self._pieces.clear()
 
     def on_message_complete(self) -> None:
+        self._take_body()
         self._head = 0
         self._stop_waiting()
         if self._late_body:
@@ -114,6 +133,7 @@ class Protocol(HttpToolsProtocol):
                 self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
+        self._take_body()
         if self._head > MAX_HEAD and not self.transport.is_closing():
             self._refuse_head()
         elif self._head and self._late is None:
