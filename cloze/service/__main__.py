@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 from pydantic import Field
 
 from cloze.command import run
+from cloze.encoding.errors import OptionError
 from cloze.machine import mallopt
 from cloze.service.adopted import bundle_of
 from cloze.service.inference.threads import OWN_THREAD
@@ -47,6 +48,8 @@ def _main(arguments: Sequence[str]) -> None:
     if hasattr(signal, "SIGHUP"):  # not on Windows
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing to reload yet
     named = bool(arguments) and not arguments[0].startswith("-")
+    if named and any(word.partition("=")[0] == "--bundle" for word in arguments[1:]):
+        raise OptionError(f"{arguments[0]} and --bundle name what is served; give one of them")
     settings = ServeOptions.read(["--bundle", *arguments] if named else arguments)
     configure_logs(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"bundle": bundle_of(settings.bundle, settings.revision)})

@@ -139,7 +139,7 @@ def _include_routers(app: FastAPI, settings: Settings, *, keys: bool) -> None:
         app.mount("/docs", pages.DOCS_FILES)
         app.mount("/playground", pages.PLAYGROUND)
     else:
-        app.add_api_route(ROOT.path, status.ready, include_in_schema=False)  # as TEI's GET /
+        app.add_api_route(ROOT.path, status.ready, methods=["GET", "HEAD"], include_in_schema=False)  # as TEI's GET /
 
 
 @asynccontextmanager

@@ -226,6 +226,16 @@ def test_the_matrix_is_copied_as_csv(visitor: Visitor, service: httpx.Client) ->
     np.testing.assert_array_equal([[float(value) for value in row[1:]] for row in rows], matrix(service, texts))
 
 
+def test_a_result_that_was_replaced_is_let_go(visitor: Visitor) -> None:
+    browser = visitor.page.context.new_cdp_session(visitor.page)
+    counts = []
+    for _ in range(6):
+        visitor.run("compare", lines="\n".join(TEXTS * 3))
+        browser.send("HeapProfiler.collectGarbage")
+        counts.append(browser.send("Memory.getDOMCounters")["nodes"])
+    assert counts[-1] < counts[1] + 100  # a result has more than a thousand
+
+
 def test_two_models_stand_side_by_side(visitor: Visitor, service: httpx.Client) -> None:
     visitor.page.get_by_label("Compare with the model").select_option("beta")
     visitor.run("compare", lines="\n".join(TEXTS))

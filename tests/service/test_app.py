@@ -466,6 +466,7 @@ async def test_docs_and_playground_can_be_left_out(client: MakeClient) -> None:
             assert "/docs lists" not in response.json()["error"]
         page = await http.get("/")
         assert (page.status_code, page.content) == (200, b"")
+        assert (await http.head("/")).status_code == 200
         assert (await http.post("/", json={"inputs": "a"})).status_code == 200
     async with client() as http:
         assert "text/html" in (await http.get("/")).headers["content-type"]

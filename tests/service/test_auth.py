@@ -87,6 +87,8 @@ def test_every_key_is_compared_though_the_first_matches(monkeypatch: pytest.Monk
         (f"{ONE}\xe9", None, "not visible ASCII"),
         (f"{ONE},{TWO},{ONE}", None, "API key 3 of the setting is the same as another"),
         (ONE, f"# none\nsearch {ONE}", "line 2 of .*keys is the same as another"),
+        ("", f"key-2 {ONE}\n{TWO}", "line 2 of .*keys has no name, and another key has its name, key-2; name it"),
+        ("", f"{ONE}\nkey-1 {TWO}", "line 1 of .*keys has no name, and another key has its name, key-1; name it"),
         ("", "", "contains no API key"),
         ("", "# nothing yet\n\n", "contains no API key"),
         ("", f"search {ONE} {TWO}", "line 1 of .*keys has 3 words; write `KEY`, `NAME KEY` or `NAME KEY bulk`"),

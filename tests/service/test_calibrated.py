@@ -1,12 +1,13 @@
 """/similarity and /search with `calibrated`: the curve of the bundle over the same cosines."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from harness import MakeClient
+from harness import MakeBundle, MakeClient
 from tiny_bundle import CURVE, calibrate, write_bundle
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,26 @@ async def test_values_are_the_curve_of_the_cosines(client: MakeClient, tmp_path:
             "meaning": "probability", "lowest": 0, "highest": 1, "source": "pairs.csv", "pairs": 300, "error": 0.02,
             "thresholds": {"F1": 0.45},
         }  # fmt: skip
+
+
+async def test_cosines_of_other_templates_have_no_meaning(
+    client: MakeClient, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    templates = {"query": "dogs [X] means [MASK].", "document": "man [X] means [MASK]."}
+    bundle = calibrate(shutil.copytree(make_bundle(templates=templates), tmp_path / "tiny"))
+    async with client(bundle=bundle, alias="asks=tiny:query") as http:
+        for path, body in (
+            ("/search", {"query": "a", "texts": TEXTS}),
+            ("/similarity", {"inputs": INPUTS[0], "parameters": {"prompt_name": "query"}}),
+            ("/models/asks/similarity", {"inputs": INPUTS[0]}),
+        ):
+            assert (await http.post(path, json=body)).status_code == 200
+            response = await http.post(path, json=body | {"calibrated": True})
+            assert response.status_code == 422
+            assert "put into the template 'query'; the calibration of model tiny is of" in response.json()["error"]
+        assert len(await post(http, "/similarity", inputs=INPUTS[0], calibrated=True)) == 3
+        assert (await http.get("/info")).json()["calibration"] is not None
+        assert (await http.get("/models/asks/info")).json()["calibration"] is None
 
 
 async def test_a_threshold_keeps_what_reaches_it(client: MakeClient, tmp_path: Path) -> None:

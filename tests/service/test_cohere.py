@@ -38,8 +38,9 @@ async def test_the_answer_is_coheres(both: httpx.AsyncClient) -> None:
 
 
 async def test_without_types_the_rows_are_floats(both: httpx.AsyncClient) -> None:
-    found = (await both.post("/v2/embed", json={"texts": ["a man"]})).json()
-    assert list(found["embeddings"]) == ["float"]
+    for body in ({}, {"embedding_types": None, "truncate": None}):
+        found = (await both.post("/v2/embed", json={"texts": ["a man"]} | body)).json()
+        assert list(found["embeddings"]) == ["float"]
     other = (await both.post("/models/other/v2/embed", json={"texts": ["a man"], "output_dimension": 4})).json()
     assert np.linalg.norm(other["embeddings"]["float"][0]) == pytest.approx(1, abs=1e-6)
     assert len(other["embeddings"]["float"][0]) == 4

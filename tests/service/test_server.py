@@ -332,6 +332,7 @@ BAD_STARTS = [
     (["--bundle", "TMP/altered"], "model.onnx is not the file that was exported"),
     (["--bundle", "TMP/two"], "has several models and no default; set model to one of a, b"),
     (["--bundle", "TMP/two", "--model", "c"], "model is 'c', but"),
+    (["TMP/two", "--bundle=BUNDLE"], "and --bundle name what is served; give one of them"),
     (["--bundle", "BUNDLE", "--precision", "int8"], "has no int8 graph"),
     (["--bundle", "BUNDLE", "--hostname", "256.256.256.256"], "cannot listen on host '256.256.256.256'"),
     (["--bundle", "BUNDLE", "--api-keys", "@TMP/absent"], "cannot read the API keys"),

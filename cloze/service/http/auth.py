@@ -39,13 +39,17 @@ class Keys(dict[bytes, Client]):
         The file has one key per line, `name key` or `name key bulk`; blank lines and lines that begin with # are
         ignored. A key without a name is named by its position, `key-1`. Raises OptionError, which never contains a key.
         """
-        keys = cls()
-        for label, name, key, priority in _read_setting(setting):
+        keys, read = cls(), list(_read_setting(setting))
+        names = {name for _, name, _, _ in read}
+        for label, name, key, priority in read:
             _check(label, name, key)
             digest = _digest(key)
             if digest in keys:
                 raise OptionError(f"{label} is the same as another key; remove it, or give the client its own")
-            keys[digest] = Client(name or f"key-{len(keys) + 1}", priority)
+            position = f"key-{len(keys) + 1}"
+            if not name and position in names:
+                raise OptionError(f"{label} has no name, and another key has its name, {position}; name it")
+            keys[digest] = Client(name or position, priority)
         return keys
 
     def __repr__(self) -> str:

@@ -58,8 +58,8 @@ class CohereRequest(BaseModel):
     inputs: Annotated[list[Input], Field(fail_fast=True)] | None = None
     images: list[Any] | None = None
     input_type: InputType | None = None
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] = ["float"]
-    truncate: Literal["NONE", "START", "END"] = "END"
+    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1, fail_fast=True)] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
     max_tokens: int | None = Field(
         None, ge=1, description="Most tokens of a text; a longer one is truncated or refused, as `truncate` says"
     )
@@ -101,7 +101,8 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
 def _as_json(body: CohereRequest, texts: list[str], embeddings: Embeddings, identity: str) -> Iterator[bytes]:
     vectors = finish(embeddings.vectors, normalize=True, dimensions=body.output_dimension)
     yield b'{"response_type":"embeddings_by_type","id":%b,"embeddings":{' % orjson.dumps(identity)
-    for index, embedding_type in enumerate(dict.fromkeys(body.embedding_types)):
+    types: list[EmbeddingType] = body.embedding_types or ["float"]
+    for index, embedding_type in enumerate(dict.fromkeys(types)):
         yield (b',"%b":' if index else b'"%b":') % embedding_type.encode()
         yield from to_json(vectors, embedding_type)
     yield b'},"texts":'

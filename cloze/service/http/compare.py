@@ -50,7 +50,7 @@ async def similarity(body: SimilarityRequest, context: Context) -> Response:
     layout = _layout(body.inputs)
     with lease(context, body.model, options.model) as model:
         parts = [Part(layout.texts, named_template(context, model, options.prompt_name))]
-        meaning = _meaning(model, body.calibrated)
+        meaning = _meaning(model, body.calibrated, parts)
         embeddings = await embed(parts, context, model, options, layout.field)
         return await respond(lambda: to_json(meaning(layout.compare(embeddings.vectors))), context, model, embeddings)
 
@@ -79,13 +79,16 @@ async def search(body: SearchRequest, context: Context) -> Response:
             Part([body.query], named_template(context, model, body.prompt_name) or query),
             Part(body.texts, document),
         ]
-        meaning = _meaning(model, body.calibrated)
+        meaning = _meaning(model, body.calibrated, parts)
         embeddings = await embed(parts, context, model, body, lambda index: f"texts[{index - 1}]" if index else "query")
         return await respond(lambda: [_ranked(body, cosines(embeddings.vectors), meaning)], context, model, embeddings)
 
 
-def _meaning(model: Model, calibrated: bool) -> Callable[[Array], Array]:
-    """Return what turns cosines into the answer's numbers. Raises ValidationFailed where the model has no curve."""
+def _meaning(model: Model, calibrated: bool, parts: list[Part]) -> Callable[[Array], Array]:
+    """Return what turns cosines into the answer's numbers.
+
+    Raises ValidationFailed where the model has no curve, or none of cosines between texts in these templates.
+    """
     if not calibrated:
         return lambda cosines: cosines
     curve = model.calibration and model.calibration.curves.get(model.session.precision)
@@ -98,6 +101,11 @@ def _meaning(model: Model, calibrated: bool) -> Callable[[Array], Array]:
         raise ValidationFailed(
             f"calibrated is true, and model {model.name} has no calibration of its {model.session.precision} graph; "
             "leave it out, or add one to the bundle with `cloze calibrate`"
+        )
+    if template := next((part.template for part in parts if part.template is not None), None):
+        raise ValidationFailed(
+            f"calibrated is true, and texts are put into the template {template!r}; the calibration of model "
+            f"{model.name} is of texts in its own template: leave calibrated out"
         )
     return curve
 

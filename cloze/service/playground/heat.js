@@ -106,18 +106,15 @@ export function legend(scale, written, controls = []) {
   );
 }
 
-const repaint = new Map();
+const repaint = new WeakMap(); // a figure that was replaced is let go
 dark.addEventListener("change", () => {
-  for (const [figure, paintAgain] of repaint) {
-    if (figure.isConnected) paintAgain();
-    else repaint.delete(figure);
-  }
+  for (const ramp of document.querySelectorAll(".ramp")) repaint.get(ramp)?.();
 });
 
 /** Colour elements of a figure by their values, and its ramp by the scale; again where the scheme changes. */
 export function colour(figure, elements, values, scale) {
   const paintAgain = () => paint(figure, elements, values, scale);
-  repaint.set(figure, paintAgain);
+  repaint.set(figure.querySelector(".ramp"), paintAgain);
   paintAgain();
 }
 

@@ -14,7 +14,7 @@ export async function map(form, model, ask) {
   const rows = await ask("embed", { inputs: texts, encoding_format: "base64", model });
   const { points, shares } = project(rows.map(decode));
   const said = `${plural(texts.length, "text")} on two axes, which hold ${percent(shares[0] + shares[1])} of their variance.`;
-  const table = () => [["line", "x", "y", "text"], ...texts.map((text, i) => [i + 1, ...points[i], text])];
+  const table = () => [["number", "x", "y", "text"], ...texts.map((text, i) => [i + 1, ...points[i], text])];
   const list = make(
     "details",
     {},
@@ -28,7 +28,7 @@ export async function map(form, model, ask) {
 const percent = (share) => `${Math.round(100 * share)} %`;
 
 function coordinates(texts, points) {
-  const names = ["Line", "x", "y", "Text"].map((name) => make("th", { scope: "col" }, name));
+  const names = ["Number", "x", "y", "Text"].map((name) => make("th", { scope: "col" }, name));
   const rows = texts.map((text, i) => {
     const numbers = [i + 1, ...points[i].map((value) => value.toFixed(3).replace("-", "−"))];
     return make(

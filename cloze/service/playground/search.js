@@ -12,7 +12,7 @@ export async function search(form, model, ask) {
   const top = Number(form.elements["search-top"].value) || null;
   const hits = await ask("search", { query, texts, top_k: top, model });
   const rows = () => [
-    ["rank", "score", "line", "text"],
+    ["rank", "score", "number", "text"],
     ...hits.map(({ index, score }, i) => [i + 1, score, index + 1, texts[index]]),
   ];
   const said = `${plural(hits.length, "text")} of ${texts.length.toLocaleString("en")}, best first.`;
