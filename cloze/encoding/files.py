@@ -51,7 +51,10 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all of the text, or nothing, even if the machine stops."""
+    """Write all of the text, or nothing, even if the machine stops. A link, a device or a pipe is written through."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

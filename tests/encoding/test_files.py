@@ -1,7 +1,9 @@
 """A file that is written whole or not at all."""
 
+import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,16 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_work(
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     with pytest.raises(OptionError, match=r"cannot be written to \(Permission denied\); name a file elsewhere"):
         check_new_file(tmp_path / "scores.json")
+
+
+def test_a_link_and_a_pipe_are_written_through(tmp_path: Path) -> None:
+    """As /dev/stdout is one or the other."""
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "one")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "one"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit((tmp_path / "pipe").read_text)
+        write_whole(tmp_path / "pipe", "two")
+        assert read.result() == "two"
