@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     targets = {"passage": options.passages, "query": options.queries, "sentence": options.sentences}
     composed = _composed(blocks, targets, set(excluded), rng)
     texts = list(bar(composed, total=sum(targets.values()), desc="making", unit=" texts"))
+    seen.update(_digest(text) for _, text in texts)
     texts += [("single", text) for text in _singles(options, singles, seen, rng)]
     rng.shuffle(texts)
     options.out.mkdir(parents=True, exist_ok=True)

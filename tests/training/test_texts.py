@@ -219,6 +219,13 @@ def test_texts_that_stand_alone_are_kept_as_they_are(corpus: str, tmp_path: Path
     assert run_command(lambda: main([str(tmp_path / "more"), "--corpus", corpus, *COUNTS, *asked, "31"])) == 2
 
 
+def test_a_text_that_stands_alone_is_no_query_too(corpus: str, tmp_path: Path) -> None:
+    before = [each["text"] for each in made(tmp_path / "before", corpus) if each["kind"] == "query"]
+    (tmp_path / "questions.txt").write_text("\n".join([*before, "one more question"]), encoding="utf-8")
+    texts = made(tmp_path / "out", corpus, "--singles", str(tmp_path / "questions.txt"), "--single-texts", "1")
+    assert [each["text"] for each in texts if each["kind"] == "single"] == ["one more question"]
+
+
 def test_of_one_long_article_a_tenth_at_most_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("\n".join(SENTENCES[:390]), encoding="utf-8")
     options = ["--held-out", "100", "--held-out-queries", "10", "--sentences", "100", "--passages", "5"]

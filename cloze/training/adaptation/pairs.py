@@ -11,12 +11,13 @@
 Columns of other names are named in that order. All become queries with graded documents.
 """
 
+import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cloze.training.adaptation.documents import Document
 from cloze.training.data.corpus import finite_score, read_records
@@ -41,6 +42,10 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns
 }
 
 NAMES: Final = re.compile(r"[!-~]+")
+CLASS_TEXTS: Final = 5000  # with labels; each query has a judgement for every text of its label
+CLASS_QUERIES: Final = 300
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,10 @@ def _kind(record: dict[str, Any], columns: Sequence[str], path: Path) -> tuple[s
         raise CorpusError(
             f"one column, {columns[0]}, makes no pairs; name the query's, the document's, and a score's if any"
         )
-    if columns:
-        known = (kind for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
-        return (next(known, "pairs"), tuple(columns))
+    if columns:  # of a pair, the first named is the query
+        known = ((kind, names) for kind, choices in KINDS.items() for names in choices if set(names) == set(columns))
+        kind, names = next(known, ("pairs", tuple(columns)))
+        return (kind, tuple(columns) if kind == "pairs" else names)
     for kind, choices in KINDS.items():
         for names in choices:
             if set(names) <= set(record):
@@ -143,21 +149,33 @@ def _check_names(documents: Sequence[Document], answered: Mapping[str, Mapping[s
 
 
 def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:
-    labels = {text: label for text, label in rows if text and label}
-    counts = Counter(labels.values())
-    if len(counts) < 2 or max(counts.values()) < 2:
-        raise CorpusError(
-            f"{path} has {len(counts)} labels for {len(labels)} texts; give two labels or more, with texts"
-        )
-    texts = list(labels)
+    """Each text is a query that the others of its labels answer; of many texts and queries a sample is taken."""
+    labels: dict[str, set[str]] = defaultdict(set)
+    for text, label in rows:
+        if text and label:
+            labels[text].add(label)
+    rng = random.Random(0)
+    texts = _sample(list(labels), CLASS_TEXTS, rng)
     members: dict[str, list[int]] = defaultdict(list)
     for place, text in enumerate(texts):
-        members[labels[text]].append(place)
-    queries = [place for place, text in enumerate(texts) if counts[labels[text]] > 1]
+        for label in labels[text]:
+            members[label].append(place)
+    answered = [place for place, text in enumerate(texts) if any(len(members[label]) > 1 for label in labels[text])]
+    if len(members) < 2 or not answered:
+        raise CorpusError(
+            f"{path} has {len(members)} labels for {len(texts)} texts; give two labels or more, with texts"
+        )
+    queries = _sample(answered, CLASS_QUERIES, rng)
     grades = [
-        dict.fromkeys((other for other in members[labels[texts[place]]] if other != place), 1.0) for place in queries
+        {other: 1.0 for label in labels[texts[place]] for other in members[label] if other != place}
+        for place in queries
     ]
     return Judgements([texts[place] for place in queries], texts, grades)
+
+
+def _sample(items: list[Item], most: int, rng: random.Random) -> list[Item]:
+    """At most as many, in their order."""
+    return items if len(items) <= most else [items[place] for place in sorted(rng.sample(range(len(items)), most))]
 
 
 def _joined(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
 from cloze.training.data.lexical import words_of
@@ -30,8 +31,12 @@ class QueryMaker:
         self.rng = random.Random(seed)
         common = COMMON if len(documents) * COMMON > 1 else 1.0
         vectorizer = TfidfVectorizer(tokenizer=words_of, token_pattern=None, lowercase=False, max_df=common)
-        self.weights = vectorizer.fit_transform(documents).tocsr()
-        self.words = vectorizer.get_feature_names_out()
+        try:
+            self.weights = vectorizer.fit_transform(documents).tocsr()
+        except ValueError:  # no word is rare enough, or there is none: no query is made of words
+            self.weights, self.words = csr_matrix((len(documents), 0)), []
+        else:
+            self.words = vectorizer.get_feature_names_out()
 
     def __call__(self, place: int) -> str:
         """A query of the document at `place`."""

@@ -188,7 +188,7 @@ def made_queries(documents: Sequence[str], places: Sequence[int], seed: int) -> 
     for place in places:
         sentences = sentences_of(texts[place])
         query = rng.choice(sentences)
-        remaining = texts[place].replace(query, " ", 1).strip()
+        remaining = texts[place].replace(query, " ").strip()
         if len(sentences) > 1 and remaining:
             texts[place] = " ".join(remaining.split())
             queries.append(query)

@@ -79,7 +79,7 @@ class Corpus:
             texts = set(chain.from_iterable(held_out))
             kept &= np.fromiter((texts.isdisjoint(row) for row in self.rows), bool, len(self.rows))
         places = np.flatnonzero(kept)
-        repeated = len(self.rows) - count - len(places)
+        repeated = len(self.rows) - len(chosen) - len(places)
         return replace(self, rows=ChosenRows(self.rows, places), held_out=held_out, repeated=repeated)
 
     def _whole(self, count: int, rng: random.Random) -> list[int]:
@@ -288,7 +288,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     from pyarrow import ArrowException, parquet  # here, because it is large and few files are parquet
 
     try:
-        batches = parquet.ParquetFile(path).iter_batches()
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CorpusError(f"{path} has two columns of the name {twice[0]!r}; rename one of them")
+        batches = file.iter_batches()
         yield from enumerate((record for batch in batches for record in batch.to_pylist()), 1)
     except (ArrowException, OSError) as error:
         raise CorpusError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error

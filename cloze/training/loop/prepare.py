@@ -212,6 +212,10 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
         return corpus
     whole = isinstance(recipe, RankingRecipe)
     remaining = corpus.hold_out(count, recipe.seed, whole=whole, linked=recipe.next_sentences)
+    if len(remaining.held_out) < minimum:  # a query's rows are held out together
+        if recipe.held_out is None:
+            return corpus
+        raise RecipeError(f"held_out is {count}, and hardly a query has so few rows; raise it, or write 0")
     if len(remaining) >= recipe.batch_size:
         return remaining
     if recipe.held_out is None:  # the corpus is a few texts, repeated

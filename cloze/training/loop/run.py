@@ -127,7 +127,7 @@ def fit(recipe: Recipe, run: Run, resume: bool = False) -> bool:
     """
     keep_memory()
     group, recipe = processes(), for_this_machine(recipe)
-    console.quiet = not processes().is_main_process
+    console.quiet |= not processes().is_main_process
     if recipe.workers:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork, and it would warn
     corpus, dev, objective = prepare(recipe)

@@ -28,10 +28,10 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     Raises RunError, CorpusError, EncoderError, BundleError.
     """
     run, kind = Run.fresh(out), kind_of(model)
+    corpus = read_corpus(paths, columns)
     encoder = _encoder(model) if kind == "encoder" else SentenceEncoder.load(model)
     if encoder.config.pooling != "mean":
         raise RunError(f"{model} reads its vector by {encoder.config.pooling}; only the tokens of a mean have weights")
-    corpus = read_corpus(paths, columns)
     run.make()
     special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)

@@ -196,6 +196,8 @@ class Recipe(BaseModel):
             counts = list(map(str, self.readable_columns))
             allowed = " or ".join(counts) if len(counts) <= 3 else f"{counts[0]} to {counts[-1]}"
             raise ValueError(f"columns names {len(self.columns) or 'none'}; method {self.method!r} reads {allowed}")
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ValueError(f"columns names {twice[0]} twice; name each column once")
         if self.weights and len(self.weights) != len(self.corpus):
             raise ValueError(
                 f"weights has {len(self.weights)} numbers and corpus {len(self.corpus)} files; write one number for "

@@ -324,6 +324,14 @@ def test_a_made_query_is_taken_out_of_its_document() -> None:
     assert query in DOCUMENTS[1]
     assert query not in made.documents[1]
     assert made.documents[0] == DOCUMENTS[0]
+    twice = made_queries(["It is sold as it is. It is sold as it is. It rains in the city."], [0], 1)
+    assert twice.queries[0] not in twice.documents[0]
+
+
+@pytest.mark.parametrize("documents", [["open paid late", "open late", "paid open late"] * 5, ["!!!", "..."] * 5])
+def test_queries_are_made_of_documents_without_rare_words(documents: list[str]) -> None:
+    maker = QueryMaker(documents, 0)
+    assert all(maker(place) for place in range(len(documents)) for _ in range(10))
 
 
 def test_made_queries_are_of_their_documents_words() -> None:

@@ -168,10 +168,30 @@ def test_texts_of_one_class_answer_each_other(tmp_path: Path) -> None:
     assert found.grades == [{1: 1.0}, {0: 1.0}, {3: 1.0}, {2: 1.0}]
 
 
+def test_a_text_of_two_classes_answers_those_of_both(tmp_path: Path) -> None:
+    rows = [("pay", "bank"), ("pay", "shop"), ("card", "bank"), ("till", "shop"), ("rain", "sky")]
+    found = read_pairs(table(tmp_path / "classes.csv", ("text", "label"), rows), [])
+    assert dict(zip(found.queries, found.grades, strict=True)) == {
+        "pay": {1: 1.0, 2: 1.0},
+        "card": {0: 1.0},
+        "till": {0: 1.0},
+    }
+
+
+def test_of_many_texts_with_labels_a_sample_is_taken(tmp_path: Path) -> None:
+    """Judgements are as many as texts of one class, squared."""
+    rows = [(f"text {number}", str(number % 2)) for number in range(6000)]
+    found = read_pairs(table(tmp_path / "classes.csv", ("text", "label"), rows), [])
+    assert (len(found.queries), len(found.documents)) == (300, 5000)
+    for query, grades in zip(found.queries, found.grades, strict=True):
+        assert len(grades) > 2300
+        assert {int(found.documents[place].split()[1]) % 2 for place in grades} == {int(query.split()[1]) % 2}
+
+
 def test_columns_of_known_names_keep_their_meaning(tmp_path: Path) -> None:
     rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky")]
     file = table(tmp_path / "classes.csv", ("text", "label"), rows)
-    assert read_pairs(file, [], ["text", "label"]) == read_pairs(file, [])
+    assert read_pairs(file, [], ["text", "label"]) == read_pairs(file, [], ["label", "text"]) == read_pairs(file, [])
 
 
 def test_of_several_splits_the_one_for_training_is_learnt(tmp_path: Path) -> None:

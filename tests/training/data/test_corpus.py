@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cloze.encoding.bundle import sha256
 from cloze.training.data.corpus import Corpus, read_corpus
@@ -233,6 +234,13 @@ def test_a_query_is_held_out_with_all_its_documents_or_not_at_all(tmp_path: Path
     assert 28 <= len(left.held_out) <= 31
     assert {query for query, _ in left.held_out}.isdisjoint(query for query, _ in left.rows)
     assert sorted([*left.held_out, *left.rows]) == sorted(corpus.rows)
+    assert (left.repeated, len(corpus.hold_out(2, seed=3, whole=True).held_out)) == (0, 0)
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet has two columns of the name 'text'; rename one of them"):
+        read_corpus([str(tmp_path / "a.parquet")], ["text"])
 
 
 def test_the_neighbours_of_a_sentence_held_out_are_not_trained_on(tmp_path: Path) -> None:

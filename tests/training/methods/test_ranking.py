@@ -13,7 +13,7 @@ from recipes import arguments, load_recipe
 
 from cloze.training.data.corpus import Corpus
 from cloze.training.data.lexical import Lexical, words_of
-from cloze.training.errors import CorpusError
+from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.measures import units
 from cloze.training.fit import main
 from cloze.training.inputs import digests_of
@@ -58,6 +58,11 @@ def test_a_query_is_held_out_with_all_its_documents(tmp_path: Path, tiny_bert: P
     corpus, *_ = prepare(load_recipe("ranking", keys_of(tmp_path, tiny_bert, held_out=3)))
     assert {row[0] for row in corpus.held_out}.isdisjoint(row[0] for row in corpus.rows)
     assert len(corpus.held_out) >= 2
+    rows = [{"query": f"dog {number % 4}", "document": str(number), "grade": 1} for number in range(20)]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    keys = keys_of(tmp_path, tiny_bert, held_out=3, corpus=str(tmp_path / "many.jsonl"))
+    with pytest.raises(RecipeError, match="held_out is 3, and hardly a query has so few rows; raise it, or write 0"):
+        prepare(load_recipe("ranking", keys))
 
 
 def test_judgements_may_all_have_one_grade(tmp_path: Path, tiny_bert: Path) -> None:

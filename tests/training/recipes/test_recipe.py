@@ -32,6 +32,11 @@ def test_a_key_of_an_earlier_version_may_have_the_only_value_left(tmp_path: Path
         load_recipe(str(path))
 
 
+def test_a_column_is_named_once() -> None:
+    with pytest.raises(RecipeError, match="columns names a twice; name each column once"):
+        load_recipe("simcse", CORPUS | {"columns": ["a", "b", "a"]})
+
+
 def test_a_preset_lies_over_the_recipe_and_words_over_both(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
