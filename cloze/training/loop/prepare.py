@@ -215,7 +215,9 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
     if len(remaining.held_out) < minimum:  # a query's rows are held out together
         if recipe.held_out is None:
             return corpus
-        raise RecipeError(f"held_out is {count}, and hardly a query has so few rows; raise it, or write 0")
+        raise RecipeError(
+            f"held_out is {count}, and a query is held out with all its rows, which are more; raise it, or write 0"
+        )
     if len(remaining) >= recipe.batch_size:
         return remaining
     if recipe.held_out is None:  # the corpus is a few texts, repeated

@@ -61,7 +61,9 @@ def test_a_query_is_held_out_with_all_its_documents(tmp_path: Path, tiny_bert: P
     rows = [{"query": f"dog {number % 4}", "document": str(number), "grade": 1} for number in range(20)]
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     keys = keys_of(tmp_path, tiny_bert, held_out=3, corpus=str(tmp_path / "many.jsonl"))
-    with pytest.raises(RecipeError, match="held_out is 3, and hardly a query has so few rows; raise it, or write 0"):
+    with pytest.raises(
+        RecipeError, match="held_out is 3, and a query is held out with all its rows, which are more; raise"
+    ):
         prepare(load_recipe("ranking", keys))
 
 
