@@ -61,7 +61,7 @@ def test_the_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_run_is_averaged(tmp_path: Path) -> None:
-    average([str(RUN), str(RUN), "--out", str(tmp_path / "mean")])
+    average([str(RUN), str(RUN), "--weights", "1", "1", "--out", str(tmp_path / "mean")])
     mean = SentenceEncoder.load(encoder_folder(str(tmp_path / "mean")))
     np.testing.assert_allclose(mean.embed(CANARY_TEXTS), stored("fp32"), atol=1e-5, rtol=0)
 
