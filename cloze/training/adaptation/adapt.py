@@ -123,7 +123,7 @@ class AdaptationResult:
 def _with_labels(rounds: Rounds) -> AdaptationResult:
     """Rounds that hold out another part of the queries each, and a last one that learns from all, if that helps.
 
-    All of them are in the mean: those on parts of the queries are trained anyway, and make it steadier.
+    All of them are in the mean, because those on parts of the queries are trained anyway.
     """
     count, everything = len(rounds.judged), range(len(rounds.judged.documents))
     split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(count))
