@@ -71,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = [*options.columns, *names]
     if twice := [name for name in header if header.count(name) > 1]:
         raise RunError(f"two columns of {options.out} would have the name {twice[0]!r}; rename one of --columns")
+    if options.out.resolve() in [options.pairs.resolve(), *(Path(name).resolve() for name in options.corpus)]:
+        raise RunError(f"--out is {options.out}, which is read; name another file")
     check_new_file(options.out)
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))

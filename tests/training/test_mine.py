@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cloze.command import run as run_command
 from cloze.training import mine
 from cloze.training.data.corpus import read_corpus
+from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import nearest, units
 from cloze.training.model.encoder import SentenceEncoder
 
@@ -121,3 +122,11 @@ def test_texts_with_line_ends_are_read_as_they_were_written(tmp_path: Path, endi
     rows = [("one\rtwo", "b\nc", 'say "d"'), ("e\r\nf", "g\th", "i,j")]
     mine._write(tmp_path / f"mined{ending}", ["sent0", "sent1", "negative"], rows)
     assert list(read_corpus([str(tmp_path / f"mined{ending}")], ["sent0", "sent1", "negative"]).rows) == rows
+
+
+def test_the_pairs_are_not_written_over(tmp_path: Path) -> None:
+    pairs = write(tmp_path / "pairs.csv", [("a", "b")])
+    before = pairs.read_bytes()
+    with pytest.raises(RunError, match=r"--out is .*pairs\.csv, which is read; name another file"):
+        mine.main(["cloze-mini", "--pairs", str(pairs), "--out", str(pairs)])
+    assert pairs.read_bytes() == before

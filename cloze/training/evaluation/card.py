@@ -180,7 +180,9 @@ def _set_of(column: str) -> str:
 def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
     """The figures of the most exact of the `shipped` graphs that has any, for the card's metadata."""
     precision = next((candidate for candidate in shipped if candidate in provenance.scores), None)
-    return _of_precision(precision, provenance.scores[precision]) if precision else None
+    return (
+        precision and _of_precision(precision, provenance.scores[precision])
+    ) or None  # a card cannot hold an empty list
 
 
 def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:

@@ -292,6 +292,10 @@ def test_a_card_without_figures_gets_some_and_one_with_bad_metadata_is_refused(r
     for title, value in (("mine-sts", 1), ("mine accuracy", 75), ("topics V-measure", 40), ("MR", 80)):
         assert f"\n\n| | {title} |\n| --- | ---: |\n| fp32 | {value}.00 |" in card
     assert "STS12" not in card
+    provenance = provenance.model_copy(update={"scores": {"fp32": {"mine-sts": 1.0}}})
+    for _ in range(2):  # the hub has no name for figures of one's own data
+        card = with_figures(card, "ours", provenance, {"fp32": 1})
+        assert ModelCard(card).data.eval_results is None
     with pytest.raises(ExportError, match=r"(?s)metadata of README\.md cannot be read .*correct the YAML"):
         with_figures("---\nlicense: [mit\n---\n", "ours", provenance, {"fp32": 1})
 
