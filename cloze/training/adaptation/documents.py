@@ -68,6 +68,8 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
         raise CorpusError(
             f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text"
         )
+    if nested := [column for column in chosen if isinstance(record[column], dict | list)]:
+        raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write a text")
     return " ".join(str(record[column]).strip() for column in chosen if record[column] is not None).strip()
 
 

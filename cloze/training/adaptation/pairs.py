@@ -106,6 +106,8 @@ def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[
     missing = [name for name in names if name not in record]
     if missing:
         raise CorpusError(f"{location}: no column {missing[0]!r}; it has {', '.join(map(str, record))}")
+    if nested := [name for name in names if isinstance(record[name], dict | list)]:
+        raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write one text, in a row of its own")
     return ["" if record[name] is None else str(record[name]).strip() for name in names]
 
 

@@ -282,3 +282,12 @@ def test_no_text_of_a_page_is_lost(name: str, text: str, expected: str, tmp_path
     """Of list items with lists in them, of pages that are made of divisions, and of what stands in no block."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert "|".join(document.text for document in read_documents([tmp_path / name])) == expected
+
+
+def test_an_object_or_a_list_is_not_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "nested.jsonl"
+    file.write_text('{"text": {"raw": "a"}, "query": "b", "document": ["c", "d"]}\n', encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"line 1: text is \{'raw': 'a'\}; write a text"):
+        read_documents([file], ())
+    with pytest.raises(CorpusError, match=r"line 1: document is \['c', 'd'\]; write one text, in a row of its own"):
+        read_pairs(file, [])
