@@ -88,8 +88,7 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
         except Exception as error:  # ONNX Runtime has an exception for each of its status codes
             raise AdoptionError(
                 f"{source!r} has a graph that fails on {max(map(len, sequences))} tokens or fewer "
-                f"({first_line(error)}); give a "
-                f"lower --max-tokens than {config.max_tokens}, or get the model again"
+                f"({first_line(error)}); give a lower --max-tokens than {config.max_tokens}, or get the model again"
             ) from error
         path = staged / GRAPHS["fp32"]
         path.parent.mkdir()

@@ -94,10 +94,10 @@ async def info(context: Context) -> Info:
                 denoising=spec.denoising,
             ),
             templates=spec.templates,
-            calibration=_calibration(model) if template is None else None,  # learnt in its own template
+            calibration=_calibration(model) if template is None else None,  # learnt from its own template, as heads
             heads={
                 name: HeadInfo(**head.model_dump(include=set(HeadInfo.model_fields)))
-                for name, head in (model.heads.items() if template is None else ())  # as these
+                for name, head in (model.heads.items() if template is None else ())
             },
             embedding_space=model.space,
             models=list(models.served),
