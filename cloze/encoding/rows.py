@@ -1,8 +1,9 @@
 """Rows of files: the lines of a .txt, and the records of a .csv, .tsv or .jsonl, in UTF-8, compressed or not.
 
 The first row of a .csv or .tsv names the columns, and every value is a text. A cell that holds the separator, a quote
-or the end of a line stands in quotes, in which a quote is written twice: in a .tsv too. A row with fewer cells than the
-first has None for the others. Empty lines of a .csv, .tsv or .jsonl are left out.
+or the end of a line stands in quotes, in which a quote is written twice: in a .tsv too. Semicolons separate the cells
+if the first line has some and no comma (or tab). A row with fewer cells than the first has None for the others. Empty
+lines of a .csv, .tsv or .jsonl are left out.
 """
 
 import bz2
@@ -13,6 +14,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias, cast
 
@@ -34,6 +36,7 @@ Row: TypeAlias = dict[str, Any] | str
 """The columns, or why the row cannot be read."""
 
 SEPARATORS: Final = {".csv": ",", ".tsv": "\t"}
+SEMICOLON: Final = ";"  # of a table by a program whose language has decimal commas
 ENDINGS: Final = (".jsonl", *SEPARATORS, ".txt")
 COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
 MAX_LINE: Final = 2**26  # bytes of a line, or characters of a cell; what is longer is not a text
@@ -122,8 +125,16 @@ def _record(line: bytes) -> Row:
 
 def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, Row]]:
     lines = (line.decode("utf-8", "surrogateescape") for _, line in read_lines(stream, name))
+    opening = list[str]()
+    for line in lines:
+        opening.append(line)
+        if line.strip():
+            break
+    header = opening[-1] if opening else ""
+    if separator not in header and SEMICOLON in header:
+        separator = SEMICOLON
     # strict, so that a stray quote is an error and does not join lines until the next one
-    records = csv.reader(lines, delimiter=separator, strict=True)
+    records = csv.reader(chain(opening, lines), delimiter=separator, strict=True)
     try:
         names = next((record for record in records if record), [])
         if reason := _reason(names):

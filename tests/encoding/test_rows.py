@@ -72,6 +72,16 @@ def test_what_a_csv_writer_writes_is_read(cells: list[list[str]], ending: str) -
     assert rows == [{"one": one, "other": other} for one, other in cells]
 
 
+def test_semicolons_separate_where_the_header_has_them_alone() -> None:
+    assert read(b'\ntext;n\nA; 0,5\n"b;c";2\n', "a.csv") == [
+        (3, {"text": "A", "n": " 0,5"}),
+        (4, {"text": "b;c", "n": "2"}),
+    ]
+    assert read(b"text;n\ta\nb\tc\n", "a.tsv") == [(2, {"text;n": "b", "a": "c"})]
+    assert read(b"text,n\na;b,c\n", "a.csv") == [(2, {"text": "a;b", "n": "c"})]
+    assert read(b"\n\n", "a.csv") == read(b"", "a.csv") == []
+
+
 @given(some.lists(some.dictionaries(CELLS, some.none() | some.integers(-(2**63), 2**64 - 1) | CELLS), max_size=5))
 def test_what_a_json_writer_writes_is_read(records: list[dict[str, Any]]) -> None:
     content = "".join(json.dumps(record) + "\r\n\n" for record in records)
