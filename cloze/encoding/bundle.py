@@ -16,6 +16,7 @@ A graph takes `input_ids` and `attention_mask`, int64 (batch, length), and gives
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -49,8 +50,8 @@ __all__ = [
     "Provenance",
     "Source",
     "Spec",
+    "alterable",
     "altered",
-    "check_alterable",
     "default_bundle",
     "located",
     "seal",
@@ -344,14 +345,21 @@ def _check_place(folder: Path) -> None:
         raise BundleError(f"{folder} is the working directory or holds it, and would be replaced; go elsewhere first")
 
 
-def check_alterable(bundle: Bundle) -> None:
-    """Check before long work that a bundle can be altered. Raises BundleError."""
+def alterable(name: str | os.PathLike[str]) -> Bundle:
+    """Load a bundle that is to be altered after long work. Raises BundleError, also for the one of the installation."""
+    bundle = Bundle.load(Path(name))
+    if bundle.path != Path(name):
+        raise BundleError(
+            f"{name} is part of the installation, and would be changed in place; copy it, and name the copy: "
+            f"cp -r {shlex.quote(str(bundle.path))} my-{name}"
+        )
     folder = bundle.path.resolve()
     _check_place(folder)
     try:
         check_folder(folder.parent)
     except OptionError as error:
         raise BundleError(f"{bundle.path} is replaced when it is changed, and {error}, and copy it there") from error
+    return bundle
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from cloze.encoding.bundle import (
     Bundle,
     EmbeddingConfig,
     Provenance,
+    alterable,
     altered,
     default_bundle,
     located,
@@ -360,6 +361,16 @@ def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: p
     message = "mount is a mount point, which cannot be replaced; name a folder in it"
     with pytest.raises(BundleError, match=message), staging(tmp_path / "mount"):
         raise AssertionError
+
+
+def test_the_bundle_of_the_installation_is_not_altered(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "default_bundle", lambda: bundle)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BundleError, match=rf"cloze-mini is part of the installation.*: cp -r {bundle} my-cloze-mini"):
+        alterable("cloze-mini")
+    assert alterable(bundle).path == bundle
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are two renames")

@@ -128,7 +128,9 @@ def test_a_head_goes_into_the_bundle_and_out_again(tmp_path: Path, capsys: pytes
     card = (before.path / "README.md").read_text()
     data = write_labelled(tmp_path / "topics.csv", ["animals", "music"] * 60)
     main([str(before.path), "--train", str(data), "--name", "topic"])
-    assert capsys.readouterr().out.startswith("topic: 2 labels, 120 texts; held out: accuracy 0.9")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{before.path}/heads/topic.json: 2 labels, 120 texts; held out: accuracy 0.9")
+    assert "of the texts have an answer, and 95% of the answers are right" in shown
     after = Bundle.load(before.path)
     assert after.spec.space == before.spec.space
     assert after.graph("fp32").read_bytes() == (before.path / "onnx" / "model.onnx").read_bytes()

@@ -28,7 +28,7 @@ from cloze.training.evaluation.measures import units
 from cloze.training.evaluation.own_data import load_label_sets, load_labels
 from cloze.training.model.graph_encoder import GraphEncoder
 
-__all__ = ["abstention_threshold", "fitted", "learnt", "write"]
+__all__ = ["KEPT", "abstention_threshold", "fitted", "learnt", "write"]
 
 LEAST: Final = 8  # texts of each label, and without it where a text may have several
 FOLDS: Final = 5
@@ -37,6 +37,7 @@ MOST_STEPS: Final = 1000
 TOLERANCE: Final = 1e-3
 TEMPERATURES: Final = (np.log(0.01), np.log(100))  # natural logarithms
 DIGITS: Final = 6  # of the stored numbers, as many as float32 has
+KEPT: Final = "kept"  # figure: the share of texts whose probability reaches the threshold
 SHOWN: Final = 12  # labels of a head, on the card
 TITLE: Final = "Labels"
 
@@ -99,7 +100,7 @@ def fitted(
     figures, confidence, right = _figures(probabilities, gold, several)
     threshold = abstention_threshold(confidence, right, wanted)
     if threshold is not None:
-        figures["kept"] = float((confidence >= threshold).mean())
+        figures[KEPT] = float((confidence >= threshold).mean())
     return head.model_copy(update={"threshold": threshold, "figures": {n: round(x, 4) for n, x in figures.items()}})
 
 

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyp
 from sklearn.metrics import precision_recall_curve  # type: ignore[import-untyped]
 from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
-from cloze.encoding.bundle import Bundle, altered, check_alterable
+from cloze.encoding.bundle import Bundle, alterable, altered
 from cloze.encoding.calibration import CALIBRATION_FILE, Calibration, Curve, Meaning
 from cloze.encoding.files import write_whole
 from cloze.training.errors import CorpusError
@@ -47,8 +47,7 @@ Numbers = NDArray[np.float64]
 
 def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     """Learn the curves of a bundle from a file of judged pairs, and write them into it. Raises ClozeError."""
-    bundle = Bundle.load(path)
-    check_alterable(bundle)
+    bundle = alterable(path)
     pairs, meaning = _judged(judged)
     gold = np.array(pairs.gold)
     lowest, highest = float(gold.min()), float(gold.max())
@@ -64,8 +63,9 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     for precision, curve in curves.items():
         console.print(
             f"{precision}: {curve.method}; calibration error {curve.error_before:.3f} before, {curve.error:.3f} after"
-            + "".join(f"; threshold for {name}: {value:.2f}" for name, value in curve.thresholds.items())
+            + "".join(f"; from a probability of {value:.2f} on: {name}" for name, value in curve.thresholds.items())
         )
+    console.print(f"{bundle.path / CALIBRATION_FILE}: written, with a section of the card")
 
 
 def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:

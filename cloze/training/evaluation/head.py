@@ -7,12 +7,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
-from rich.console import Console
 
 from cloze.command import run
-from cloze.encoding.bundle import Bundle, check_alterable
+from cloze.encoding.bundle import alterable
 from cloze.encoding.errors import OptionError
-from cloze.encoding.heads import HEAD_NAME
+from cloze.encoding.heads import HEAD_FOLDER, HEAD_NAME
 from cloze.options import Command
 
 __all__ = ["main"]
@@ -44,10 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = HeadOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze head")
 
     # torch takes seconds, for which help and a wrong option need not wait
-    from cloze.training.evaluation.classifiers import learnt, write
+    from cloze.training.evaluation.classifiers import KEPT, learnt, write
 
-    bundle = Bundle.load(options.bundle)
-    check_alterable(bundle)
+    bundle = alterable(options.bundle)
     heads = bundle.heads
     if options.remove:
         if heads.pop(options.name, None) is None:
@@ -58,11 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bundle, options.train, options.separator, balanced=options.balanced, wanted=options.wanted_accuracy
         )
     write(bundle, heads)
-    if head := heads.get(options.name):
-        figures = "; ".join(f"{name} {value:.3f}" for name, value in head.figures.items())
-        Console(soft_wrap=True, highlight=False, markup=False).print(
-            f"{options.name}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}"
+    file = bundle.path / HEAD_FOLDER / f"{options.name}.json"
+    if (head := heads.get(options.name)) is None:
+        print(f"{file}: removed")
+        return
+    figures = "; ".join(f"{name} {value:.3f}" for name, value in head.figures.items() if name != KEPT)
+    if head.threshold is not None:
+        figures += (
+            f"; above a probability of {head.threshold:.2f}, {head.figures[KEPT]:.0%} of the texts have an answer, and "
+            f"{options.wanted_accuracy:.0%} of the answers are right"
         )
+    print(f"{file}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}")
 
 
 if __name__ == "__main__":
