@@ -11,7 +11,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -27,6 +27,7 @@ from cloze.encoding.errors import OptionError
 
 __all__ = ["Command", "Options", "flag", "key_of"]
 
+REQUIRED: Final = "the following arguments are required"  # argparse says so of words that belong to no option
 METAVARS: Final = {"str": "TEXT", "int": "N", "float": "X", "{int,float}": "X", "Path": "PATH", "SecretStr": "TEXT"}
 
 
@@ -82,6 +83,8 @@ class Options(BaseSettings):
     @classmethod
     def _explain_usage(cls, reason: str, arguments: Sequence[str]) -> str:
         problem, _, words = reason.partition(": ")
+        if problem == REQUIRED and any(map(cls._takes_several, arguments)):
+            return f"{reason}; write it before the options: one that takes a list takes every word after it"
         if problem != "unrecognized arguments":
             return reason
         if any("key" in argument.lower() for argument in arguments):  # as in `--api-key KEY` for `--api-keys KEY`
@@ -90,6 +93,11 @@ class Options(BaseSettings):
         option = re.search(r"--[\w-]+", words)
         close = difflib.get_close_matches(option[0], flags, 1) if option else []
         return f"{problem}: {words}; {f'did you mean {close[0]}?' if close else '--help lists the options'}"
+
+    @classmethod
+    def _takes_several(cls, word: str) -> bool:
+        fields = (field for name, field in cls.model_fields.items() if flag(field.alias or name) == word)
+        return any(get_origin(field.annotation) in (list, tuple) for field in fields)
 
     @classmethod
     def _explain(cls, detail: ErrorDetails) -> str:

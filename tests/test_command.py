@@ -56,6 +56,12 @@ def test_a_command_is_called_what_the_user_typed() -> None:
     found = cloze("fit", "simcse", "--batch_size", "8")
     assert (found.returncode, found.stderr) == (2, "error: --batch_size is now written --batch-size\n")
     assert "--bundle" in cloze("serve", "--help").stdout
+    swallowed = cloze("evaluate", "--pairs", "pairs.csv", "cloze-mini")
+    assert (swallowed.returncode, swallowed.stderr) == (
+        2,
+        "error: the following arguments are required: PATH; write it before the options: one that takes a list takes "
+        "every word after it\n",
+    )
 
 
 def test_every_command_is_a_module_that_can_be_run() -> None:

@@ -185,8 +185,8 @@ def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> N
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()
     assert reason == (
-        f"error: {hub.url} has no repository rain/no-such-model, or it is private; check the name, or set HF_TOKEN to "
-        "a token that may read it"
+        f"error: {hub.url} has no repository rain/no-such-model, or it is private, and there is no folder of that "
+        "name; check it, or set HF_TOKEN to a token that may read it"
     )
     assert not list(cache.rglob("embedding.json"))
 

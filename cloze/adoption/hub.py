@@ -69,8 +69,8 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
             )
         if isinstance(cause, errors.RepositoryNotFoundError):
             return (
-                f"{endpoint} has no repository {name}, or it is private; check the name, or set HF_TOKEN to a token "
-                "that may read it"
+                f"{endpoint} has no repository {name}, or it is private, and there is no folder of that name; check "
+                "it, or set HF_TOKEN to a token that may read it"
             )
         if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
             if constants.HF_HUB_OFFLINE:
@@ -80,8 +80,8 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
                 )
         elif isinstance(cause, errors.HfHubHTTPError) or type(cause).__module__.partition(".")[0] in HTTP_LIBRARIES:
             return (
-                f"the hub {endpoint} could not be reached for {name} ({first_line(cause)}); check the network and "
-                "HF_ENDPOINT, or give a folder"
+                f"the hub {endpoint} could not be reached for {name} ({first_line(cause)}), and there is no folder of "
+                "that name; check the network and HF_ENDPOINT, or give a folder"
             )
     return None
 

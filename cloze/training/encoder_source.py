@@ -5,6 +5,7 @@ It needs neither torch nor transformers, so that recipes know an encoder's own t
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -138,8 +139,7 @@ def provenance_in(run: Path) -> dict[str, Any]:
 
 def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | None:
     """The reading of a sentence-transformers model, whose files `file` finds; None if it is not such a model."""
-    modules, config = _json(file(MODULES_FILE)), _json(file(ST_CONFIG_FILE))
-    rows = [row for row in modules or [] if isinstance(row, dict)]  # what else is wrong is said where it is loaded
+    rows = [row for row in _json(file(MODULES_FILE)) or [] if isinstance(row, dict)]  # loading says what else is wrong
     path = next((row.get("path") for row in rows if str(row.get("type")).endswith("Pooling")), None)
     pooling = _json(file(f"{path}/config.json")) if path else None
     if not pooling:
@@ -147,10 +147,12 @@ def _reading_of_modules(file: Callable[[str], Path | None]) -> dict[str, Any] | 
     modes = pooling_of(pooling)
     if len(modes) != 1 or modes[0] not in POOLINGS:
         return None
-    prompt = ((config or {}).get("prompts") or {}).get((config or {}).get("default_prompt_name")) or ""
+    config = _json(file(ST_CONFIG_FILE)) or {}
+    prompt = (config.get("prompts") or {}).get(config.get("default_prompt_name")) or ""
     return {"template": f"{prompt}{TEXT}", "pooling": modes[0], "final_period": False}
 
 
+@cache
 def _fetched(name: str, file: str) -> Path | None:
     """A file of a hub model; None if it has none, or if the hub cannot be reached."""
     from huggingface_hub import hf_hub_download  # here, because most encoders are folders

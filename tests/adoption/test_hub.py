@@ -99,7 +99,7 @@ def test_a_token_opens_a_private_repository(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(fetched("rain/private")) == names(fetched("rain/gated")) == {*FILES, DENSE}
 
 
-UNKNOWN = "or it is private; check the name, or set HF_TOKEN to a token that may read it"
+UNKNOWN = "or it is private, and there is no folder of that name; check it, or set HF_TOKEN to a token that may read it"
 FAILURES = {
     "rain/none": f"{{url}} has no repository rain/none, {UNKNOWN}",
     "rain/private": f"{{url}} has no repository rain/private, {UNKNOWN}",
@@ -135,8 +135,8 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     use("http://127.0.0.1:9", monkeypatch)
     with pytest.raises(
         HubError,
-        match=r"^the hub http://127\.0\.0\.1:9 could not be reached for rain/model \(.*\); check the network and "
-        "HF_ENDPOINT, or give a folder$",
+        match=r"^the hub http://127\.0\.0\.1:9 could not be reached for rain/model \(.*\), and there is no folder of "
+        "that name; check the network and HF_ENDPOINT, or give a folder$",
     ):
         fetched("rain/model")
 
