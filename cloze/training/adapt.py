@@ -8,14 +8,14 @@ documents, and label.csv has the documents for which a real query would teach mo
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import CliVariadicArg
 
 from cloze.command import run
 from cloze.encoding.bundle import DEFAULT
-from cloze.options import Command
+from cloze.options import Command, flag
 from cloze.training.recipes.recipe import LARGEST_SEED
 
 __all__ = ["main"]
@@ -40,6 +40,13 @@ class AdaptOptions(Command):
     document_columns: CliVariadicArg[list[str]] = Field([], description="columns of text in tables of documents")
     out: Path = Field(Path("runs/adapt"), description="folder to write: a run")
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(42, description="seed of all random draws")
+
+    @model_validator(mode="after")
+    def _columns_of_something(self) -> Self:
+        for columns, of in (("columns", "pairs"), ("document_columns", "documents")):
+            if getattr(self, columns) and not getattr(self, of):
+                raise ValueError(f"{flag(columns)} names columns of {flag(of)}, which is not given")
+        return self
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

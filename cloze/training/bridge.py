@@ -5,6 +5,7 @@ As in Drift-Adapter (arXiv:2509.23471), what counts is whether the old index fin
 model's own results. Some texts are held out to choose the map, and others to judge the chosen one.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,9 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "`cloze bulk`, or write it anyway with --force"
         )
     bridge.write(options.out)
+    command = f"cloze serve --bundle {shlex.quote(str(options.new))} --bridge {shlex.quote(str(options.out))}"
     print(
         f"{options.out}: {about.kind} map from space {about.new} to {about.old}, {recall} on {about.queries} texts "
-        f"held out, of {about.searched} searched; next: cloze serve --bundle {options.new} --bridge {options.out}"
+        f"held out, of {about.searched} searched; next: {command}"
     )
 
 

@@ -7,6 +7,7 @@ arXiv:2407.15831). The result is a corpus with one more column per negative.
 
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{options.margin}; lower --margin or --negatives, raise --depth, or give more texts with --corpus"
         )
     _write(options.out, header, rows)
-    next_words = f"--corpus {options.out} --columns {' '.join(header)}"
+    next_words = f"--corpus {shlex.quote(str(options.out))} --columns {shlex.join(header)}"
     console.print(f"{options.out}: {len(rows):,} rows of {len(pairs):,} pairs; next: {next_words}")
 
 

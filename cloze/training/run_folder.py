@@ -14,6 +14,7 @@ run.json           provenance: parent, recipe, data, commit, seeds, versions, sc
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -114,6 +115,11 @@ class Run:
     @property
     def model(self) -> Path:
         return self.path / MODEL
+
+    @property
+    def export_command(self) -> str:
+        """What to write next, once the run is finished."""
+        return f"cloze export {shlex.quote(str(self.path))} models/NAME"
 
     @property
     def provenance_file(self) -> Path:

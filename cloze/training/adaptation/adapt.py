@@ -7,6 +7,8 @@ candidate.
 
 import csv
 import hashlib
+import json
+import re
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ from cloze.training.adaptation.held_out import HeldOutQueries, interval
 from cloze.training.adaptation.pairs import Judgements, read_pairs
 from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
 from cloze.training.bar import console
+from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError
 from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import averaged
@@ -35,6 +38,8 @@ from cloze.training.run_folder import ADAPTED, Run, provenance_of_encoder
 __all__ = ["adapt"]
 
 LABEL_FILE: Final = "label.csv"
+DOCUMENTS_FILE: Final = "documents.jsonl"
+FOLDER: Final = "rounds-of-adapt"
 
 FEWEST_QUERIES: Final = 10
 FEWEST_DOCUMENTS: Final = 50
@@ -46,7 +51,8 @@ CAUTIOUS: Final = (0.5, 0.7)  # the same where nobody judged the queries held ou
 MADE: Final = 150  # queries that are made and held out, at most; one of every three documents
 EXAMPLES: Final = 10
 TO_LABEL: Final = 50
-FOREIGN: Final = 2.5  # tokens of a word, on average: the encoder does not know the words
+FOREIGN: Final = 1.5  # tokens of a word of letters, on average; English, also with code, takes less than 1.3
+LETTERS: Final = re.compile(r"[^\W\d_]+")
 SAMPLE: Final = 200  # documents that decide it
 
 
@@ -60,6 +66,8 @@ def adapt(
     seed: int,
 ) -> None:
     """Write the run `out`. Whatever is wrong with the files is said before anything is computed. Raises ClozeError."""
+    kind_of(encoder)
+    _remove_rounds(out)
     run = Run.fresh(out)
     check_ranking_devices()
     documents = read_documents(paths, document_columns) if paths else []
@@ -70,7 +78,7 @@ def adapt(
     _warn_of_language(parent, judged.documents)
     run.make()
     try:
-        rounds = Rounds(encoder, parent, judged, out / "rounds", seed)
+        rounds = Rounds(encoder, parent, judged, out / FOLDER, seed)
         result = _without_labels(rounds, *synthetic) if synthetic else _with_labels(rounds)
         if not pairs:
             _write_to_label(out / LABEL_FILE, judged.documents, rounds.vectors, seed)
@@ -78,9 +86,11 @@ def adapt(
         texts = {"pairs": judged.queries, "documents": judged.documents}
         data = [_source(names[option], texts[option]) for option in names if names[option]]
         inputs = names | {"columns": [*columns], "document_columns": [*document_columns]}
+        if documents:
+            _write_documents(out / DOCUMENTS_FILE, documents)
         _write(run, result, {"method": ADAPTED, "encoder": encoder, "seed": seed} | inputs, data)
     finally:
-        shutil.rmtree(out / "rounds", ignore_errors=True)
+        shutil.rmtree(out / FOLDER, ignore_errors=True)
     _report(run, encoder, result, labelled=pairs is not None)
 
 
@@ -194,6 +204,7 @@ def _write(run: Run, result: AdaptationResult, recipe: dict[str, Any], data: Seq
         "before": round(float(result.before.mean()), 2),
         "after": round(float((result.before + gains).mean()), 2),
         "interval": [round(low, 2), round(high, 2)],
+        **({} if result.growth is None else {"growth": round(result.growth, 2)}),
     }
     mean.save(run.model)
     own = {"recipe": recipe | {"parent_share": result.share, "held_out": figures}, "rows": figures["queries"]}
@@ -222,6 +233,7 @@ def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequ
         raise CorpusError(
             f"{len(judged.documents)} documents are too few to tell one ranking from another; give "
             f"{FEWEST_DOCUMENTS} or more with --documents"
+            + ("; a table of labels has the columns text and label" if pairs and not documents else "")
         )
     return judged
 
@@ -261,12 +273,12 @@ def _show(judged: Judgements, documents: Sequence[Document], pairs: Path | None)
 
 
 def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> None:
-    sample = documents[:: max(1, len(documents) // SAMPLE)]
-    words = sum(len(text.split()) for text in sample)
-    tokens = sum(map(encoder.text_encoder.count, sample))
-    if tokens > FOREIGN * words:
+    words = [LETTERS.findall(text) for text in documents[:: max(1, len(documents) // SAMPLE)]]
+    count = sum(map(len, words))
+    tokens = sum(encoder.text_encoder.count(" ".join(of_text)) for of_text in words)
+    if tokens > FOREIGN * count:
         console.print(
-            f"warning: a word takes {tokens / words:.1f} tokens of this encoder; text of a language that it was not "
+            f"warning: a word takes {tokens / count:.1f} tokens of this encoder; text of a language that it was not "
             "trained on stays hard for it: give --encoder one that knows the language"
         )
 
@@ -293,7 +305,20 @@ def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) ->
             f"{helped}: write a query that each document of {run.path / LABEL_FILE} answers, leave out what is worth "
             "none, and give that file as --pairs"
         )
-    console.print(f"finished: {run.model}; next: cloze export {run.path} models/NAME")
+    console.print(f"finished: {run.model}; next: {run.export_command}")
+
+
+def _remove_rounds(out: Path) -> None:
+    """Remove what an `adapt` that was killed has left, which nothing can continue from."""
+    if out.is_dir() and [path.name for path in out.iterdir()] == [FOLDER]:
+        shutil.rmtree(out / FOLDER)
+
+
+def _write_documents(file: Path, documents: Sequence[Document]) -> None:
+    """The texts as they were trained on, so that a search can embed the same ones."""
+    with file.open("w", encoding="utf-8") as out:
+        for document in documents:
+            out.write(json.dumps({"document": document.name, "text": document.text}, ensure_ascii=False) + "\n")
 
 
 def _write_to_label(file: Path, documents: Sequence[str], vectors: NDArray[np.float32], seed: int) -> None:

@@ -16,11 +16,11 @@ from bs4 import BeautifulSoup
 from bs4.element import NavigableString
 from markdown_it import MarkdownIt
 
-from cloze.training.bar import bar
+from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_lines, read_records
 from cloze.training.errors import CorpusError
 
-__all__ = ["Document", "read_documents"]
+__all__ = ["TEXT_FILES", "Document", "read_documents"]
 
 PASSAGE_WORDS: Final = 200
 TEXT_FILES: Final = (".txt", ".md", ".markdown", ".html", ".htm")
@@ -31,10 +31,13 @@ BLOCKS: Final = [
     *("p", "li", "pre", "td", "th", "dt", "dd", "blockquote", "figcaption", "caption", "summary", "details"),
     *("div", "section", "article", "main", "aside", "header", "footer", "address", "figure", "form", "body"),
 ]
+FRONT_MATTER: Final = re.compile(
+    r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.MULTILINE | re.DOTALL
+)  # of Markdown
 UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # of HTML: no text of the page
-TEXTS: Final = ("text", "document", "body", "content", "passage", "description")  # columns, the first that is there
+TEXTS: Final = ("text", "body", "content", "passage", "description", "document")  # columns, the first that is there
 TITLES: Final = ("title", "heading", "name", "subject")
-NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path")
+NAMES: Final = ("_id", "id", "doc_id", "document_id", "url", "path", "document")  # the last unless it is the text
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def _text_of(record: dict[str, Any], columns: Sequence[str], location: str) -> s
     if missing or not (columns or set(chosen) - set(titled)):
         lacking = missing or [TEXTS[0]]
         raise CorpusError(
-            f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text"
+            f"{location}: no column {lacking[0]!r}; it has {', '.join(map(str, record))}: name those of text with "
+            f"--document-columns, and call that of ids {NAMES[1]}"
         )
     if nested := [column for column in chosen if isinstance(record[column], dict | list)]:
         raise CorpusError(f"{location}: {nested[0]} is {record[nested[0]]!s:.60}; write a text")
@@ -80,8 +84,13 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
         texts = [file for file in files if file.suffix.lower() in TEXT_FILES]
         if not texts:
             raise CorpusError(f"{path} has no file {', '.join(TEXT_FILES)}; name tables ({', '.join(TABLES)}) as files")
+        if others := sorted(set(files) - set(texts)):
+            console.print(
+                f"{path}: {len(others):,} files are left out, such as {others[0].relative_to(path)}; read are "
+                f"{', '.join(TEXT_FILES)}, and tables that are named themselves"
+            )
         for file in bar(texts, desc="reading", unit=" files"):
-            yield from _passages(file, str(file.relative_to(path)))
+            yield from _passages(file, file.relative_to(path).as_posix())
     elif not path.is_file():
         raise CorpusError(f"{path} does not exist; give a folder or a file of documents")
     elif path.suffix.lower() in TEXT_FILES:
@@ -89,7 +98,7 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
     else:
         for number, record in read_records(path):
             text = _text_of(record, columns, f"{path}, line {number}")
-            name = next((str(record[key]) for key in NAMES if record.get(key) is not None), str(number))
+            name = next((str(record[key]) for key in NAMES if record.get(key) not in (None, text)), str(number))
             if text:
                 yield Document(name, text)
 
@@ -122,8 +131,9 @@ def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
     if file.suffix.lower() == ".txt":
         yield from ((False, block) for block in re.split(r"\n\s*\n", text) if block.strip())
         return
-    html = text if file.suffix.lower().startswith(".htm") else MarkdownIt("gfm-like", {"linkify": False}).render(text)
-    soup = BeautifulSoup(html, "html.parser")
+    if not file.suffix.lower().startswith(".htm"):
+        text = MarkdownIt("gfm-like", {"linkify": False}).render(FRONT_MATTER.sub("", text))
+    soup = BeautifulSoup(text, "html.parser")
     for tag in soup(list(UNSEEN)):
         tag.decompose()
     strings = (string for string in soup.find_all(string=True) if type(string) is NavigableString and string.strip())

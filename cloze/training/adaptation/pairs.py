@@ -13,13 +13,15 @@ Columns of other names are named in that order. All become queries with graded d
 
 import random
 import re
-from collections import defaultdict
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from cloze.training.adaptation.documents import Document
+from cloze.training.adaptation.documents import TEXT_FILES, Document
+from cloze.training.bar import console
 from cloze.training.data.corpus import finite_score, read_records
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.own_data import TRUTH
@@ -112,24 +114,32 @@ def _cells(record: dict[str, Any], names: Sequence[str], location: str) -> list[
 
 
 def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document], path: Path) -> Judgements:
-    """A document's cell is its text, or its name where a document is called so."""
-    texts_by_name: dict[str, list[str]] = defaultdict(list)
-    for document in documents:
-        texts_by_name[document.name].append(document.text)
+    """A document's cell is its text, or its name where a document is called so; a name of none is left out."""
+    judged = [  # of the others nobody has written a query yet, or judged it
+        (query, answer, _grade(score[0], location) if score else 1.0)
+        for location, (query, answer, *score) in cells
+        if query and answer and score != [""]
+    ]
     texts = dict.fromkeys(document.text for document in documents)
+    texts_by_name = _texts_by_name(documents)
+    named = {answer: _named(answer, texts_by_name) for _, answer, _ in judged}
+    unknown = _unknown(named, documents)
     graded: dict[str, dict[str, float]] = {}
-    for location, (query, answer, *score) in cells:
-        if not query or not answer or score == [""]:  # nobody has written a query for it yet, or judged it
-            continue
-        grade = _grade(score[0], location) if score else 1.0
-        for text in texts_by_name.get(answer) or [answer]:
+    for query, answer, grade in judged:
+        for text in [] if answer in unknown else named[answer] or [answer]:
             texts.setdefault(text)
             graded.setdefault(query, {})[text] = grade if grade > 0 else -1.0
     places = {text: place for place, text in enumerate(texts)}
     answered = {query: by_text for query, by_text in graded.items() if any(grade > 0 for grade in by_text.values())}
+    if unknown:
+        problem = f"{path} names documents that are not there, such as {min(unknown)!r}"
+        if not answered:
+            raise CorpusError(
+                f"{problem}; the documents have names such as {documents[0].name!r}: write these, or the texts"
+            )
+        console.print(f"{problem}: the rows of {len(unknown):,} such names are left out")
     if not answered:
         raise CorpusError(f"{path} has no query with a document that answers it")
-    _check_names(documents, answered, path)
     grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]
     return Judgements(list(answered), list(texts), grades)
 
@@ -139,15 +149,46 @@ def _grade(cell: str, location: str) -> float:
     return finite_score(cell, location) if truth is None else truth
 
 
-def _check_names(documents: Sequence[Document], answered: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Raises CorpusError where no answer is a document and all could be names: visible ASCII without a blank."""
+def _texts_by_name(documents: Sequence[Document]) -> dict[str, list[str]]:
+    """A file is also called by its path without the ending, if only one of the files is called so."""
+    texts: dict[str, list[str]] = defaultdict(list)
+    for document in documents:
+        texts[_plain(document.name)].append(document.text)
+    stems = {name: name.rpartition(".")[0] for name in texts if _is_file(name)}
+    counts = Counter(stems.values())
+    return {stem: texts[name] for name, stem in stems.items() if counts[stem] == 1} | texts
+
+
+def _named(answer: str, texts_by_name: Mapping[str, list[str]]) -> list[str]:
+    """The texts of the document that a cell names; of a file, with any folders before its path."""
+    name = _plain(answer)
+    while name not in texts_by_name and _is_file(name) and "/" in name:
+        name = name.partition("/")[2]
+    return texts_by_name.get(name, [])
+
+
+def _unknown(named: Mapping[str, list[str]], documents: Sequence[Document]) -> set[str]:
+    """The cells that name no document and do not look like a text: a file's name, or a word where others are names.
+
+    If no cell is a name or a text of a document, all are names if they are visible ASCII without a blank.
+    """
+    if not documents:
+        return set()
     texts = {document.text for document in documents}
-    answers = {text for by_text in answered.values() for text in by_text}
-    if texts and answers.isdisjoint(texts) and NAMES.fullmatch("".join(answers)):
-        raise CorpusError(
-            f"{path} names documents that are not there, such as {min(answers)!r}; the documents have names such as "
-            f"{documents[0].name!r}: write these, or the texts"
-        )
+    others = {answer for answer, of_name in named.items() if not of_name and answer not in texts}
+    if len(others) == len(named) and NAMES.fullmatch("".join(others)):
+        return others
+    files, names = any(_is_file(document.name) for document in documents), any(named.values())
+    return {answer for answer in others if (files and _is_file(answer)) or (names and NAMES.fullmatch(answer))}
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: some file systems take letters and their accents apart."""
+    return unicodedata.normalize("NFC", name).removeprefix("./")
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(TEXT_FILES)
 
 
 def _classes(rows: Sequence[tuple[str, ...]], path: Path) -> Judgements:

@@ -77,7 +77,7 @@ def _one_run(recipe: Recipe, run: Run, resume: bool) -> int:
     if not fit(recipe, run, resume) and not run.finished:
         console.print(f"stopped; continue with: cloze fit --resume {run.path}")
         return 130
-    console.print(f"finished: {run.model}{_chosen(run)}; next: cloze export {run.path} models/NAME")
+    console.print(f"finished: {run.model}{_chosen(run)}; next: {run.export_command}")
     if warning := run.warning():
         console.print(warning)
     return 0

@@ -36,7 +36,7 @@ def average(
     mean.save(mean_run.model)
     mean_run.write_provenance(provenance)
     count = len(runs) + bool(parent_share)
-    console.print(f"{mean_run.model}: the mean of {count} models; next: cloze export {out} models/NAME")
+    console.print(f"{mean_run.model}: the mean of {count} models; next: {mean_run.export_command}")
 
 
 def averaged(

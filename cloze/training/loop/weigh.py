@@ -40,7 +40,7 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     provenance["recipe"] |= {"token_weights": weights}
     encoder.save(run.model)
     run.write_provenance(with_sources(provenance, corpus))
-    console.print(f"{run.model}: {model} with token weights; next: cloze export {out} models/NAME")
+    console.print(f"{run.model}: {model} with token weights; next: {run.export_command}")
 
 
 def _encoder(source: str) -> SentenceEncoder:

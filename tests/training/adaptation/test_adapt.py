@@ -85,7 +85,10 @@ def test_queries_make_a_run_that_says_what_it_gained(
     assert {source["name"] for source in provenance["data"]} == {"pairs.csv", "documents.jsonl"}
     found = provenance["recipe"]["held_out"]
     assert found["after"] >= found["before"]
-    assert sorted(path.name for path in out.iterdir()) == ["model", "run.json"]
+    assert found.keys() >= {"queries", "interval"} | ({"growth"} if provenance["recipe"]["parent_share"] < 1 else set())
+    assert sorted(path.name for path in out.iterdir()) == ["documents.jsonl", "model", "run.json"]
+    written = [json.loads(line) for line in (out / "documents.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert written == [{"document": str(number), "text": text} for number, text in enumerate(DOCUMENTS, 1)]
     trained = SentenceEncoder.load(str(out))
     assert (trained.config.template, trained.config.pooling) == ("[X] means [MASK].", "mask")
     export([str(out), str(tmp_path / "bundle"), "--precision", "fp32"])
@@ -164,7 +167,7 @@ def test_what_is_too_little_is_said_before_anything_is_computed(
     given = [word.format(**paths) for word in words]
     if count:
         given += ["--pairs", str(pairs(tmp_path / "pairs.csv", count))]
-    assert run_command(lambda: main([*given, "--encoder", "/nowhere", "--out", str(tmp_path / "run")])) == 2
+    assert run_command(lambda: main([*given, "--encoder", "nobody/nothing", "--out", str(tmp_path / "run")])) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -179,6 +182,34 @@ def test_text_that_the_encoder_does_not_know_is_said(
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     main(["--encoder", encoder, "--documents", str(file), "--out", str(tmp_path / "run")])
     assert "text of a language that it was not trained on" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_encoder_is_named_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--encoder", str(tmp_path / "none"), "--documents", "nowhere", "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 2
+    assert f"{tmp_path / 'none'} is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--columns", "--document-columns"])
+def test_columns_of_no_table_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: main([option, "text"])) == 2
+    assert f"{option} names columns of --" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_killed_command_left_is_removed(
+    encoder: str, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    (out / "rounds-of-adapt" / "round-1").mkdir(parents=True)
+    words = ["--encoder", encoder, "--documents", str(documents), "--out", str(out)]
+    main(words)
+    assert Run(out).finished
+    assert not (out / "rounds-of-adapt").exists()
+    assert run_command(lambda: main(words)) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
 
 
 def test_an_encoder_that_nobody_reads_is_named(

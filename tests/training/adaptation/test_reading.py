@@ -2,6 +2,7 @@
 
 import csv
 import json
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def test_a_row_is_a_document_with_its_title(tmp_path: Path) -> None:
     assert read_documents([file], ["body"]) == [Document("7", "A pound."), Document("9", "Free.")]
 
 
+def test_a_column_of_text_comes_before_that_of_documents(tmp_path: Path) -> None:
+    file = table(tmp_path / "pages.csv", ("document", "body"), [("d7", "A pound.")])
+    assert read_documents([file]) == [Document("d7", "A pound.")]
+    assert read_documents([table(file, ("document",), [("A pound.",)])]) == [Document("2", "A pound.")]
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.txt", "b.csv", "c.docx", ".hidden"):
+        (tmp_path / name).write_text("text", encoding="utf-8")
+    assert [document.name for document in read_documents([tmp_path])] == ["a.txt"]
+    assert f"{tmp_path}: 2 files are left out, such as b.csv; read are .txt, .md" in capsys.readouterr().err
+
+
 def test_a_document_counts_once(tmp_path: Path) -> None:
     file = tmp_path / "pages.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "one")), encoding="utf-8")
@@ -91,7 +105,7 @@ def test_a_document_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("pages.csv", "price,size\n1,2\n", "no column 'text'; it has price, size"),
+        ("pages.csv", "price,size\n1,2\n", "no column 'text'; it has price, size.* call that of ids id"),
         ("pages.jsonl", "not JSON\n", "line 1: not JSON"),
         ("page.txt", "\n \n", "no document has a text"),
         ("page.docx", "", "cannot tell the format"),
@@ -112,10 +126,10 @@ def test_a_folder_without_text_and_a_missing_one_are_named(tmp_path: Path) -> No
 
 def test_a_document_is_given_by_its_text_or_its_name(tmp_path: Path) -> None:
     documents = [Document("a.md", "first"), Document("a.md", "second"), Document("b.md", "third")]
-    rows = [("open", "a.md"), ("open", "third"), ("fees", "elsewhere"), ("fees", "elsewhere"), ("", "third"), ("x", "")]
+    rows = [("open", "a.md"), ("open", "third"), ("fees", "not there"), ("fees", "not there"), ("", "third"), ("x", "")]
     found = read_pairs(table(tmp_path / "log.csv", ("query", "url"), rows), documents)
     assert found.queries == ["open", "fees"]
-    assert found.documents == ["first", "second", "third", "elsewhere"]
+    assert found.documents == ["first", "second", "third", "not there"]
     assert found.grades == [{0: 1.0, 1: 1.0, 2: 1.0}, {3: 1.0}]
 
 
@@ -133,16 +147,49 @@ def test_a_row_that_nobody_has_judged_is_skipped(tmp_path: Path) -> None:
     assert (found.queries, found.documents, found.grades) == (["a"], ["x"], [{0: 1.0}])
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("docs/guide/a.md", "/home/me/docs/b.md"),
+        ("./guide/a.md", "https://example.com/b.md"),
+        ("guide/a", "b"),
+        ("guide/a.md", unicodedata.normalize("NFD", "Größe.html")),
+        ("guide/a.md", "Größe"),
+    ],
+)
+def test_a_file_is_named_as_people_do(names: tuple[str, str], tmp_path: Path) -> None:
+    """With the folders before it, without its ending, and with accents as one letter or two."""
+    documents = [Document("guide/a.md", "first text"), Document("b.md", "second text"), Document("Größe.html", "third")]
+    answers = ["first text", "third" if "Gr" in names[1] else "second text"]
+    file = table(tmp_path / "log.csv", ("query", "document"), [*zip(("open", "fees"), names, strict=True)])
+    found = read_pairs(file, documents)
+    assert [found.documents[place] for grades in found.grades for place in grades] == answers
+
+
 def test_names_of_no_document_are_refused(tmp_path: Path) -> None:
-    documents = [Document("a.md", "first text"), Document("b.md", "second text")]
-    rows = [("open", "docs/a.md"), ("fees", "docs/b.md")]
-    with pytest.raises(
-        CorpusError, match=r"are not there, such as 'docs/a\.md'; the documents have names such as 'a\.md'"
-    ):
+    documents = [Document("a.md", "first text"), Document("b.md", "second text"), Document("b.html", "third text")]
+    rows = [("open", "docs/c.md"), ("fees", "b")]
+    with pytest.raises(CorpusError, match=r"are not there, such as 'b'; the documents have names such as 'a\.md'"):
         read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents)
     for texts in (("another text", "one more"), ("図書館は九時に開きます", "本は三週間借りられます")):
         file = table(tmp_path / "log.csv", ("query", "document"), [*zip(("open", "fees"), texts, strict=True)])
-        assert len(read_pairs(file, documents).documents) == 4
+        assert len(read_pairs(file, documents).documents) == 5
+
+
+def test_rows_with_a_name_of_no_document_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = [Document("a.md", "first text"), Document("b.md", "second text"), Document("7", "a row")]
+    rows = [
+        ("open", "a.md"),
+        ("fees", "c.md"),
+        ("paid", "our fees.md"),
+        ("seen", "8"),
+        ("ask", "Read the sign"),
+    ]
+    found = read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents)
+    assert found.queries == ["open", "ask"]
+    assert found.documents[3:] == ["Read the sign"]
+    said = capsys.readouterr().err
+    assert "log.csv names documents that are not there, such as '8': the rows of 3 such names are left out" in said
 
 
 def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
@@ -264,6 +311,11 @@ def test_the_title_may_be_the_only_column_of_text(tmp_path: Path) -> None:
             "a.md",
             "- Install it\n  - on Linux\n  - on a Mac\n- Then start it\n",
             "Install it on Linux on a Mac Then start it",
+        ),
+        (
+            "b.md",
+            "---\ntitle: no\ntags: [a]\n---\n# Fees\n\nA pound.\n\n---\n\nor two\n\n---\n",
+            "Fees A pound. or two",
         ),
         (
             "a.html",
