@@ -26,11 +26,7 @@ CLASSIFICATION = "classification average"
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg.")
 LONGER = "infinity, ONNX"  # it truncates by the positions of the model, whatever its other files say
 LARGE = 8  # connections of 32 texts, above which infinity sorts a longer queue
-OTHER_CPU = (
-    "Here OpenVINO computes in bf16. On a CPU with AVX2 only (26 November, the same rivals and llama.cpp), Cloze had "
-    "5.13 and 3.79 times infinity's throughput on mixed texts in int8 and in fp32, and 1.83 and 1.57 times that of the "
-    "best library in process; on short texts 2.65 times infinity's in int8, and 1.39 and 1.08 times the best library's."
-)
+AVX2 = RESULTS / "serving_avx2.json"  # of `make bench` on a CPU without AVX-512; there its only library was torch
 CARD = "models/cloze-mini/README.md#how-it-was-made"
 BEGIN, END = "<!-- figures: made by benchmarks/readme.py -->\n", "<!-- end of figures -->"
 
@@ -44,21 +40,9 @@ def with_figures(page: str) -> str:
 
 def measured() -> str:
     """A row for each figure: what, how much, where and when, and the command that measures it again."""
-    served, taught = _results(serving), _results(mask)
-    ratios, servers = serving_report.ratio_rows(served), served["servers"]
-    own = servers[serving_report.INT8]
-    started, peak = (min(server[key] for name, server in servers.items() if "infinity" in name) for key in own)
-    where = f"{served['machine'].partition(', shared')[0]}; {served['date']}, Cloze {served['cloze']}"
+    taught = _results(mask)
     learnt = taught["sts_b_dev"]
-    rows = [
-        ["texts of mixed length, 32 a request, int8: throughput / infinity's best", ratios[serving_report.INT8_MIXED]],
-        ["short texts, one a request, int8: throughput / infinity's best", ratios[serving_report.INT8_SHORT]],
-        [
-            "start to first answer; peak memory",
-            f"{own['started']:.1f} s; {own['peak_mb']:.0f} MiB (infinity {started:.0f} s; {peak:.0f} MiB)",
-        ],
-    ]
-    rows = [[*row, where, "`make bench`"] for row in rows]
+    rows = [row for both in zip(*map(_serving, (_results(serving), _read(AVX2))), strict=True) for row in both]
     rows.append(
         [
             f"`fit mask`, {taught['sentences']:,} sentences, {taught['encoder']}: cosine to its own vectors on other "
@@ -70,6 +54,21 @@ def measured() -> str:
         ]
     )
     return markdown_table(["what", "figure", "machine; date, version", "command"], rows)
+
+
+def _serving(served: dict[str, Any]) -> list[list[str]]:
+    """The rows of serving on one machine."""
+    ratios, servers = serving_report.ratio_rows(served), served["servers"]
+    own = servers[serving_report.INT8]
+    started, peak = (min(server[key] for name, server in servers.items() if "infinity" in name) for key in own)
+    where = f"{served['machine'].partition(', shared')[0]}; {served['date']}, Cloze {served['cloze']}"
+    figures = {
+        "texts of mixed length, 32 a request, int8: throughput / infinity's best": ratios[serving_report.INT8_MIXED],
+        "short texts, one a request, int8: throughput / infinity's best": ratios[serving_report.INT8_SHORT],
+        "start to first answer; peak memory": f"{own['started']:.1f} s; {own['peak_mb']:.0f} MiB (infinity "
+        f"{started:.0f} s; {peak:.0f} MiB)",
+    }
+    return [[what, figure, where, "`make bench`"] for what, figure in figures.items()]
 
 
 def quality() -> str:
@@ -87,7 +86,7 @@ def quality() -> str:
 
 def page() -> str:
     """figures.md: every table of the benchmarks."""
-    speeds, served, trained = _results(graphs), _results(serving), _results(training)
+    speeds, served, trained, avx2 = _results(graphs), _results(serving), _results(training), _read(AVX2)
     counts = ", ".join(f"{count} {name.partition(',')[0]}" for name, count in served["texts"].items())
     parts = (
         "# Figures",
@@ -115,12 +114,15 @@ def page() -> str:
         "## Serving",
         "Cloze, infinity 0.0.78 and libraries in process with the weights of all-MiniLM-L6-v2, without a template "
         f"(`make bench`). {_agreement(served)} 'Changed by the batch' is the largest difference of a component between "
-        f"a text alone and the same text in a batch. {OTHER_CPU} wrk, the client, corrects percentiles for coordinated "
-        "omission. fastembed does not sort texts by length, and llama.cpp takes batches of at most 256 tokens.",
+        f"a text alone and the same text in a batch. OpenVINO computes in bf16 here. wrk, the client, corrects "
+        "percentiles for coordinated omission. fastembed does not sort texts by length, and llama.cpp takes batches of at most 256 tokens.",
         serving_report.tables(served),
         f"{counts} texts, {served['rounds']} rounds ([chart](results/serving.svg)). {_connections(served)} "
         f"{_spread(served)} "
         f"{_setting(served)}{_rivals(served)}",
+        "The same on a CPU without AVX-512; of the libraries, only sentence-transformers with torch was measured:",
+        serving_report.tables(avx2),
+        f"{avx2['rounds']} rounds. {_spread(avx2)} {_setting(avx2)}",
         "## Training",
         "SimCSE with the trainers of Cloze and of sentence-transformers (`make bench`).",
         training.table(trained),
@@ -161,7 +163,11 @@ def parent() -> dict[str, float]:
 
 
 def _results(benchmark: ModuleType) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))
+    return _read(benchmark.RESULTS)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return results
 
 
