@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from cloze.encoding.text import TextEncoder
 
-__all__ = ["Chunk", "chunked"]
+__all__ = ["Chunk", "chunked", "least_tokens"]
 
 SENTENCE_END: Final = re.compile(r"""[.!?…]["'”’»)\]]*\s+|[。！？]|\n\s*""")
 
@@ -19,17 +19,22 @@ class Chunk(NamedTuple):
     stop: int
 
 
+def least_tokens(encoder: TextEncoder) -> int:
+    """Return the tokens of the shortest chunk: one, and the period that the encoder adds."""
+    return 1 + encoder.final_period
+
+
 def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> Iterator[Chunk]:
     """Cut a text into chunks of at most `tokens` tokens, which begin up to `overlap` tokens before the last one ended.
 
-    `tokens` is 1 to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last sentence that
-    ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text without
-    tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
+    `tokens` is `least_tokens` to `encoder.text_tokens`, and `overlap` at most half of it. A chunk ends with the last
+    sentence that ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text
+    without tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
     """
     spans = encoder.spans(text)
     if not spans:
         yield Chunk(0, 0)
-    cuts, room = _Cuts(text, [start for start, _ in spans]), max(1, tokens - encoder.final_period)
+    cuts, room = _Cuts(text, [start for start, _ in spans]), tokens - encoder.final_period
     begin, end = -1, 0  # of the last chunk, in tokens
     while end < len(spans):
         first = cuts.word(max(end - overlap, begin + 1), end)

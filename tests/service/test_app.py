@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from harness import (
     services,
     until,
 )
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 from tiny_bundle import sequence
 
 from cloze.encoding.errors import OptionError
@@ -287,6 +288,30 @@ async def test_bulk_leaves_places_to_interactive_requests(make_app: MakeApp, hol
             own = post("interactive")
             await until(lambda: services(app).traffic.in_flight == 10)
         assert [(await each).status_code for each in [*taken, own]] == [200] * 10
+
+
+async def test_an_answer_that_is_complete_is_not_one_of_a_client_that_left(make_app: MakeApp) -> None:
+    """A file is closed in a thread after its last byte, and then the server says that the client has disconnected."""
+    app, answered, seen = make_app(), asyncio.Event(), asyncio.Event()
+
+    async def slow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"file"})
+        answered.set()
+        await seen.wait()
+        await asyncio.sleep(0)  # what is cancelled meanwhile ends here
+
+    async def receive() -> Message:
+        await answered.wait()
+        seen.set()
+        return {"type": "http.disconnect"}
+
+    app.mount("/slow", slow)
+    async with open_client(app) as http:
+        scope = {"type": "http", "method": "GET", "path": "/slow/file", "headers": [], "query_string": b""}
+        await app(scope, receive, AsyncMock())
+        found = samples_of((await http.get("/metrics")).text)
+    assert found["cloze_failures_total{reason=Dropped}"] == 0
 
 
 async def test_a_client_that_has_gone_takes_its_texts_with_it(make_app: MakeApp, hold: Hold) -> None:

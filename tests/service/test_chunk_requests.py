@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from harness import MakeClient
+from harness import MakeBundle, MakeClient
 from tiny_bundle import DIMENSION, MAX_TOKENS, sequence, vector
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,18 @@ async def test_what_cannot_be_is_refused(
     response = await both.post("/embed", json=body)
     assert response.status_code == status, response.text
     assert words in response.json()["error"]
+
+
+async def test_a_chunk_has_room_for_the_period_that_the_bundle_adds(
+    client: MakeClient, make_bundle: MakeBundle
+) -> None:
+    body = {"inputs": "a man plays the guitar", "truncate": False}
+    async with client(bundle=make_bundle(final_period=True)) as http:
+        refused = await http.post("/embed", json=body | {"chunk": {"tokens": 1}})
+        assert refused.status_code == 422
+        assert "chunk.tokens is 1; at least 2, with the bundle's period, are needed" in refused.text
+        (chunks,) = (await http.post("/embed", json=body | {"chunk": {"tokens": 2}})).json()
+        assert len(chunks) == 5
 
 
 async def test_more_chunks_than_texts_are_allowed_is_refused(client: MakeClient) -> None:

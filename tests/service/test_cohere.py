@@ -5,6 +5,7 @@ import base64
 import httpx
 import numpy as np
 import pytest
+from harness import MakeClient
 from tiny_bundle import MAX_TOKENS, sequence, vector
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +52,19 @@ async def test_inputs_in_parts_are_texts(both: httpx.AsyncClient) -> None:
     parts = (await both.post("/v2/embed", json={"inputs": inputs})).json()
     whole = (await both.post("/v2/embed", json={"texts": ["a man plays"]})).json()
     assert parts["embeddings"] == whole["embeddings"]
+
+
+async def test_without_truncate_the_setting_decides(client: MakeClient) -> None:
+    long = {"texts": ["man " * MAX_TOKENS]}
+    async with client(auto_truncate=False) as http:
+        assert (await http.post("/v2/embed", json=long)).status_code == 422
+        assert (await http.post("/v2/embed", json=long | {"truncate": "END"})).status_code == 200
+
+
+async def test_as_many_inputs_as_texts_are_read(both: httpx.AsyncClient) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "man"}]
+    body = {"inputs": [{"content": parts}] * 16_384, "embedding_types": ["binary"], "output_dimension": 8}
+    assert (await both.post("/v2/embed", json=body)).status_code == 200
 
 
 async def test_truncate_is_none_start_or_end(both: httpx.AsyncClient) -> None:

@@ -55,6 +55,8 @@ async def test_search_uses_both_templates_by_itself(client: MakeClient, named: P
         scores = {each["index"]: each["score"] for each in found}
         expected = units(TEXTS, DOCUMENT) @ units(["a guitar"], QUERY)[0]
         np.testing.assert_allclose([scores[place] for place in range(3)], expected, atol=1e-6)
+    async with client(bundle=named, alias="store=tiny:document") as http:
+        assert await ask(http, "/search", model="store", query="a guitar", texts=TEXTS) == found
         wrong = await http.post("/search", json={"query": "a", "texts": ["b", "a " * 100], "truncate": False})
         assert wrong.status_code == 422
         assert "texts[1] has" in wrong.text

@@ -125,6 +125,8 @@ async def test_what_the_accept_header_asks_for(both: httpx.AsyncClient) -> None:
         ("application/octet-stream;q=0", "application/json"),
         ("*/*", "application/json"),
         ("application/*", "application/json"),
+        ("application/octet-stream;q=0.1, */*", "application/json"),
+        ("application/octet-stream;q=0.5, application/*;q=0.4, */*", "application/octet-stream"),
         ("text/html", "application/json"),
         ("", "application/json"),
         (",;q=,q=1;application/octet-stream", "application/json"),
@@ -345,10 +347,21 @@ async def test_tokenize_and_decode_have_limits(client: MakeClient) -> None:
     async with client(max_client_batch_size=2) as http:
         refused(await http.post("/tokenize", json={"inputs": ["a"] * 3}), 422, "Validation", "3 texts", "at most 2")
         refused(await http.post("/decode", json={"ids": [[5]] * 3}), 422, "Validation", "3 texts", "at most 2")
-        long = {"inputs": ["a" * 2**17, "b" * 2**17 + "c"]}
+        long = {"inputs": ["a" * 2**17, "b" * 2**17 + "c"], "add_special_tokens": False}
         refused(await http.post("/tokenize", json=long), 422, "Validation", "262145 characters", "at most 262144")
         for ids in ([5] * (2**18 + 1), [[5] * 2**17, [5] * (2**17 + 1)]):
             refused(await http.post("/decode", json={"ids": ids}), 422, "Validation", "262145 token ids", "262144")
+
+
+async def test_tokenize_counts_the_template_of_empty_texts(client: MakeClient) -> None:
+    """Its tokens are written for each text."""
+    template = len(sequence(""))
+    count = 2**18 // template + 1
+    async with client(max_client_batch_size=count) as http:
+        found = await http.post("/tokenize", json={"inputs": [""] * count})
+        refused(found, 422, "Validation", f"{count * template} characters and tokens of the template")
+        found = await http.post("/tokenize", json={"inputs": [""] * count, "add_special_tokens": False})
+        assert found.json() == [[]] * count
 
 
 # Several models

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from cloze.encoding.bundle import Bundle
-from cloze.encoding.chunks import chunked
+from cloze.encoding.chunks import chunked, least_tokens
 from cloze.encoding.errors import OptionError, TextError
 from cloze.encoding.text import TextEncoder, Tokens, token_batches
 from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
@@ -216,8 +216,8 @@ class Embed:
 
 def check_chunks(tokens: int | None, encoder: TextEncoder) -> None:
     """Raise OptionError if chunks of `tokens` do not fit into the template."""
-    if tokens is not None and not 1 <= tokens <= encoder.text_tokens:
-        raise OptionError(f"chunk_tokens is {tokens}; 1 to {encoder.text_tokens} tokens fit into the template")
+    if tokens is not None and not (least := least_tokens(encoder)) <= tokens <= encoder.text_tokens:
+        raise OptionError(f"chunk_tokens is {tokens}; {least} to {encoder.text_tokens} tokens fit into the template")
 
 
 def check_columns(schema: pa.Schema, text_column: str) -> None:

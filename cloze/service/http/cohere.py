@@ -90,7 +90,8 @@ async def cohere_embed(body: CohereRequest, context: Context) -> Response:
         texts, field = _texts(body)
         template = TEMPLATES.get(body.input_type) if body.input_type else None
         options = EncodingOptions(
-            truncate=body.truncate != "NONE", truncation_direction="left" if body.truncate == "START" else "right"
+            truncate=body.truncate and body.truncate != "NONE",
+            truncation_direction="left" if body.truncate == "START" else "right",
         )
         named = template if template in model.bundle.named else context.record.template
         part = Part(texts, named, body.max_tokens)

@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Body, Response
 
 from cloze.encoding.bundle import SEARCH_NAMES
+from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.service.errors import EmptyInput, ValidationFailed
 from cloze.service.http.embed import AS_BYTES, embed, embed_texts
 from cloze.service.http.errors import documented
@@ -76,7 +77,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
         parts = [
-            Part([body.query], named_template(context, model, body.prompt_name) or query),
+            Part([body.query], named_template(context, model, body.prompt_name or query)),
             Part(body.texts, document),
         ]
         meaning = _meaning(model, body.calibrated, parts)
@@ -92,7 +93,7 @@ def _meaning(model: Model, calibrated: bool, parts: list[Part]) -> Callable[[Arr
     if not calibrated:
         return lambda cosines: cosines
     curve = model.calibration and model.calibration.curves.get(model.session.precision)
-    if not curve and model.bridge and model.bundle.calibration:
+    if not curve and model.bridge and CALIBRATION_FILE in model.bundle.spec.files:
         raise ValidationFailed(
             f"the calibration of model {model.name} does not fit the vectors that its bridge gives; leave calibrated "
             "out, or serve the model without --bridge"

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from fastapi import APIRouter, Response
 
-from cloze.encoding.chunks import Chunk, chunked
+from cloze.encoding.chunks import Chunk, chunked, least_tokens
 from cloze.encoding.errors import TextError
 from cloze.encoding.text import TextEncoder
 from cloze.service.errors import ValidationFailed
@@ -133,6 +133,8 @@ def _chunk_tokens(chunking: Chunking, encoder: TextEncoder) -> int:
     tokens = encoder.text_tokens if chunking.tokens is None else chunking.tokens
     if tokens > encoder.text_tokens:
         raise ValidationFailed(f"chunk.tokens is {tokens}; at most {encoder.text_tokens} fit into the template")
+    if tokens < (least := least_tokens(encoder)):
+        raise ValidationFailed(f"chunk.tokens is {tokens}; at least {least}, with the bundle's period, are needed")
     if chunking.overlap > tokens // 2:
         raise ValidationFailed(f"chunk.overlap is {chunking.overlap}; at most half of the {tokens} tokens is allowed")
     return tokens
@@ -193,4 +195,5 @@ def _prefers_bytes(accept: str) -> bool:
     for media_range in accept.lower().split(","):
         quality = QUALITY.search(media_range)
         qualities[media_range.partition(";")[0].strip()] = float(quality[1]) if quality else 1.0
-    return qualities.get(BYTES, 0.0) > qualities.get(JSON, 0.0)
+    json = next((qualities[name] for name in (JSON, "application/*", "*/*") if name in qualities), 0.0)
+    return qualities.get(BYTES, 0.0) > json

@@ -83,6 +83,7 @@ class _Exchange:
     _status: int = 0  # 0 until the response has begun
     _body_read: bool = False
     _watched: bool = False  # for a disconnect
+    _answered: bool = False
     _reason: Callable[[], Exception] | None = None  # makes the error for which the request is cancelled
     _watches: list["asyncio.TimerHandle | asyncio.Task[None]"] = field(default_factory=list)
 
@@ -179,7 +180,8 @@ class _Exchange:
         """Cancel the request when its client disconnects, so that its texts leave the queue."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._stop(running, ClientDisconnect)
+        if not self._answered:  # a disconnect is received behind a complete answer too
+            self._stop(running, ClientDisconnect)
 
     def _stop(self, running: "asyncio.Task[object] | None", reason: Callable[[], Exception]) -> None:
         assert running is not None
@@ -237,6 +239,7 @@ class _Exchange:
             await self._send({**message, "more_body": True})
             message = {"type": "http.response.body"}  # sent when the client has taken most of the answer
         await self._send(message)
+        self._answered = True
         self.middleware.traffic.answered += 1
 
     async def _discard(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Response
 
-from cloze.encoding.heads import ClassifierHead
+from cloze.encoding.heads import HEAD_FOLDER, ClassifierHead
 from cloze.service.errors import EmptyInput, ValidationFailed
 from cloze.service.http.embed import embed
 from cloze.service.http.errors import documented
@@ -52,7 +52,7 @@ async def predict(body: PredictRequest, context: Context) -> Response:
 
 def _heads(model: Model, requested: str | list[str] | None) -> dict[str, ClassifierHead]:
     """Return the heads by name. Raises ValidationFailed where the model has no such head."""
-    if model.bridge and model.bundle.heads:
+    if model.bridge and any(name.startswith(f"{HEAD_FOLDER}/") for name in model.bundle.spec.files):
         raise ValidationFailed(
             f"the heads of model {model.name} do not fit the vectors that its bridge gives; serve it without --bridge"
         )

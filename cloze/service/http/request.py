@@ -21,7 +21,7 @@ from cloze.service.errors import EmptyInput, InvalidJSON, OtherSpace, Unsupporte
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS, Model
 from cloze.service.inference.model import Inputs as EmbedderInputs
 from cloze.service.monitoring.logs import RequestRecord, current_request
-from cloze.service.routes import DECODE
+from cloze.service.routes import COHERE, DECODE
 from cloze.service.services import Services
 
 SPACE_HEADER: Final = "x-embedding-space"
@@ -29,6 +29,7 @@ SWITCH: Final = (
     "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
 VALUES: Final = 4  # commas and brackets for each text, at most: a pair of texts has three
+COHERE_VALUES: Final = 8  # an input of Cohere's has five, and three more for each further part of it
 FIELDS: Final = 1000  # the same of everything else
 SMALL: Final = 65_536  # bytes of a body that is read in a millisecond, whatever is in it
 LARGE: Final = 1_048_576  # bytes of a body that is looked at in a worker thread
@@ -158,7 +159,8 @@ class JSONRoute(APIRoute):
         settings = services.settings
         if len(content) <= SMALL:
             return
-        limit = VALUES * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
+        values = COHERE_VALUES if self.path == COHERE.path else VALUES
+        limit = values * settings.max_client_batch_size + FIELDS + (MAX_DECODE_IDS if self.path == DECODE.path else 0)
         marks = b"[{" if settings.token_ids else b"[{,"  # lists of token ids have as many commas as ids
         if len(content) <= LARGE:
             count = _values(content, limit, marks)

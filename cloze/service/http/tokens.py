@@ -26,17 +26,19 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     special = body.add_special_tokens
     with lease(context, body.model) as model:
         model.check_lengths(texts)
-        if (characters := sum(map(len, texts))) > MAX_TOKENIZE_CHARACTERS:
-            raise ValidationFailed(
-                f"{characters} characters in one request; at most {MAX_TOKENIZE_CHARACTERS} are tokenised: split it"
-            )
         encoder = model.text_encoders[named_template(context, model, body.prompt_name)]
+        size = sum(map(len, texts)) + encoder.template_tokens * len(texts) * special
+        if size > MAX_TOKENIZE_CHARACTERS:
+            raise ValidationFailed(
+                f"{size} characters and tokens of the template in one request; at most {MAX_TOKENIZE_CHARACTERS} are "
+                "tokenised: split it"
+            )
 
         def explain() -> bytes:
             explained = (encoder.explain(text, direction=body.direction) for text in texts)
             return orjson.dumps([[t._asdict() for t in tokens if special or not t.template] for tokens in explained])
 
-        return await _respond(explain, context, characters)
+        return await _respond(explain, context, size)
 
 
 @router.post(DECODE.path, response_model=list[str], summary="Token ids, as text")
