@@ -22,7 +22,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.encoding.files import check_new_file
 from cloze.options import Command
 from cloze.training.bar import bar
-from cloze.training.data.corpus import read_corpus
+from cloze.training.data.corpus import check_not_read, read_corpus
 from cloze.training.errors import CorpusError, RunError
 from cloze.training.evaluation.measures import nearest, units
 from cloze.training.evaluation.options import ModelOptions
@@ -130,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from cloze.training.evaluation.subjects import subjects
 
     check_new_file(options.out)
+    check_not_read(options.out, options.texts)
     spaces = {path: Bundle.load(path).spec.space for path in (options.old, options.new)}
     if spaces[options.old] == spaces[options.new]:
         raise RunError(f"{options.old} and {options.new} have the same vector space; their vectors need no bridge")

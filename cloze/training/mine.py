@@ -21,7 +21,7 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 from cloze.command import run
 from cloze.encoding.files import check_new_file, replacing
 from cloze.training.bar import bar, console
-from cloze.training.data.corpus import read_corpus
+from cloze.training.data.corpus import check_not_read, read_corpus
 from cloze.training.errors import RunError
 from cloze.training.evaluation.measures import nearest, units
 from cloze.training.evaluation.options import ModelOptions
@@ -72,9 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = [*options.columns, *names]
     if twice := [name for name in header if header.count(name) > 1]:
         raise RunError(f"two columns of {options.out} would have the name {twice[0]!r}; rename one of --columns")
-    if options.out.resolve() in [options.pairs.resolve(), *(Path(name).resolve() for name in options.corpus)]:
-        raise RunError(f"--out is {options.out}, which is read; name another file")
     check_new_file(options.out)
+    check_not_read(options.out, [str(options.pairs), *options.corpus])
     pairs = read_corpus([str(options.pairs)], options.columns)
     positives = list(dict.fromkeys(positive for _, positive in pairs.rows))
     texts = positives

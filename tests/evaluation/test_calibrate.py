@@ -140,6 +140,7 @@ def test_a_section_in_the_middle_of_the_card_is_replaced_there() -> None:
     assert changed == card.replace("former", "present")
     assert with_section(changed, "What a cosine means", "") == "# A\n\n## B\n\nb\n\n## C\n\nc\n"
     assert with_section("# A\n", "B", "b") == "# A\n\n## B\n\nb\n"
+    assert with_section("# A\n\n## B", "B", "b") == "# A\n\n## B\n\nb\n"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from suite_data import numbers, text
 
-from cloze.training.evaluation.measures import alignment, rank_correlation, uniformity
+from cloze.training.errors import EncoderError
+from cloze.training.evaluation.measures import alignment, rank_correlation, uniformity, units
 from cloze.training.evaluation.sts import Pairs
 from cloze.training.evaluation.suites.neighbours import NeighbourTask
 from cloze.training.evaluation.suites.space import SpaceTask, anisotropy, cosines_by_gold
@@ -21,6 +22,11 @@ def pairs(cosines: list[float], gold: list[float]) -> Pairs:
 
 def figures(task: StsTask | NeighbourTask | SpaceTask) -> dict[str, float]:
     return {score.metric: score.value for score in task.run(numbers())}
+
+
+def test_vectors_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(EncoderError, match="the vectors are not finite"):
+        units(np.array([[1.0, np.nan]]))
 
 
 def test_all_mean_and_weighted_mean_differ() -> None:

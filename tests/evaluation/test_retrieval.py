@@ -86,6 +86,7 @@ def test_collections_are_found_by_folder(tmp_path: Path) -> None:
     [
         ("q1\td7\t1\n", r"qrels\.tsv, line 2: document 'd7' is not in .*corpus\.jsonl; add it there or remove"),
         ("q1\td1\tmuch\n", r"line 2: score 'much' is not a whole number"),
+        ("q1\td1\t10000000000\n", r"line 2: score 10000000000 is not a grade"),
         ("q7\td1\t1\nq8\td1\t1\n", r"qrels\.tsv judges no query of .*queries\.jsonl \(it has 'q7'\); give both"),
         ("q1\td1\t0\n", "has no query with a relevant document"),
         ("q1\td1\n", "line 2: no text under 'score'"),

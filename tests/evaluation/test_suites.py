@@ -27,6 +27,14 @@ from cloze.training.evaluation.task import Score, ScoreCache, Subject, score_tas
 Rows = list[dict[str, object]]
 
 
+@pytest.mark.parametrize(("suite", "name"), [("sts", "STS16"), ("sts", "cost of living"), ("retrieval", "labels")])
+def test_a_name_of_cloze_is_refused_for_own_sets(tmp_path: Path, suite: str, name: str) -> None:
+    """On the card its figures would pass for others."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunError, match=f"'{name}' is the name of a set or suite that Cloze has; rename the folder"):
+        load_suites(None, own={suite: [tmp_path / name]})
+
+
 def write_csv(path: Path, rows: Rows, separator: str = ",") -> None:
     lines = [separator.join(rows[0]), *(separator.join(map(str, row.values())) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

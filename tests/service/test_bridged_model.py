@@ -52,13 +52,14 @@ async def test_vectors_are_mapped_once_before_they_are_cut_and_normalised(client
         assert much.status_code == 422
 
 
-async def test_everything_says_the_old_space(client: MakeClient, bridge: Path) -> None:
+async def test_everything_says_the_old_space(client: MakeClient, bundle: Path, bridge: Path) -> None:
     async with client(bridge=str(bridge)) as http:
         answer = await http.post("/embed", json={"inputs": "a man"}, headers={"if-match": OLD})
         assert (answer.status_code, answer.headers["x-embedding-space"]) == (200, OLD)
         info = (await http.get("/info")).json()
         assert (info["embedding_space"], info["dimension"]) == (OLD, WIDTH)
         new = Bridge.load(bridge).about.new
+        assert info["model_sha"] not in Bundle.load(bundle).spec.files.values()  # the bridge decides the vectors too
         assert (await http.post("/embed", json={"inputs": "a"}, headers={"if-match": new})).status_code == 412
         assert f'space="{OLD}"' in (await http.get("/metrics")).text
 

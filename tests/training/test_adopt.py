@@ -164,6 +164,17 @@ def test_folders_of_earlier_versions_are_read(tmp_path: Path, tiny_bert: Path) -
     np.testing.assert_allclose(unit(adopted(str(model), TEXTS).embed(FEW)), expected, atol=1e-6)
 
 
+def test_scores_are_not_those_of_a_model_with_another_activation(tiny_bert: Path, tmp_path: Path) -> None:
+    """The weights are the same, and finished scores are kept by a digest."""
+    dense = Dense(32, 24)
+    digests = []
+    for name, function in (("tanh", nn.Tanh()), ("again", nn.Tanh()), ("identity", nn.Identity())):
+        dense.activation_function = function
+        model = model_of(tmp_path / name, tiny_bert, "bert", "mean", dense)
+        digests.append(next(subjects(str(model), ModelOptions())).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_it_is_scored_as_it_reads(tmp_path: Path, tiny_bert: Path) -> None:
     """With its layers, its prompts and its limit, by evaluate, compare and mine."""
     model = model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, 24))

@@ -152,6 +152,20 @@ def test_a_bundle_tells_of_all_its_runs(runs: list[Path], tmp_path: Path) -> Non
     assert card.count('method = "simcse"') == 2
 
 
+def test_a_mean_with_a_run_of_adapt_names_its_command(runs: list[Path], tmp_path: Path) -> None:
+    provenance = json.loads((runs[0] / "run.json").read_text(encoding="utf-8"))
+    inputs = {"pairs": ["log.csv"], "columns": [], "documents": ["docs"], "document_columns": []}
+    provenance["recipe"] = {"method": "adapt", "encoder": "parents/tiny", "seed": 7} | inputs
+    (runs[0] / "run.json").write_text(json.dumps(provenance), encoding="utf-8")
+    average(runs, tmp_path / "mean")
+    export([str(tmp_path / "mean"), str(tmp_path / "bundle")])
+    card = (tmp_path / "bundle" / "README.md").read_text(encoding="utf-8")
+    command = "cloze adapt --encoder parents/tiny --pairs log.csv --documents docs --seed 7 --out RUN"
+    assert f"```sh\n{command}\n```" in card
+    assert f"{command}-1\ncloze fit recipe-2.toml --out RUN-2\ncloze average RUN-1 RUN-2" in card
+    assert 'method = "adapt"' not in card
+
+
 def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", tiny_bert, 3, template="[X] [MASK]")
     stranger = make_run(tmp_path / "stranger", tiny_bert, 3, parent="base")

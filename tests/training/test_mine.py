@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cloze.command import run as run_command
 from cloze.training import mine
 from cloze.training.data.corpus import read_corpus
-from cloze.training.errors import RunError
+from cloze.training.errors import CorpusError
 from cloze.training.evaluation.measures import nearest, units
 from cloze.training.model.encoder import SentenceEncoder
 
@@ -127,6 +127,9 @@ def test_texts_with_line_ends_are_read_as_they_were_written(tmp_path: Path, endi
 def test_the_pairs_are_not_written_over(tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.csv", [("a", "b")])
     before = pairs.read_bytes()
-    with pytest.raises(RunError, match=r"--out is .*pairs\.csv, which is read; name another file"):
-        mine.main(["cloze-mini", "--pairs", str(pairs), "--out", str(pairs)])
+    words = ["cloze-mini", "--pairs", str(pairs)]
+    other = write(tmp_path / "other.csv", [("a", "b")])
+    for more in ([], ["--corpus", str(tmp_path / "*.csv"), "--pairs", str(other)]):
+        with pytest.raises(CorpusError, match=r"pairs\.csv is to be written, and is one of the files that are read"):
+            mine.main([*words, "--out", str(pairs), *more])
     assert pairs.read_bytes() == before

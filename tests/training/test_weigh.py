@@ -19,6 +19,7 @@ from cloze.training.fit import main as fit
 from cloze.training.hub.adoption import adopted
 from cloze.training.hub.sentence_transformer import write
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.run_folder import Run
 from cloze.training.weigh import main
 
 LINES = ["two dogs run over the city", "the rain over the city", "the letter", "a man", "the"]
@@ -49,6 +50,7 @@ def table(model: Path) -> dict[str, float]:
 
 
 def test_words_are_counted(run: Path, corpus: Path, tmp_path: Path) -> None:
+    Run(run).write_provenance(Run(run).provenance() | {"dev_score": 11.0, "below_parent": True})
     main([str(run), "--corpus", str(corpus), "--smoothing", "0.1", "--out", str(tmp_path / "weighed")])
     found = table(tmp_path / "weighed" / "model")
     counts = Counter(word for line in LINES for word in line.split())
@@ -57,6 +59,7 @@ def test_words_are_counted(run: Path, corpus: Path, tmp_path: Path) -> None:
     assert found["[CLS]"] == found["[SEP]"] == found["guitar"] == 1
     before, after = (SentenceEncoder.load(str(path / "model")) for path in (run, tmp_path / "weighed"))
     assert after.config == before.config
+    assert not {"dev_score", "held_out_loss", "below_parent"} & Run(tmp_path / "weighed").provenance().keys()
     assert np.abs(after.embed(TEXTS) - before.embed(TEXTS)).max() > 1e-3
 
 

@@ -29,7 +29,7 @@ from cloze.training.bar import bar
 from cloze.training.data.stored_rows import ChosenRows, Row, StoredRows, places_of
 from cloze.training.errors import CorpusError
 
-__all__ = ["Corpus", "Row", "files_of", "finite_score", "read_corpus", "read_lines", "read_records"]
+__all__ = ["Corpus", "Row", "check_not_read", "files_of", "finite_score", "read_corpus", "read_lines", "read_records"]
 
 
 @dataclass
@@ -199,6 +199,12 @@ def files_of(path: str) -> list[Path]:
         return files
     problem = "is a folder" if Path(path).is_dir() else "does not exist"
     raise CorpusError(f"{path} {problem}; give the path of a file of sentences, or a pattern such as 'data/*.txt'")
+
+
+def check_not_read(out: Path, paths: Sequence[str]) -> None:
+    """Raises CorpusError where `out` is one of the files that these paths and patterns name, or if there are none."""
+    if out.resolve() in [file.resolve() for path in paths for file in files_of(path)]:
+        raise CorpusError(f"{out} is to be written, and is one of the files that are read; name another file")
 
 
 def _stored(rows: Iterable[Row]) -> StoredRows:

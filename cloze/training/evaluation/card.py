@@ -31,6 +31,7 @@ SECTIONS: Final = {
 """What the card says of the suites that come after similarity and search."""
 NOT_SHOWN: Final = ("maps", "baselines")
 RIGHT: Final = " accuracy"
+GRAPH: Final = " graph"  # the end of the names of figures that are written here; others of the card are its user's
 PROBES: Final = """\
 What it does not understand: how often a text that says the same is nearer than one that does not, ×100 (chance is 50; \
 ±6 at most with 300 items, 95 %, and more with fewer), and the mean cosine with the one that does not. Both are made \
@@ -82,7 +83,8 @@ def with_figures(
             f"the metadata of README.md cannot be read ({error}); correct the YAML between its lines `---`"
         ) from error
     data: Any = changed.data
-    data.eval_results = _best_results(provenance, list(sizes))
+    others = [result for result in data.eval_results or [] if not str(result.metric_name).endswith(GRAPH)]
+    data.eval_results = [*others, *_best_results(provenance, list(sizes))] or None  # a card cannot hold an empty list
     data.model_name = (data.model_name or name) if data.eval_results else None
     tables = _tables(provenance, sizes, beside or {}, machines or {})
     changed.text = with_section(changed.text, TITLE, tables)
@@ -97,7 +99,7 @@ def write_section(folder: Path, title: str, text: str) -> None:
 
 def with_section(card: str, title: str, text: str) -> str:
     """The card with this section, which replaces one of the same title; without text, that one is removed."""
-    heading = f"## {title}\n"
+    heading, card = f"## {title}\n", f"{card.rstrip()}\n"
     before, _, former = card.partition(f"\n{heading}")
     _, following, after = former.partition("\n## ")
     rest = f"\n{following}{after}".rstrip() if following else ""
@@ -177,12 +179,10 @@ def _set_of(column: str) -> str:
     return name.removesuffix(RIGHT) if _suite_of(column) in ("transfer", "transfer-fast") else name
 
 
-def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult] | None:
+def _best_results(provenance: Provenance, shipped: Sequence[Precision]) -> list[EvalResult]:
     """The figures of the most exact of the `shipped` graphs that has any, for the card's metadata."""
-    precision = next((candidate for candidate in shipped if candidate in provenance.scores), None)
-    return (
-        precision and _of_precision(precision, provenance.scores[precision])
-    ) or None  # a card cannot hold an empty list
+    every = (_of_precision(precision, provenance.scores.get(precision, {})) for precision in shipped)
+    return next(filter(None, every), [])
 
 
 def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[EvalResult]:
@@ -200,5 +200,5 @@ def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[Eva
             task, metric, title = "text-classification", "accuracy", "accuracy ×100"
         else:
             continue
-        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision} graph"))
+        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision}{GRAPH}"))
     return results

@@ -11,6 +11,8 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.training.errors import EncoderError
+
 __all__ = [
     "Embed",
     "Pairs",
@@ -132,7 +134,9 @@ def _largest(row: NDArray[np.floating], count: int) -> NDArray[np.intp]:
 
 
 def units(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Vectors (n, d) divided by their lengths, in float64; a vector of zeros stays."""
+    """Vectors (n, d) divided by their lengths, in float64; a vector of zeros stays. Raises EncoderError for NaN."""
     wide = vectors.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise EncoderError("the vectors are not finite: the weights are damaged; train or get the model again")
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     return wide / np.where(lengths > 0, lengths, 1)

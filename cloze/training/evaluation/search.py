@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 DEPTH: Final = 1000  # documents that are ranked
+LARGEST_GRADE: Final = 1000  # a larger one is an id, in the wrong column
 METRICS: Final = {  # our name -> trec_eval's
     "nDCG@10": "ndcg_cut_10",
     "MRR": "recip_rank",
@@ -159,9 +160,12 @@ def _grades(folder: Path, split: str, documents: Container[str], queries: Contai
                 f"{where}: document {document!r} is not in {folder / 'corpus.jsonl'}; add it there or remove this line"
             )
         try:
-            grades.setdefault(query, {})[document] = int(score)
+            grade = int(score)
         except ValueError as error:
             raise CorpusError(f"{where}: score {score!r} is not a whole number") from error
+        if abs(grade) > LARGEST_GRADE:
+            raise CorpusError(f"{where}: score {score} is not a grade; write 1 for a document that answers the query")
+        grades.setdefault(query, {})[document] = grade
     if others and not grades:
         other = next(iter(others))
         raise CorpusError(

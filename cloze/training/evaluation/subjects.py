@@ -136,10 +136,11 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def _model_digest(encoder: SentenceEncoder) -> str:
-    """Of the weights, the embedding configuration and the tokenizer, wherever they were loaded from."""
+    """Of the weights, the embedding configuration, the tokenizer and what is behind the pooling, as an activation."""
     tokenizer = encoder.tokenizer.backend_tokenizer.to_str()
     architecture = encoder.backbone.config.to_json_string()
-    return _digest(weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture)
+    parts = weights_digest(encoder), encoder.config.model_dump(), tokenizer, architecture
+    return _digest(*parts, *([repr(encoder.head)] if encoder.head else []))
 
 
 def _digest(*parts: object) -> str:

@@ -3,6 +3,7 @@
 All tables of scores, on a page or in the terminal, get their decimals from `digits`.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -111,9 +112,15 @@ def _show_metrics(suite: str, scores: Mapping[str, Sequence[Score]]) -> None:
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Lines of Markdown. The first column has names and its own title; the others are right-aligned."""
-    lines = [f"| {' | '.join(columns)} |" if columns[0] else f"| | {' | '.join(columns[1:])} |"]
-    lines.append("| --- |" + " ---: |" * (len(columns) - 1))
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    head, *body = ([_in_cell(cell) for cell in row] for row in (columns, *rows))
+    lines = [f"| {' | '.join(head)} |" if head[0] else f"| | {' | '.join(head[1:])} |"]
+    lines.append("| --- |" + " ---: |" * (len(head) - 1))
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
+
+
+def _in_cell(text: str) -> str:
+    """Text that neither begins another cell nor ends the row; a stroke may be escaped already."""
+    return re.sub(r"(?<!\\)\|", r"\|", text).replace("\n", " ")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], first: str = "") -> None:

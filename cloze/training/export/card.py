@@ -188,20 +188,32 @@ def _training(provenance: Provenance) -> str:
     rows += [f"| {source.name} | {source.sentences:,} | `{source.sha256[:16]}…` |" for source in provenance.data]
     commit = f" at commit `{provenance.commit[:12]}`" if provenance.commit else ""
     if provenance.recipe.get("method") == ADAPTED:
-        return "\n".join(rows) + f"\n\nTrained with Cloze{commit}, seed {provenance.seeds[0]}. {_adapted(provenance)}"
+        before = " These figures are of the model before its tokens were weighed." if weights else ""
+        trained = f"Trained with Cloze{commit}, seed {provenance.seeds[0]}. {_adapted(provenance)}{before}"
+        return "\n".join(rows) + f"\n\n{trained}{counted}"
     table, recipes = "\n".join(rows), _recipes(provenance)
     if not recipes:
         return f"{table}\n\n{provenance.parent} was not trained further.{counted}"
-    blocks = "\n\n".join(
-        "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
-        for recipe in recipes
-    )
+    blocks = "\n\n".join(map(_recipe, recipes))
     manner = "by the recipe" if len(recipes) == 1 else "as the mean of the weights of runs by these recipes"
     shares = "" if len(recipes) == 1 else f"\n\nTheir shares: {_shares(provenance)}."
     if parent_share := provenance.recipe.get("parent_share"):
         shares += f"\n\nThe weights are {1 - parent_share:g} of the trained ones and {parent_share:g} of the parent's."
     seeds = ", ".join(map(str, provenance.seeds))
     return f"{table}\n\nTrained with Cloze{commit}, seed {seeds}, {manner}\n\n{blocks}{shares}{counted}"
+
+
+def _recipe(recipe: Mapping[str, Any]) -> str:
+    """A recipe as a file has it; of a run of `adapt`, which has none, its command."""
+    if recipe.get("method") == ADAPTED:
+        return f"```sh\n{_adapt_command(recipe, 'RUN')}\n```"
+    return "```toml\n" + "\n".join(f"{key} = {_toml(value)}" for key, value in recipe.items()) + "\n```"
+
+
+def _adapt_command(recipe: Mapping[str, Any], out: str) -> str:
+    names = ("pairs", "columns", "documents", "document_columns")
+    flags = [f" {flag(name)} {' '.join(recipe[name])}" for name in names if recipe[name]]
+    return f"cloze adapt --encoder {recipe['encoder']}{''.join(flags)} --seed {recipe['seed']} --out {out}"
 
 
 def _adapted(provenance: Provenance) -> str:
@@ -251,18 +263,20 @@ def _commands(precisions: list[str], config: EmbeddingConfig, provenance: Proven
     if provenance.recipe.get("method") == OUTSIDE:
         before = "With the model that sentence-transformers saved in `RUN`"
     elif provenance.recipe.get("method") == ADAPTED:
-        own = provenance.recipe
         before = paths.removesuffix(" Then run") + " Run"
-        names = ("pairs", "columns", "documents", "document_columns")
-        flags = [f" {flag(name)} {' '.join(own[name])}" for name in names if own[name]]
-        commands = [f"cloze adapt --encoder {own['encoder']}{''.join(flags)} --seed {own['seed']} --out RUN"]
+        commands = [_adapt_command(provenance.recipe, "RUN")]
     elif provenance.recipe.get("method") == UNTRAINED:
         before = f"With {provenance.parent} in `RUN`"
     elif provenance.recipe.get("method") == "average":
         before = f"Save the recipes above as `recipe-1.toml` and so on. {paths}"
-        numbers = range(1, len(_recipes(provenance)) + 1)
-        commands = [f"cloze fit recipe-{number}.toml --out RUN-{number}" for number in numbers]
-        averaged = " ".join(f"RUN-{number}" for number in numbers)
+        runs = {f"RUN-{number}": recipe for number, recipe in enumerate(_recipes(provenance), 1)}
+        commands = [
+            _adapt_command(recipe, run)
+            if recipe.get("method") == ADAPTED
+            else f"cloze fit recipe-{run.removeprefix('RUN-')}.toml --out {run}"
+            for run, recipe in runs.items()
+        ]
+        averaged = " ".join(runs)
         parent = f" --parent-share {parent_share:g}" if (parent_share := provenance.recipe.get("parent_share")) else ""
         if (encoder := provenance.recipe["encoder"]) != provenance.recipe["runs"][0]["encoder"]:
             parent += f" --parent {encoder}"

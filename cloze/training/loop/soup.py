@@ -78,6 +78,8 @@ def averaged(
     source = parent or provenances[0]["recipe"]["encoder"]
     if parent_share:
         ancestor = _parent(source, mean)
+        if alone := mean.state_dict().keys() ^ ancestor.state_dict().keys():
+            raise RunError(f"only one of {runs[0]} and {source} has {min(alone)}; average runs without their parent")
         _refuse_difference(runs[0], Path(source), "shapes", _shapes(mean), _shapes(ancestor))
         states.append(ancestor.state_dict())
         parts = torch.cat([parts * (1 - parent_share), torch.tensor([parent_share], dtype=parts.dtype)])

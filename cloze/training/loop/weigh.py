@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from cloze.training.run_folder import Run, provenance_of_encoder, with_sources
 
 __all__ = ["weigh"]
 
-ROWS = 1024  # of the corpus, tokenised together
+KEPT: Final = ("parent", "recipe", "data", "commit", "seeds", "rows", "versions")  # of a run's provenance
+ROWS: Final = 1024  # of the corpus, tokenised together
 
 
 def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], smoothing: float) -> None:
@@ -35,7 +36,9 @@ def weigh(model: str, out: Path, paths: Sequence[str], columns: Sequence[str], s
     run.make()
     special = encoder.text_encoder.special.ids
     encoder.token_weights = TokenWeights.of_counts(_counts(encoder, corpus), smoothing, special)
-    provenance: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
+    former: dict[str, Any] = Run(Path(model)).provenance() if kind == "run" else provenance_of_encoder(model)
+    # without its scores, which are those of other vectors
+    provenance: dict[str, Any] = {name: former[name] for name in KEPT if name in former}
     weights = {"smoothing": smoothing, "corpus": list(paths), "columns": list(columns)}
     provenance["recipe"] |= {"token_weights": weights}
     encoder.save(run.model)

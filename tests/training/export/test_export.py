@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from onnx import ModelProto
 from tiny_bundle import write_bundle
 from tiny_graphs import export_graphs_of, traced
@@ -175,6 +175,13 @@ def test_a_card_names_a_base_model_of_the_hub_and_no_figures_that_nobody_measure
     [found] = ModelCard(with_figures(card, "out", provenance, {"int8": 1})).data.eval_results
     assert (found.task_type, found.dataset_name, found.metric_value) == ("text-classification", "MR", 81.5)
     assert found.metric_name == "accuracy ×100, int8 graph"
+    own = EvalResult("text-classification", "mine", "mine", "accuracy", 9.0, metric_name="accuracy")
+    changed = ModelCard(card)
+    changed.data.model_name, changed.data.eval_results = "out", [own]
+    provenance = provenance.model_copy(update={"scores": {"fp32": {"pairs a|b spearman": 50.0}} | scores})
+    card = with_figures(str(changed), "out", provenance, {"fp32": 1, "int8": 1})
+    results = ModelCard(card).data.eval_results
+    assert [(result.dataset_name, result.metric_value) for result in results] == [("mine", 9.0), ("MR", 81.6)]
 
 
 def test_evaluate_writes_more_suites_and_other_models_to_the_card(

@@ -6,6 +6,7 @@ from typing import Final
 
 from cloze.training.errors import RunError
 from cloze.training.evaluation.options import DEFAULT, OWN
+from cloze.training.evaluation.sts import DEV_TASKS, STS_TASKS
 from cloze.training.evaluation.suites import (
     baselines,
     cost,
@@ -57,6 +58,7 @@ def load_suites(
         raise RunError(f"there is nothing to score: give --data DIR, or data of your own with {options}")
     tasks: list[Task] = []
     for name in wanted:
+        _refuse_known_names(name, files.get(name, ()))
         suite_tasks = SUITES[name](data, files.get(name, ()))
         if not suite_tasks and name in names:
             needed = f"--{name} PATH" if name in OWN else "--data DIR"
@@ -64,6 +66,14 @@ def load_suites(
         _refuse_same_names(name, [task.name for task in suite_tasks])
         tasks += suite_tasks
     return tasks
+
+
+def _refuse_known_names(suite: str, own: Sequence[Path]) -> None:
+    """Figures of similarity and search are called by the set alone: no own one is to pass for another."""
+    for path in own if suite in ("sts", "retrieval") else ():
+        name = path.resolve().name
+        if name in (*STS_TASKS, *DEV_TASKS, "Avg.") or name.partition(" ")[0] in SUITES:
+            raise RunError(f"{path}: {name!r} is the name of a set or suite that Cloze has; rename the folder")
 
 
 def _refuse_same_names(suite: str, names: Sequence[str]) -> None:
