@@ -31,6 +31,7 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
     sentence that ends in its second half; otherwise with a word; a word of more tokens is cut, but no character. A text
     without tokens is one chunk. Each chunk, encoded on its own, is not truncated. Raises TextError.
     """
+    assert tokens >= least_tokens(encoder), "no chunk is so short. This is a bug."
     spans = encoder.spans(text)
     if not spans:
         yield Chunk(0, 0)
