@@ -114,7 +114,7 @@ def page() -> str:
         "## Serving",
         "Cloze, infinity 0.0.78 and libraries in process with the weights of all-MiniLM-L6-v2, without a template "
         f"(`make bench`). {_agreement(served)} 'Changed by the batch' is the largest difference of a component between "
-        f"a text alone and the same text in a batch. OpenVINO computes in bf16 here. wrk, the client, corrects "
+        "a text alone and the same text in a batch. OpenVINO computes in bf16 here. wrk, the client, corrects "
         "percentiles for coordinated omission. fastembed does not sort texts by length, and llama.cpp takes "
         "batches of at most 256 tokens.",
         serving_report.tables(served),

@@ -135,6 +135,7 @@ def test_the_digest_is_that_of_the_model_wherever_it_runs() -> None:
     known = server()[0].digest
     assert server(info=INFO | {"max_client_batch_size": 9})[0].digest == known
     assert server(info=INFO | {"model_sha": "other"})[0].digest != known
+    assert server(info=INFO | {"bridge_sha": "other"})[0].digest != known
     assert server(info=INFO | {"model_type": {"embedding": {"pooling": "mean"}}})[0].digest != known
     assert server(info=INFO | {"max_input_length": 9})[0].digest != known
     assert server(info=INFO | {"embedding_space": "other"})[0].digest != known

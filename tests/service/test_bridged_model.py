@@ -59,7 +59,8 @@ async def test_everything_says_the_old_space(client: MakeClient, bundle: Path, b
         info = (await http.get("/info")).json()
         assert (info["embedding_space"], info["dimension"]) == (OLD, WIDTH)
         new = Bridge.load(bridge).about.new
-        assert info["model_sha"] not in Bundle.load(bundle).spec.files.values()  # the bridge decides the vectors too
+        assert info["model_sha"] in Bundle.load(bundle).spec.files.values()
+        assert info["bridge_sha"] == Bridge.load(bridge).sha256
         assert (await http.post("/embed", json={"inputs": "a"}, headers={"if-match": new})).status_code == 412
         assert f'space="{OLD}"' in (await http.get("/metrics")).text
 

@@ -96,6 +96,7 @@ async def test_info_is_true(client: MakeClient, settings: Settings) -> None:
     assert info == {
         "model_id": "tiny",
         "model_sha": loaded.spec.files["onnx/model.onnx"],
+        "bridge_sha": None,
         "model_dtype": "float32",
         "served_model_name": "tiny",
         "model_type": {"embedding": {"pooling": "mask"}},

@@ -310,6 +310,7 @@ class Info(BaseModel):
 
     model_id: str
     model_sha: str | None = Field(description="sha256 of the graph's file")
+    bridge_sha: str | None = Field(None, description="sha256 of the bridge's file; null: the model has none")
     model_dtype: str
     served_model_name: str
     model_type: dict[str, dict[str, str]]
@@ -336,7 +337,7 @@ class Info(BaseModel):
     max_similarities: int = Field(description="cosines of two lists, in one request of /similarity")
     max_explained_words: int = Field(description="words of the two texts of /explain")
     max_predictions: int = Field(description="texts of one request of /predict × labels of its heads")
-    max_tokenize_characters: int = Field(description="characters of one request of /tokenize")
+    max_tokenize_characters: int = Field(description="characters, and tokens of templates, in one /tokenize")
     max_decode_ids: int = Field(description="token ids of one request of /decode")
     template: TemplateInfo
     templates: dict[str, str] = Field(description="further templates, which a request names by `prompt_name`")

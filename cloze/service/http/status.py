@@ -59,7 +59,8 @@ async def info(context: Context) -> Info:
         encoder = model.text_encoders[template]
         return Info(
             model_id=model.name,
-            model_sha=model.digest,
+            model_sha=model.graph,
+            bridge_sha=model.bridge.sha256 if model.bridge else None,
             model_dtype=DTYPES[session.precision],
             served_model_name=model.name,
             model_type={"embedding": {"pooling": spec.pooling}},

@@ -8,7 +8,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from itertools import chain
 from threading import BoundedSemaphore
 from time import perf_counter
@@ -135,8 +135,7 @@ class Model:
             gpu_mem_limit=settings.gpu_mem_limit,
         )
         self.graph = spec.files[GRAPHS[session.precision]]  # sha256, in hex
-        # what decides the vector of a sequence: the same where there is no bridge
-        self.digest = sha256((self.graph + bridge.sha256).encode()).hexdigest() if bridge else self.graph
+        self._decides = self.graph + (bridge.sha256 if bridge else "")  # the vector of a sequence
         self.calibration = None if bridge else bundle.calibration  # which is of the bundle's own space
         self.heads = {} if bridge else bundle.heads  # and so are these
         self.text_encoders: dict[str | None, TextEncoder] = {None: bundle.text_encoder}
@@ -371,7 +370,7 @@ class Model:
         else:
             ids = cast(Sequence[Sequence[int]], inputs)
             tokens = encoder.encode_ids(ids, truncate=truncate, direction=direction, first=first)
-        return tokens, [_key(self.digest, sequence.ids) for sequence in tokens] if self._cache.maxsize else ()
+        return tokens, [_key(self._decides, sequence.ids) for sequence in tokens] if self._cache.maxsize else ()
 
     async def _compute(self, sequences: list[list[int]], positions: list[int], client: Client) -> list[Share[_Batch]]:
         """Run the texts that are not cached; `positions` are their indices in the request."""

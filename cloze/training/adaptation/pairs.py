@@ -137,7 +137,7 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
             raise CorpusError(
                 f"{problem}; the documents have names such as {documents[0].name!r}: write these, or the texts"
             )
-        console.print(f"{problem}: the rows of {len(unknown):,} such names are left out")
+        console.print(f"{problem}: rows with such names ({len(unknown):,}) are left out")
     if not answered:
         raise CorpusError(f"{path} has no query with a document that answers it")
     grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]

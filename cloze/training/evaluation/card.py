@@ -31,7 +31,7 @@ SECTIONS: Final = {
 """What the card says of the suites that come after similarity and search."""
 NOT_SHOWN: Final = ("maps", "baselines")
 RIGHT: Final = " accuracy"
-GRAPH: Final = " graph"  # the end of the names of figures that are written here; others of the card are its user's
+OWN_ENDING: Final = " graph"  # of the names of figures that are written here; the others are the user's
 PROBES: Final = """\
 What it does not understand: how often a text that says the same is nearer than one that does not, ×100 (chance is 50; \
 ±6 at most with 300 items, 95 %, and more with fewer), and the mean cosine with the one that does not. Both are made \
@@ -83,7 +83,7 @@ def with_figures(
             f"the metadata of README.md cannot be read ({error}); correct the YAML between its lines `---`"
         ) from error
     data: Any = changed.data
-    others = [result for result in data.eval_results or [] if not str(result.metric_name).endswith(GRAPH)]
+    others = [result for result in data.eval_results or [] if not str(result.metric_name).endswith(OWN_ENDING)]
     data.eval_results = [*others, *_best_results(provenance, list(sizes))] or None  # a card cannot hold an empty list
     data.model_name = (data.model_name or name) if data.eval_results else None
     tables = _tables(provenance, sizes, beside or {}, machines or {})
@@ -200,5 +200,7 @@ def _of_precision(precision: Precision, scores: Mapping[str, float]) -> list[Eva
             task, metric, title = "text-classification", "accuracy", "accuracy ×100"
         else:
             continue
-        results.append(EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision}{GRAPH}"))
+        results.append(
+            EvalResult(task, dataset, dataset, metric, value, metric_name=f"{title}, {precision}{OWN_ENDING}")
+        )
     return results

@@ -63,7 +63,7 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
     for precision, curve in curves.items():
         console.print(
             f"{precision}: {curve.method}; calibration error {curve.error_before:.3f} before, {curve.error:.3f} after"
-            + "".join(f"; from a probability of {value:.2f} on: {name}" for name, value in curve.thresholds.items())
+            + "".join(f"; for {name}: a probability of {value:.2f}" for name, value in curve.thresholds.items())
         )
     console.print(f"{bundle.path / CALIBRATION_FILE}: written, with a section of the card")
 

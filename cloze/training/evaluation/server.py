@@ -26,7 +26,7 @@ ABSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 ATTEMPTS: Final = 8
 REACHING: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
 DECIDING: Final = (  # what /info says about the vectors; TEI has its pooling in model_type
-    *("model_id", "model_sha", "model_dtype", "model_type", "max_input_length"),
+    *("model_id", "model_sha", "bridge_sha", "model_dtype", "model_type", "max_input_length"),
     *("template", "embedding_space", "version"),
 )
 WAIT: Final = httpx.Timeout(120, connect=10)  # seconds

@@ -189,7 +189,7 @@ def test_rows_with_a_name_of_no_document_are_left_out(tmp_path: Path, capsys: py
     assert found.queries == ["open", "ask"]
     assert found.documents[3:] == ["Read the sign"]
     said = capsys.readouterr().err
-    assert "log.csv names documents that are not there, such as '8': the rows of 3 such names are left out" in said
+    assert "log.csv names documents that are not there, such as '8': rows with such names (3) are left out" in said
 
 
 def test_duplicates_are_graded_pairs(tmp_path: Path) -> None:
