@@ -113,7 +113,8 @@ $(PARENT): .venv/dev
 
 .venv/cpu .venv/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(@F)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(@F)]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # on all cores; some packages have files of other Pythons
 	touch $@
 
 .venv-clients: .venv/dev tests/clients_apart.txt

@@ -62,10 +62,12 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    # importing ONNX Runtime and FastAPI takes a second, which --help does not need
+    # importing ONNX Runtime and FastAPI takes a second, which --help does not need, and a tenth more with collections
+    gc.disable()
     from cloze.service.app import create_app
     from cloze.service.server import bind, serve
 
+    gc.enable()
     gc.freeze()  # a collection, which follows each reload, need not look through what was imported
     with bind(settings.hostname, settings.port) as listener:
         serve(create_app(settings), settings, listener)

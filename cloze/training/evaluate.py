@@ -13,7 +13,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Raises ClozeError."""
     options = EvaluateOptions.read(sys.argv[1:] if arguments is None else arguments, "cloze evaluate")
 
-    # torch takes seconds, for which help and a wrong option need not wait
+    # torch takes seconds, for which help, a wrong option and a missing package need not wait
+    if options.report:
+        import matplotlib  # noqa: F401 - of another extra
     from cloze.training.evaluation.evaluate import evaluate
 
     evaluate(options)

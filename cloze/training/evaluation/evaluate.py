@@ -23,7 +23,7 @@ def evaluate(options: EvaluateOptions) -> None:
         check_new_file(options.out)
     if options.report:
         check_folder(options.report)
-        # Slow to import, and of another extra: here, before the work.
+        # slow to import
         from cloze.training.evaluation.report.write import write_report
 
     if options.card and (is_server(options.path) or kind_of(options.path) != "bundle"):
