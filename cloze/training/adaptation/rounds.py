@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.encoding.bundle import SEARCH_NAMES
-from cloze.machine import has_bf16
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
@@ -32,6 +31,7 @@ from cloze.training.loop.run import fit
 from cloze.training.methods.ranking import search_embed
 from cloze.training.methods.teacher import embedded_list
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import has_bf16
 from cloze.training.recipes.command import load_recipe
 from cloze.training.recipes.recipe import Recipe
 from cloze.training.run_folder import Run
@@ -173,7 +173,7 @@ def searching(encoder: SentenceEncoder) -> tuple[Embed, Embed]:
 
 
 def fast(encoder: SentenceEncoder) -> Embed:
-    """In bf16 where the CPU has it: twice as fast, and as exact as a ranking needs."""
+    """In bf16 where the machine has it: twice as fast, and as exact as a ranking needs."""
 
     def embed(texts: Sequence[str]) -> NDArray[np.float32]:
         with torch.autocast(encoder.device.type, torch.bfloat16, enabled=has_bf16()):

@@ -272,7 +272,11 @@ def _rows(path: Path, columns: Sequence[str], scored: bool) -> Iterator[Row]:
             if not isinstance(record[column], str | None):
                 raise CorpusError(f"{path}, line {number}: {column} is {record[column]!r}; write a text")
         row = tuple((record[column] or "").strip() for column in texts)
-        yield (*row, str(finite_score(record[columns[-1]], f"{path}, line {number}"))) if scored else row
+        if scored and any(row):
+            row = (*row, str(finite_score(record[columns[-1]], f"{path}, line {number}")))
+        elif scored:
+            row = (*row, "0")  # the empty last row of a spreadsheet, which is left out
+        yield row
 
 
 def _says_something(text: str) -> bool:
@@ -291,14 +295,16 @@ def _suffix(path: Path) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    from pyarrow import ArrowException, parquet  # here, because it is large and few files are parquet
+    """The rows without columns of dates and times, which are no texts; Python has no such value for some."""
+    from pyarrow import ArrowException, parquet, types  # here, because it is large and few files are parquet
 
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         if twice := [name for name in names if names.count(name) > 1]:
             raise CorpusError(f"{path} has two columns of the name {twice[0]!r}; rename one of them")
-        batches = file.iter_batches()
+        read = [field.name for field in file.schema_arrow if not types.is_temporal(field.type)]
+        batches = file.iter_batches(columns=read)
         yield from enumerate((record for batch in batches for record in batch.to_pylist()), 1)
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, OverflowError, ValueError) as error:
         raise CorpusError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error

@@ -4,12 +4,12 @@ The vectors of several teachers of one text stand side by side. A text is found 
 corpus and a selection from it do not matter.
 """
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,12 +51,11 @@ class TeacherVectors:
             digests = np.intersect1d(digests, teacher.digests)
         if not len(digests):
             raise CorpusError(f"{', '.join(folders)} have no text in common; embed the same file with each teacher")
-        joined, last = cls(digests, _on_disk(len(digests), sum(teacher.width for teacher in teachers)), []), 0
+        sample = teachers[0].texts(digests[digests % max(1, len(digests) // SAMPLE) == 0])
+        joined, last = cls(digests, _on_disk(len(digests), sum(teacher.width for teacher in teachers)), sample), 0
         for teacher, weight in zip(teachers, weights, strict=True):
             first, last = last, last + teacher.width
             teacher.write(joined, slice(first, last), (weight / sum(weights)) ** 0.5)
-        shared = np.isin([_digest(text) for text in teachers[0].sample], digests)
-        joined.sample = list(compress(teachers[0].sample, shared))
         return joined
 
     @classmethod
@@ -120,13 +119,13 @@ class TeacherVectors:
 
 @dataclass
 class _Teacher:
-    """The files of one folder; `digests` (n) are those of its rows, in the order of the files."""
+    """The files of one folder; `digests` (n) are those of the texts of its rows, in the order of the files."""
 
     folder: Path
+    column: str
     files: Sequence[Any]  # pyarrow's ParquetFile, which is slow to import
     width: int
     digests: NDArray[np.uint64]
-    sample: list[str]
 
     @classmethod
     def open(cls, folder: Path, column: str) -> "_Teacher":
@@ -144,13 +143,19 @@ class _Teacher:
                     f"{folder} has vectors of several models ({', '.join(sorted(spaces))}); embed it anew"
                 )
             width = _width(files[0].schema_arrow, column, folder)
-            count, sample, at = sum(file.metadata.num_rows for file in files), list[str](), 0
-            digests = np.empty(count, np.uint64)
+            digests, at = np.empty(sum(file.metadata.num_rows for file in files), np.uint64), 0
             for batch in _batches(files, column, folder):
-                rows, texts = slice(at, at := at + len(batch)), batch.to_pylist()
-                digests[rows] = [_digest(text) for text in texts]
-                sample += [texts[place] for place in np.flatnonzero(digests[rows] % max(1, count // SAMPLE) == 0)]
-        return cls(folder, files, width, digests, list(dict.fromkeys(sample)))
+                digests[at : (at := at + len(batch))] = [_digest(text or "") for text in batch.to_pylist()]
+        return cls(folder, column, files, width, digests)
+
+    def texts(self, digests: NDArray[np.uint64]) -> list[str]:
+        """The different texts with these digests. Raises CorpusError."""
+        texts, at = list[str](), 0
+        with _readable(self.folder):
+            for batch in _batches(self.files, self.column, self.folder):
+                chosen = np.isin(self.digests[at : (at := at + len(batch))], digests)
+                texts += batch.filter(chosen).to_pylist()
+        return list(dict.fromkeys(filter(None, texts)))
 
     def write(self, target: TeacherVectors, columns: slice, factor: float) -> None:
         """Write the unit vectors times `factor` to these columns of the texts that `target` has. Raises CorpusError."""
@@ -212,6 +217,18 @@ def _slices(count: int, name: str) -> Iterator[slice]:
 
 
 def _on_disk(rows: int, width: int) -> NDArray[np.float16]:
-    """An array in a temporary file, which has no name: the system keeps in memory what is read."""
-    with tempfile.TemporaryFile(prefix="cloze-vectors-") as file:
-        return np.memmap(file, HELD, "w+", shape=(rows, width))
+    """An array in a temporary file, which has no name: the system keeps in memory what is read.
+
+    Raises CorpusError if there is no space for it: to write to it would end the process, without a word.
+    """
+    size = rows * width * np.dtype(HELD).itemsize
+    try:
+        with tempfile.TemporaryFile(prefix="cloze-vectors-") as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, HELD, "w+", shape=(rows, width))
+    except OSError as error:
+        raise CorpusError(
+            f"the teacher's vectors, {size / 1e9:.1f} GB, cannot be stored in {tempfile.gettempdir()} ({error}); free "
+            "space there, or set TMPDIR to another folder"
+        ) from error

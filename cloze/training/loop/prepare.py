@@ -11,7 +11,6 @@ from transformers.utils.import_utils import is_torch_tf32_available
 
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import Template
-from cloze.machine import has_bf16
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus, read_corpus
 from cloze.training.data.sampler import DistinctSampler
@@ -25,6 +24,7 @@ from cloze.training.methods import objective_of
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.ranking import read_documents
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.pretrained import has_bf16
 from cloze.training.recipes.methods import RankingRecipe, ScoredRecipe
 from cloze.training.recipes.recipe import Recipe
 
@@ -75,7 +75,7 @@ def for_this_machine(recipe: Recipe) -> Recipe:
     """
     gpu, settings = torch.cuda.is_available(), dict[str, object]()
     if recipe.precision == "auto":
-        settings["precision"] = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
+        settings["precision"] = "bf16" if gpu and has_bf16() else "fp32"
     if recipe.workers is None:
         settings["workers"] = GPU_WORKERS if gpu else 0
     return recipe.model_copy(update=settings)
@@ -150,7 +150,7 @@ def _check_devices(recipe: Recipe) -> None:
         raise RecipeError("precision is 'tf32', which needs an NVIDIA GPU of compute capability 8; write fp32 or bf16")
     if recipe.compile and not torch.cuda.is_available() and shutil.which("c++") is None:
         raise RecipeError("compile is true, and on a CPU that needs a C++ compiler; install g++, or write false")
-    if recipe.precision == "bf16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+    if recipe.precision == "bf16" and torch.cuda.is_available() and not has_bf16():
         raise RecipeError("precision is 'bf16' and this GPU has none; write precision = 'fp32'")
 
 
@@ -194,18 +194,19 @@ def _hold_out(corpus: Corpus, recipe: Recipe) -> Corpus:
     Raises CorpusError, RecipeError.
     """
     limit = len(corpus) - recipe.batch_size
+    minimum = 2 * processes().num_processes
     count = recipe.held_out
     if count is None:
+        fewest = max(FEWEST_HELD_OUT, minimum)
         count = 0 if recipe.dev else min(HELD_OUT_ROWS, len(corpus) // HELD_OUT_PART, limit)
-        count = count if count >= FEWEST_HELD_OUT else 0
+        count = count if count >= fewest else 0
         full_batches = count - count % recipe.batch_size  # a part of a batch is not scored
-        count = full_batches if full_batches >= FEWEST_HELD_OUT else count
+        count = full_batches if full_batches >= fewest else count
     elif count > limit:
         raise RecipeError(
             f"held_out is {count:,} and the corpus has {len(corpus):,} rows, of which a batch of {recipe.batch_size:,} "
             f"has to stay; write {max(0, limit):,} at most"
         )
-    minimum = 2 * processes().num_processes
     if 0 < count < minimum:
         raise RecipeError(f"held_out is {count} and a loss needs {minimum} rows or more; raise it, or write 0")
     if not count:

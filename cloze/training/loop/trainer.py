@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
-from transformers import ProgressCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from cloze.encoding.files import replacing
@@ -131,6 +131,15 @@ class ObjectiveTrainer(Trainer):
             keys = [words for key, words in LESS_MEMORY.items() if key in type(self.objective.recipe).model_fields]
             reason = str(error).partition(" GPU ")[0].rstrip(".")  # the rest is about this process and torch's settings
             raise RunError(f"{reason}; write {' or '.join(['a lower batch_size', *keys])}") from error
+
+    def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
+        """Nothing if a resumed run has had all its steps, inside an epoch: the Trainer looks only after another one."""
+        patience = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        out_of_patience = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in patience)
+        if out_of_patience or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*arguments, **keywords)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         order, recipe = self._order(), self.objective.recipe

@@ -10,7 +10,9 @@ from huggingface_hub.utils import logging as hub_logging
 from torch import nn
 from transformers import PreTrainedModel
 
-__all__ = ["BERTS", "fastest_device", "quiet", "word_embeddings"]
+from cloze import machine
+
+__all__ = ["BERTS", "fastest_device", "has_bf16", "quiet", "word_embeddings"]
 
 BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the first are RoBERTas
 
@@ -18,6 +20,13 @@ BERTS: Final = ("bert", "camembert", "roberta", "xlm-roberta")  # all but the fi
 def fastest_device() -> torch.device:
     """The GPU if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def has_bf16() -> bool:
+    """Whether that device multiplies in bf16; others emulate it, which takes longer than fp32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return machine.has_bf16()
 
 
 def word_embeddings(model: PreTrainedModel) -> nn.Embedding:

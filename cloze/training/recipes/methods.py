@@ -455,7 +455,9 @@ class MLMRecipe(Recipe):
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
     whole_words: bool = Field(False, description="mask all tokens of a word, or none")
     accumulation_steps: Positive = Field(
-        1, description="process each batch in this many parts, one after the other: less memory, more time"
+        1,
+        description="process each batch in this many parts, one after the other: less memory, more time; the loss is "
+        "the mean of theirs, however many words each masks",
     )
 
     @property

@@ -214,6 +214,22 @@ def test_what_is_no_score_is_refused(tmp_path: Path, score: str) -> None:
         read_corpus([path], ["one", "other", "score"], scored=True)
 
 
+def test_an_empty_row_has_no_score_either(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "one,other,score\nx,y,3\n,,\n")
+    corpus = read_corpus([path], ["one", "other", "score"], scored=True)
+    assert (list(corpus.rows), corpus.empty) == ([("x", "y", "3.0")], 1)
+
+
+def test_a_parquet_file_may_have_dates_that_python_has_not(tmp_path: Path) -> None:
+    dates = pyarrow.array([10_000_000], pyarrow.int32()).cast(pyarrow.date32())
+    parquet.write_table(pyarrow.table({"text": ["a"], "at": dates}), tmp_path / "a.parquet")
+    assert list(read_corpus([str(tmp_path / "a.parquet")], ["text"]).rows) == [("a",)]
+    nested = pyarrow.StructArray.from_arrays([dates], ["at"])
+    parquet.write_table(pyarrow.table({"text": ["a"], "more": nested}), tmp_path / "b.parquet")
+    with pytest.raises(CorpusError, match=r"b\.parquet: cannot be read as parquet \(date value out of range\)"):
+        read_corpus([str(tmp_path / "b.parquet")], ["text"])
+
+
 def test_a_cell_may_be_long(tmp_path: Path) -> None:
     long = "word " * 40_000
     path = write(tmp_path / "a.csv", f'text\n"{long}"\n')

@@ -278,12 +278,14 @@ def test_bf16_is_of_the_passes_and_the_weights_stay_fp32(chunks: Words, words: W
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-@pytest.mark.parametrize(("gpu", "found"), [(True, ("bf16", 2)), (False, ("fp32", 0))])
+@pytest.mark.parametrize(
+    ("gpu", "bf16", "found"), [(True, True, ("bf16", 2)), (True, False, ("fp32", 2)), (False, False, ("fp32", 0))]
+)
 def test_precision_and_workers_suit_the_gpu(
-    gpu: bool, found: tuple[str, int], words: Words, monkeypatch: pytest.MonkeyPatch
+    gpu: bool, bf16: bool, found: tuple[str, int], words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation)
     recipe = for_this_machine(load_recipe("simcse", words))
     assert (recipe.precision, recipe.workers) == found
     named = words | {"precision": ["tf32"], "workers": ["1"]}

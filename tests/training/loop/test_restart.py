@@ -1,7 +1,9 @@
 """Training that torchrun starts again, by the same command, after a process or a node is lost."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +72,26 @@ def test_with_restarts_the_same_command_begins_and_continues(
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     assert run_command(lambda: main([*command, "--out", str(killed)])) == 2
     assert f"{killed} is a run; continue it with --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [{"max_steps": ["6"], "warmup_steps": ["9"]}, {"patience": ["2"]}])
+def test_a_run_that_is_killed_as_it_ends_trains_no_further(
+    own: Words, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an epoch of four steps, by its steps or by its patience."""
+    score = iter([4.0, 3.0, 2.0, 1.0, 9.0, 9.0])
+    monkeypatch.setattr(loop, "_figures", lambda *_, **__: {"eval_dev_spearman": next(score)})
+    keys = words | {"save_steps": ["3"], "eval_steps": ["3"]} | own
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main(["simcse", *arguments(keys), "--out", str(whole)]) == 0
+    shutil.copytree(whole, killed)
+    shutil.rmtree(killed / "model")
+    (killed / "run.json").unlink()
+    assert main(["--resume", str(killed)]) == 0
+    assert_same_weights(whole, killed)
+    assert [entry["step"] for entry in log(killed) if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+    steps = [json.loads((run / "run.json").read_text())["steps"] for run in (whole, killed)]
+    assert steps == [6, 6]
 
 
 def test_restarts_with_the_store_of_ended_processes_are_refused(

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from cloze.encoding.errors import ClozeError
 from cloze.training.data.corpus import Corpus
 from cloze.training.evaluation.measures import alignment, uniformity
 from cloze.training.fit import main
+from cloze.training.loop import prepare as preparing
 from cloze.training.loop import run as loop
 from cloze.training.methods import objective_of
 from cloze.training.methods.held_out import HeldOut
@@ -178,6 +180,15 @@ def test_how_many_rows_are_held_out(
 ) -> None:
     assert main(["simcse", *words, *options.split(), "--max-steps", "1", "--dry-run"]) == 0
     assert f"corpus: {rows}" in capsys.readouterr().err
+
+
+def test_none_are_held_out_if_they_would_not_do_for_all_processes(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss needs two rows in each; 704 rows give 35."""
+    monkeypatch.setattr(preparing, "processes", lambda: SimpleNamespace(num_processes=32))
+    assert main(["simcse", *words, "--batch-size", "64", "--max-steps", "1", "--dry-run"]) == 0
+    assert "corpus: 704 rows from 1 files; left out: 0 empty, 0 by length\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Distillation from vectors that cloze bulk wrote: the same loss as with the teacher in the loop, in its parts."""
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,28 @@ def test_folders_that_do_not_serve_are_refused(kind: str, message: str, tmp_path
     folders = broken(tmp_path / "vectors", kind)
     with pytest.raises(CorpusError, match=message):
         TeacherVectors.read(folders, [1] * len(folders), "text")
+
+
+def test_the_sample_is_of_texts_that_all_teachers_embedded(tmp_path: Path) -> None:
+    """About a thousand, or all if there are fewer, whichever teacher comes first."""
+    many = [f"text {number}" for number in range(20_000)]
+    large, small = written(tmp_path / "large", many, random(4, rows=20_000)), many[:300]
+    few = written(tmp_path / "few", [*small, "", None], random(4, rows=302))  # type: ignore[list-item]
+    for folders in ([large, few], [few, large]):
+        assert sorted(TeacherVectors.read(folders, [1, 1], "text").sample) == sorted(small)
+    assert 1024 < len(TeacherVectors.read([large], [1], "text").sample) < 1250
+
+
+def test_a_disk_without_space_for_the_vectors_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write beyond the disk would end the process by a signal."""
+    folder = written(tmp_path / "vectors", TEXTS, random(8))
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CorpusError, match=r"vectors, 0\.0 GB, cannot be stored in .*No space left.* set TMPDIR"):
+        TeacherVectors.read([folder], [1], "text")
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
