@@ -38,5 +38,5 @@ def load(
             raise
         from cloze.encoding.errors import ClozeError
 
-        raise ClozeError(f"{error.name} is not installed; install `cloze[cpu]`, or `cloze[gpu]`") from error
+        raise ClozeError(f"{error.name} is not installed; install the extra `cpu`, or `gpu`") from error
     return Embedder(bundle, precision=precision, provider=provider, threads=threads)

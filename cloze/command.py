@@ -144,7 +144,7 @@ def _advice(module: str, error: ModuleNotFoundError) -> str | None:
         extra = "report"
     started = (f"cloze {name}" for name, (named, _) in COMMANDS.items() if module in (named, WITHOUT_TORCH.get(name)))
     command = next(started, module)
-    return f"{command} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
+    return f"{command} needs {missing}, which is not installed: pip install '.[{extra}]' in a clone of Cloze"
 
 
 def _usage() -> str:

@@ -1,9 +1,10 @@
 """A bundle in this process: texts to vectors in notebooks and scripts, the same vectors as the service's."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ PATIENCE: Final = 1.0  # seconds before there is a progress bar
 
 
 class Embedder:
-    """A loaded bundle. Thread-safe."""
+    """A loaded bundle. Thread-safe; a copy is the model itself, and a pickled one loads its bundle again."""
 
     def __init__(
         self,
@@ -36,13 +37,25 @@ class Embedder:
     ) -> None:
         """Load a bundle as the service does, with the same checks. Raises BundleError, SessionError."""
         shared = share_threads(threads)
-        self.bundle = Bundle.load(bundle)
+        self.bundle, self._process = Bundle.load(bundle), os.getpid()
+        self._again = partial(
+            Embedder, self.bundle.path.absolute(), precision=precision, provider=provider, threads=threads
+        )
         self._session = Session.load(self.bundle, precision=precision, provider=provider, threads=shared.per_batch)
         self._pool = ThreadPoolExecutor(shared.batches if self._session.provider == "cpu" else 1)
 
     def __repr__(self) -> str:
         graph = f"{self._session.precision} on {self._session.provider}"
         return f"<{self.bundle.name}: {self.template!r}, {self.dimension} dimensions, {graph}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], "Embedder"], tuple[()]]:
+        return self._again, ()
 
     @property
     def dimension(self) -> int:
@@ -69,6 +82,8 @@ class Embedder:
         first numbers of a vector. A text longer than fits is cut, or with `truncate=False` an error. There is a
         progress bar where it takes longer than a second, on a terminal. Raises OptionError, TextError, BackendFailed.
         """
+        if os.getpid() != self._process:
+            raise OptionError("the process that loaded this model was forked, without its threads; load the model here")
         encoder, session = self.bundle.encoder_of(prompt_name), self._session
         self.bundle.check_dimensions(dimensions)
         listed = _listed(texts)
@@ -99,7 +114,7 @@ class Embedder:
 
 def _listed(texts: Sequence[str]) -> list[str]:
     """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed = [texts] if isinstance(texts, str) else list(getattr(texts, "to_pylist", lambda: texts)())  # of pyarrow
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise OptionError(f"text {index} is {text!r}, a {type(text).__name__}; give strings")

@@ -99,7 +99,9 @@ with contextlib.redirect_stderr(io.StringIO()) as said:
         code = end.code
 print(code, said.getvalue(), end="")
 """
-    advice = f"error: cloze {name} needs {missing}, which is not installed: pip install 'cloze[{extra}]'"
+    advice = (
+        f"error: cloze {name} needs {missing}, which is not installed: pip install '.[{extra}]' in a clone of Cloze"
+    )
     assert without({missing}, script) == f"2 {advice}\n"
 
 
@@ -122,7 +124,7 @@ def run_module(module: str, missing: str, folder: Path, *words: str) -> tuple[in
 @pytest.mark.parametrize("module", ["cloze.training.fit", "training.evaluate"])
 def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path) -> None:
     """The package `training` is imported before the module that Python is asked to run."""
-    advice = "error: training needs torch, which is not installed: pip install 'cloze[train]'\n"
+    advice = "error: training needs torch, which is not installed: pip install '.[train]' in a clone of Cloze\n"
     assert run_module(module, "torch", tmp_path) == (2, advice)
 
 
@@ -136,7 +138,9 @@ def test_a_missing_extra_is_one_line_for_python_too(module: str, tmp_path: Path)
 def test_any_missing_package_is_one_line_for_python_too(
     module: str, command: str, missing: str, words: list[str], tmp_path: Path
 ) -> None:
-    advice = f"error: cloze {command} needs {missing}, which is not installed: pip install 'cloze[train]'\n"
+    advice = (
+        f"error: cloze {command} needs {missing}, which is not installed: pip install '.[train]' in a clone of Cloze\n"
+    )
     assert run_module(module, missing, tmp_path, *words) == (2, advice)
 
 

@@ -1,5 +1,7 @@
 """`cloze.load`: the service's vectors in this process, and nothing of a server."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from harness import open_client
 from tiny_bundle import DIMENSION, write_bundle
@@ -50,7 +53,8 @@ def test_a_named_template_is_the_services(tmp_path: Path) -> None:
 def test_any_sequence_of_strings_is_taken(model: Any) -> None:
     expected = model.embed(["dogs", "a man"])
     assert (expected.shape, expected.dtype) == ((2, model.dimension), np.float32)
-    for texts in (("dogs", "a man"), np.array(["dogs", "a man"]), {"dogs": 1, "a man": 2}.keys()):
+    column = pyarrow.chunked_array([["dogs"], ["a man"]])
+    for texts in (("dogs", "a man"), np.array(["dogs", "a man"]), {"dogs": 1, "a man": 2}.keys(), column):
         np.testing.assert_array_equal(model.embed(texts), expected)
     assert model.embed("dogs").shape == (1, 384)
     assert model.embed([]).shape == (0, 384)
@@ -63,6 +67,32 @@ def test_many_texts_keep_their_order_in_many_threads(model: Any) -> None:
     np.testing.assert_array_equal(found[0], found[1][::-1])
     for few in found[2:]:
         np.testing.assert_array_equal(found[0][: len(few)], few)
+
+
+def test_libraries_may_copy_and_keep_it(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scikit-learn does with the steps of a pipeline."""
+    assert copy.copy(model) is copy.deepcopy(model) is model
+    monkeypatch.chdir(write_bundle(tmp_path / "tiny").parent)
+    kept = pickle.dumps(cloze.load("tiny", precision="fp32", threads=1))
+    monkeypatch.chdir("/")
+    again = pickle.loads(kept)
+    np.testing.assert_array_equal(again.embed(["dogs"]), cloze.load(tmp_path / "tiny").embed(["dogs"]))
+    assert again._again.keywords == {"precision": "fp32", "provider": "auto", "threads": 1}
+
+
+def test_a_forked_process_is_told_to_load_its_own(tmp_path: Path) -> None:
+    """A fork has none of the threads, for whose work it would wait without end."""
+    code = f"""
+import os, cloze
+model = cloze.load({str(write_bundle(tmp_path / "tiny"))!r})
+model.embed(["dogs"])
+if os.fork():
+    os.wait()
+else:
+    model.embed(["dogs"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "OptionError: the process that loaded this model was forked, without its threads; load" in done.stderr
 
 
 def test_what_it_shows_of_itself(model: Any) -> None:
@@ -117,7 +147,7 @@ assert not loaded, loaded
 def test_a_missing_package_is_said(tmp_path: Path) -> None:
     code = "import sys; sys.modules['onnxruntime'] = None; import cloze; cloze.load()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ClozeError: onnxruntime is not installed; install `cloze[cpu]`, or `cloze[gpu]`" in done.stderr
+    assert "ClozeError: onnxruntime is not installed; install the extra `cpu`, or `gpu`" in done.stderr
 
 
 def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,9 @@ sys.argv, sys.stderr = ["cloze", "bulk", "a", "b", "--bundle", "c"], sys.stdout
 main()
 """
     found = without({"pyarrow", "ray", "tqdm"}, script)
-    assert found == "error: cloze bulk needs ray, which is not installed: pip install 'cloze[cpu,bulk]'\n"
+    assert (
+        found == "error: cloze bulk needs ray, which is not installed: pip install '.[cpu,bulk]' in a clone of Cloze\n"
+    )
 
 
 def test_the_service_answers_without_torch(tmp_path: Path) -> None:

@@ -161,8 +161,9 @@ def test_without_torch_and_graph_the_extra_is_named(model: Path, cache: Path, no
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()
     assert reason == (
-        f"error: {str(model)!r} has no onnx/model.onnx, of which a bundle is made without torch; pip install "
-        "'cloze[train]' brings torch, which makes a bundle of any model that Cloze serves"
+        f"error: {str(model)!r} has no onnx/model.onnx, of which a bundle is made without torch; the extra "
+        "`train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a clone "
+        "of Cloze"
     )
 
 
@@ -177,7 +178,10 @@ def test_without_the_extra_its_name_is_given(
     found = checked(str(model) if name == model.name else name)
     assert found.returncode == 2
     [_, reason] = found.stderr.splitlines()
-    assert reason == f"error: cloze adopt needs {package}, which is not installed: pip install 'cloze[cpu,adopt]'"
+    assert (
+        reason
+        == f"error: cloze adopt needs {package}, which is not installed: pip install '.[cpu,adopt]' in a clone of Cloze"
+    )
 
 
 def test_what_the_hub_does_not_have_ends_in_one_line(cache: Path, hub: Hub) -> None:

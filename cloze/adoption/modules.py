@@ -29,7 +29,10 @@ __all__ = [
     "templates_of",
 ]
 
-NEEDS_TORCH: Final = "pip install 'cloze[train]' brings torch, which makes a bundle of any model that Cloze serves"
+NEEDS_TORCH: Final = (
+    "the extra `train` brings torch, which makes a bundle of any model that Cloze serves: pip install '.[train]' in a "
+    "clone of Cloze"
+)
 MODULES_FILE: Final = "modules.json"  # of sentence-transformers
 ST_CONFIG_FILE: Final = "config_sentence_transformers.json"
 BEHIND: Final = ("Dense", "LayerNorm", "Normalize")  # modules that may follow the pooling

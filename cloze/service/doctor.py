@@ -108,7 +108,10 @@ def _verdict(options: DoctorOptions, drivers: Path = DRIVERS) -> str:
     if (options.bundle or default_bundle()) is None:
         return "next: give a bundle, such as one that cloze export made: cloze doctor --bundle PATH"
     if options.provider != "cpu" and _gpus(drivers) and "CUDAExecutionProvider" not in ort.get_available_providers():
-        return "next: the GPU is not used; replace onnxruntime: pip uninstall onnxruntime && pip install 'cloze[gpu]'"
+        return (
+            "next: the GPU is not used; replace onnxruntime: pip uninstall -y onnxruntime onnxruntime-gpu && pip "
+            "install '.[gpu]' in a clone of Cloze"
+        )
     return "ready"
 
 

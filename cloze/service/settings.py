@@ -113,7 +113,7 @@ class Settings(Options):
         "", description="Origins whose web pages may call the service, separated by commas. *: any origin."
     )
     ui: bool = Field(True, description="Serve the playground at / and the API reference at /docs.")
-    otlp_endpoint: str = Field("", description="OTLP/HTTP collector that receives traces. Needs `cloze[otel]`.")
+    otlp_endpoint: str = Field("", description="OTLP/HTTP collector that receives traces. Needs the extra `otel`.")
     log_level: LogLevel = Field("info", description="Lowest level to log. info logs every POST, never its texts.")
     log_format: LogFormat = Field("text", description="One line of text, or one JSON object, per log record.")
 

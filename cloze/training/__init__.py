@@ -12,4 +12,6 @@ if sys.argv[:1] == ["-m"]:  # so it is while Python locates the module of `pytho
     sys.excepthook = end_in_one_line
 
 if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-    raise ModuleNotFoundError(f"training needs {missing[0]}: pip install 'cloze[train]'", name=missing[0])
+    raise ModuleNotFoundError(
+        f"training needs {missing[0]}: pip install '.[train]' in a clone of Cloze", name=missing[0]
+    )

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from harness import PATIENCE, wait_until
 from jobs import PARTS, PER_FILE, check_same, command, complete, let, run, start, vectors
 from live import metrics, served
 
+from benchmarks.readme import MODEL
 from cloze.service.app import create_app
 from cloze.service.settings import Settings
 
@@ -161,3 +163,50 @@ def test_what_cannot_be_done_is_one_line(bundle: Path, tmp_path: Path, options: 
     assert last.startswith("error: ")
     assert message in last
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8"])
+def test_int8_is_not_given_to_a_gpu(precision: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a man\n")
+    options = ["--worker-gpus", "1", "--precision", precision]
+    found = run(tmp_path / "texts.txt", tmp_path / "out", MODEL, *options)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(
+        "error: --worker-gpus: CUDA has no kernel for the products of int8; make a bundle in "
+    )
+
+
+def test_a_bundle_that_a_worker_cannot_load_ends_the_job_with_one_line(bundle: Path, tmp_path: Path) -> None:
+    """As on a node that lacks it."""
+    (tmp_path / "texts.txt").write_text("a man\n")
+    script = f"""
+import sys
+from functools import partial
+from cloze.command import run
+from cloze.service.bulk import job
+from cloze.service.bulk.embed import Embed
+from cloze.service.bulk.output import Output
+from cloze.service.bulk.source import Source
+from cloze.service.bulk.workers import Resources
+
+def start():
+    source, output = Source.find({str(tmp_path / "texts.txt")!r}), Output.at({str(tmp_path / "out")!r}, 9)
+    with job.connection(None):
+        list(job.run(partial(Embed, "/no-such-bundle"), source, output, Resources(1, 0, 1, 1), []))
+
+sys.exit(run(start))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert re.match(r"error: /no-such-bundle is not a folder; ", found.stderr.splitlines()[-1])
+    assert "Traceback" not in found.stderr
+
+
+def test_nothing_is_written_to_the_home_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of Ray's there would close clusters that are started later to jobs of the same user."""
+    (tmp_path / "texts.txt").write_text("a man\n")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    found = run(tmp_path / "texts.txt", tmp_path / "out", bundle)
+    assert found.returncode == 0, found.stderr
+    assert not list((tmp_path / "home").rglob("*"))

@@ -46,6 +46,16 @@ def reasons(source: Source) -> dict[str, str]:
     return {failure.id: failure.reason for part in read(source) for failure in part.failures}
 
 
+def test_the_output_is_no_input_by_any_name(tmp_path: Path) -> None:
+    (tmp_path / "texts" / "out").mkdir(parents=True)
+    for path in ("texts/a.txt", "texts/b.txt", "texts/out/c.txt"):
+        write(tmp_path / path)
+    (tmp_path / "link").symlink_to("texts")
+    for folder, out in (("texts", "texts/out"), ("link", "texts/out"), ("texts", "link/out")):
+        found = Source.find(str(tmp_path / folder), out=str(tmp_path / out))
+        assert [file.name for file in found.files] == ["a.txt", "b.txt"]
+
+
 @pytest.mark.parametrize(
     "name", ["a.parquet", "a.jsonl", "a.csv", "a.tsv", "a.txt", "a.jsonl.gz", "a.csv.zst", "a.txt.gz", "a.txt.zst"]
 )

@@ -73,7 +73,7 @@ def test_the_last_line_is_ready_or_one_next_step(tmp_path: Path, monkeypatch: py
     given = DoctorOptions(bundle=tmp_path)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert _verdict(given, none) == "ready"
-    assert "cloze[gpu]" in _verdict(given, one)
+    assert "'.[gpu]'" in _verdict(given, one)
     assert _verdict(given.model_copy(update={"provider": "cpu"}), one) == "ready"
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     assert _verdict(given, one) == "ready"

@@ -1,6 +1,7 @@
 """Several models by name, and their change for others while requests go on: all of it or nothing."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -86,6 +87,23 @@ def test_what_is_no_bundle_is_passed_over(folder: Path, settings: Settings) -> N
     (folder / "notes").mkdir()
     (folder / "README.md").write_text("two models")
     assert list(services(create_app(settings)).models.served) == ["other", "tiny"]
+
+
+def test_what_cannot_be_entered_is_passed_over(
+    folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lost+found of a volume is root's; the tests may run as root, who may enter it."""
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return is_file(path)
+
+    (folder / "lost+found").mkdir()
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert list(services(create_app(settings)).models.served) == ["other", "tiny"]
+    assert f"{folder / 'lost+found'} cannot be read and is left out" in caplog.text
 
 
 def test_a_reload_of_what_is_the_same_does_nothing(settings: Settings) -> None:

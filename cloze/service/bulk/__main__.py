@@ -67,8 +67,8 @@ class BulkOptions(Command):
     rows_per_file: int = Field(8192, ge=1, le=1_000_000, description="Rows of one parquet file")
     address: str | None = Field(
         None,
-        description="Ray cluster: auto or HOST:6379 on one of its nodes, ray://HOST:10001 elsewhere. Unset: this "
-        "machine alone",
+        description="Ray cluster of which this machine is a node: auto, or HOST:6379 of its head. Unset: this machine "
+        "alone",
     )
     worker_cpus: int = Field(0, ge=0, description="CPUs of one worker. 0: those of the smallest node, at most 4")
     worker_gpus: float = Field(0, ge=0, description="GPUs of one worker, or a share of one. 0: the CPU runs the graph")
@@ -202,7 +202,7 @@ def _report(out: str, counts: "Counts", earlier: "Counts", seconds: float, engin
 def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | None) -> Precision:
     """Return one precision for all workers: vectors of two precisions are close but not the same."""
     from cloze.service.bulk.remote import Remote
-    from cloze.service.inference.session import PROFILES, Session
+    from cloze.service.inference.session import Session
 
     if options.server:
         served = Remote(options.server, _key(options), bundle).precision
@@ -210,13 +210,26 @@ def _precision(options: BulkOptions, bundle: Bundle, former: dict[str, Any] | No
             raise OptionError(f"precision is {options.precision}, and {options.server} runs {served}; leave it out")
         return served
     if options.precision != "auto":
-        return options.precision
+        return _on_cuda(bundle, [options.precision]) if options.worker_gpus else options.precision
     if former is not None and former.get("precision") in GRAPHS:
         precision: Precision = former["precision"]
         return precision
     if options.worker_gpus:
-        return next(precision for precision in PROFILES["cuda"].precisions if precision in bundle.precisions)
+        return _on_cuda(bundle, bundle.precisions)
     return Session.load(bundle, provider="cpu", threads=1).precision
+
+
+def _on_cuda(bundle: Bundle, choices: Sequence[Precision]) -> Precision:
+    """Return the first of these precisions that a GPU runs. Raises OptionError, before workers are started."""
+    from cloze.service.inference.session import PROFILES
+
+    for precision in PROFILES["cuda"].precisions:
+        if precision in choices:
+            return precision
+    raise OptionError(
+        f"--worker-gpus: CUDA has no kernel for the products of {', '.join(choices)}; make a bundle in fp16 and embed "
+        f"with that: `cloze export {bundle.path} OUT --precision fp16`"
+    )
 
 
 def _key(options: BulkOptions) -> SecretStr:

@@ -7,6 +7,7 @@ that Ray runs twice is written twice under the same name.
 import logging
 import os
 import pickle
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray mends by its
 import numpy as np
 import ray
 from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
+from ray.exceptions import RayError
 
 from cloze.encoding.errors import ClozeError
 from cloze.service.bulk.embed import Embed
@@ -44,9 +46,16 @@ class _Embedder:
     """An actor: embeds parts and writes them."""
 
     def __init__(self, make: Callable[[], Embed], source: Source, output: Output) -> None:
-        self._embed, self._source, self._output = make(), source, output
+        self._source, self._output = source, output
+        self._refusal: ClozeError | None = None
+        try:
+            self._embed = make()
+        except ClozeError as error:  # Ray would start the actor again and again, and keep the text of a traceback
+            self._refusal = error
 
     def __call__(self, batch: Batch) -> Batch:
+        if self._refusal:
+            raise self._refusal
         parts = [pickle.loads(part) for part in batch["part"]]  # noqa: S301, the job's own bytes
         return {"progress": _objects([pickle.dumps(self._complete(part)) for part in parts])}
 
@@ -64,10 +73,13 @@ def connection(address: str | None) -> Iterator[None]:
     """Start Ray on this machine, or connect to a cluster, until the end of the block. Raises JobError."""
     _check_reachable(address)
     local = {} if address else {"include_dashboard": False, "object_store_memory": STORE}
+    if not address:  # else Ray would write a token to the home folder, and clusters started there later ask for it
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="error", **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        advice = "; a cluster that was started with a token needs RAY_AUTH_MODE=token here" if address else ""
+        raise JobError(f"Ray cannot be reached at {address or 'this machine'}: {error}{advice}") from error
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
-from os.path import basename, commonpath, normpath, relpath
+from os.path import basename, commonpath, normpath, realpath, relpath
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -198,7 +198,8 @@ def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
         raise SourceError(f"{location} cannot be listed: {error}") from error
     files = [info for info in infos if info.type == fs.FileType.File]
     if out and len(files) > 1:
-        files = [info for info in files if not normpath(info.path).startswith(f"{out}/")]
+        resolved = realpath if isinstance(filesystem, fs.LocalFileSystem) else normpath
+        files = [info for info in files if not resolved(info.path).startswith(f"{resolved(out)}/")]
     if not files:
         raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
     unknown = [info.path for info in files if ending_of(info.path) not in KNOWN]

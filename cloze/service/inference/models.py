@@ -221,9 +221,7 @@ def _folders(path: Path) -> list[Path]:
     try:
         if (path / SPEC_FILE).exists() or not path.is_dir():
             return [path]
-        folders = sorted(
-            folder for folder in path.iterdir() if folder.name[0] != "." and (folder / SPEC_FILE).is_file()
-        )
+        folders = sorted(folder for folder in path.iterdir() if folder.name[0] != "." and _has_spec(folder))
     except OSError as error:
         raise unreadable(path, error) from error
     if not folders:
@@ -232,6 +230,15 @@ def _folders(path: Path) -> list[Path]:
             "with `cloze export RUN OUT`"
         )
     return folders
+
+
+def _has_spec(folder: Path) -> bool:
+    """Whether it is a bundle. One that cannot be entered is none, such as the lost+found of a volume."""
+    try:
+        return (folder / SPEC_FILE).is_file()
+    except PermissionError:
+        logger.warning("%s cannot be read and is left out", folder)
+        return False
 
 
 def _bridge(path: str) -> Bridge | None:

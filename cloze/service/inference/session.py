@@ -301,7 +301,7 @@ def _check_cuda(bundle: Bundle, choices: Sequence[Precision]) -> None:
     if PROFILES["cuda"].name not in offered:
         raise _NotOnCUDA(
             f"provider is cuda, and this ONNX Runtime has no CUDA (it offers {', '.join(offered)}); install "
-            "`cloze[gpu]`, or choose the provider auto or cpu"
+            "the extra `gpu`, or choose the provider auto or cpu"
         )
     if not set(choices) & set(PROFILES["cuda"].precisions):
         precisions = ", ".join(choices or bundle.precisions)
@@ -344,7 +344,7 @@ def _open(
     session.disable_fallback()
     if session.get_providers()[0] != profile.name:
         raise _NotOnCUDA(
-            "CUDA is installed and cannot be started: its libraries or the driver are missing; install `cloze[gpu]` "
+            "CUDA is installed and cannot be started: its libraries or the driver are missing; install the extra `gpu` "
             "where there is an NVIDIA driver, or choose the provider auto or cpu"
         )
     if provider == "cuda":

@@ -77,7 +77,7 @@ def configure_tracing(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise OptionError("otlp_endpoint needs OpenTelemetry: install cloze[otel], or unset it") from error
+        raise OptionError("otlp_endpoint needs OpenTelemetry: install the extra otel, or unset it") from error
 
     class Redact(SpanProcessor):
         """Redacts a URL's query, which may contain anything."""

@@ -295,7 +295,7 @@ def _suffix(path: Path) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows without columns of dates and times, which are no texts; Python has no such value for some."""
+    """The rows without columns of dates and times, since a text is not one; Python has no such value for some."""
     from pyarrow import ArrowException, parquet, types  # here, because it is large and few files are parquet
 
     try:

@@ -173,7 +173,7 @@ def _write(bundle: Bundle, calibration: Calibration) -> None:
 
 
 def _plotted(calibration: Calibration, file: Path) -> bool:
-    """Draw the reliability of the curves to an SVG file; False without matplotlib, which `cloze[report]` installs."""
+    """Draw the reliability of the curves to an SVG file; False without matplotlib, which is of the extra `report`."""
     file.unlink(missing_ok=True)
     if find_spec("matplotlib") is None:
         return False

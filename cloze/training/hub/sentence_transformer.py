@@ -203,7 +203,8 @@ def _library() -> Any:
         return import_module("sentence_transformers")
     except ModuleNotFoundError as error:
         raise ExportError(
-            f"--sentence-transformers needs {error.name}, which is not installed: pip install 'cloze[train]'"
+            f"--sentence-transformers needs {error.name}, which is not installed: pip install '.[train]' in a clone "
+            "of Cloze"
         ) from error
 
 

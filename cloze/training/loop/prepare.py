@@ -158,7 +158,7 @@ def _check_trackers(recipe: Recipe) -> None:
     """Raises RecipeError for a tracker that is not installed."""
     for name in recipe.report_to:
         if name != "none" and find_spec(name) is None:
-            package = "'cloze[report]'" if name == "tensorboard" else name
+            package = "'.[report]' in a clone of Cloze" if name == "tensorboard" else name
             raise RecipeError(f"report_to has {name}, which is not installed: pip install {package}")
 
 

@@ -139,7 +139,7 @@ class ObjectiveTrainer(Trainer):
         if out_of_patience or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(*arguments, **keywords)
+            super()._run_epoch(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         order, recipe = self._order(), self.objective.recipe
