@@ -509,6 +509,15 @@ def test_a_head_has_a_limit(server: Process, begin: bytes) -> None:
     assert b"HeadersTooLarge" in found
 
 
+@pytest.mark.parametrize(("header", "path"), [(70_000, 1), (1, 70_000)])
+def test_a_head_that_comes_at_once_has_the_same_limit(server: Process, header: int, path: int) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(b"GET /%s HTTP/1.1\r\nhost: here\r\nx-long: %s\r\n\r\n" % (b"a" * path, b"a" * header))
+        found = stream.recv(1000)
+    assert found.startswith(b"HTTP/1.1 431 ")
+    assert b"400" not in found
+
+
 def test_headers_and_small_chunks_below_the_limit_are_read(server: Process) -> None:
     """A body in parts of one byte has more framing than a head may have."""
     with connect(server.url) as stream:

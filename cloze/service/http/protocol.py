@@ -4,6 +4,7 @@ An offer to upgrade is ignored, a head has limits of size and time, and a reques
 """
 
 import asyncio
+from itertools import chain
 from typing import Any, Final
 
 import httptools
@@ -82,7 +83,12 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
 
     def on_headers_complete(self) -> None:
-        """Raises HttpParserError for a body in a coding that nothing here undoes, and for too many waiting requests."""
+        """Raises HttpParserError for a body in a coding that nothing here undoes, for too many waiting requests, and
+        for too large a head that came in one read.
+        """
+        if self._head > MAX_HEAD and len(self.url) + sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD:
+            self._refuse_head()
+            raise httptools.HttpParserError("a head that is too large")
         self._head = 0
         self._stop_waiting()
         self._unset_keepalive_if_required()
@@ -132,7 +138,8 @@ class Protocol(HttpToolsProtocol):
             if self._offered:
                 self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            if not self.transport.is_closing():
+                self.send_400_response("Invalid HTTP request received.")
         self._take_body()
         if self._head > MAX_HEAD and not self.transport.is_closing():
             self._refuse_head()

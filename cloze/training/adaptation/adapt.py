@@ -67,7 +67,8 @@ def adapt(
 ) -> None:
     """Write the run `out`. Whatever is wrong with the files is said before anything is computed. Raises ClozeError."""
     kind_of(encoder)
-    _remove_rounds(out)
+    if (out / FOLDER).is_dir():
+        _remove_unfinished(out)
     run = Run.fresh(out)
     check_ranking_devices()
     documents = read_documents(paths, document_columns) if paths else []
@@ -89,8 +90,10 @@ def adapt(
         if documents:
             _write_documents(out / DOCUMENTS_FILE, documents)
         _write(run, result, {"method": ADAPTED, "encoder": encoder, "seed": seed} | inputs, data)
-    finally:
-        shutil.rmtree(out / FOLDER, ignore_errors=True)
+        shutil.rmtree(out / FOLDER)
+    except BaseException:
+        _remove_unfinished(out)
+        raise
     _report(run, encoder, result, labelled=pairs is not None)
 
 
@@ -308,10 +311,14 @@ def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) ->
     console.print(f"finished: {run.model}; next: {run.export_command}")
 
 
-def _remove_rounds(out: Path) -> None:
-    """Remove what an `adapt` that was killed has left, which nothing can continue from."""
-    if out.is_dir() and [path.name for path in out.iterdir()] == [FOLDER]:
-        shutil.rmtree(out / FOLDER)
+def _remove_unfinished(out: Path) -> None:
+    """Remove what an `adapt` that was stopped has left, which nothing can continue from, unless its run is finished."""
+    run = Run(out)
+    if not run.finished:
+        for folder in (run.model, out / FOLDER):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in (DOCUMENTS_FILE, LABEL_FILE):
+            (out / name).unlink(missing_ok=True)
 
 
 def _write_documents(file: Path, documents: Sequence[Document]) -> None:

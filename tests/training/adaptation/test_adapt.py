@@ -1,6 +1,7 @@
 """The command adapt, from files to a run: with queries, without, and with what is wrong."""
 
 import csv
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,12 +205,28 @@ def test_what_a_killed_command_left_is_removed(
 ) -> None:
     out = tmp_path / "run"
     (out / "rounds-of-adapt" / "round-1").mkdir(parents=True)
+    (out / "model").mkdir()
+    for name in ("documents.jsonl", "label.csv"):
+        (out / name).touch()
     words = ["--encoder", encoder, "--documents", str(documents), "--out", str(out)]
     main(words)
     assert Run(out).finished
     assert not (out / "rounds-of-adapt").exists()
     assert run_command(lambda: main(words)) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short")
+def test_a_command_that_is_stopped_as_it_writes_leaves_nothing(
+    encoder: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Run, "write_provenance", full)
+    words = ["--encoder", encoder, "--documents", str(documents), "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 2
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_an_encoder_that_nobody_reads_is_named(
