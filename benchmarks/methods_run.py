@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,6 +24,7 @@ from cloze.training.evaluation.sts import STS_TASKS, average, load_tasks, spearm
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pooling import pool
 from cloze.training.model.pretrained import fastest_device
+from cloze.training.recipes.recipe import shipped_recipes
 from cloze.training.templates import main as search_templates
 
 __all__ = ["Paths", "digest", "pretraining", "source_of", "trained", "tried", "untrained"]
@@ -126,6 +128,8 @@ def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Resul
     """
     row, out = plan.rows[name], paths.run(name, seed, rate)
     own = {"seed": seed, "learning_rate": rate, "encoder": str(source_of(row, paths)), "dev": "DEV"}
+    recipe = tomllib.loads(shipped_recipes()[row["recipe"]])  # the parent's own template and pooling would take its place
+    own |= {"template": recipe.get("template", "[X]"), "pooling": recipe["pooling"]}
     keys = plan.content["training"] | own | _corpus(plan, row, paths) | row.get("keys", {})
     if not (out / "run.json").is_file():
         fresh = [row["recipe"], "--out", str(out), *_words(_filled(keys, plan, paths))]

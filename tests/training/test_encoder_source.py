@@ -165,6 +165,8 @@ def test_a_pretrained_run_is_found_by_its_name_wherever_a_masked_word_head_is_ne
     paired.write_text("sent0,sent1,hard_neg\n" + "The dog runs.,A dog runs.,It rains.\n" * 3)
     supervised = keys | {"corpus": paired, "encoder": run, "out": tmp_path / "supervised"}
     assert main(["promptbert-supervised", *arguments(supervised)]) == 0
+    recipe = load_recipe("simcse", {"encoder": str(run), "corpus": str(corpus)})
+    assert (recipe.template, recipe.pooling) == ("[X]", "cls")  # the paper's: no vector of the run was trained yet
 
 
 def test_an_encoder_that_cannot_be_had_leads_to_the_one_that_comes_with_cloze(tmp_path: Path) -> None:

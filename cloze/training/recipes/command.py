@@ -11,7 +11,7 @@ from pydantic_settings import CliVariadicArg
 
 from cloze.encoding.bundle import DEFAULT
 from cloze.options import Command, flag
-from cloze.training.encoder_source import READING, own_reading
+from cloze.training.encoder_source import READING, learnt_sentences, own_reading
 from cloze.training.errors import RecipeError
 from cloze.training.recipes.methods import RECIPES
 from cloze.training.recipes.recipe import FORMER, PRESETS, Recipe, choose_preset, read_toml, shipped_recipes, validate
@@ -68,9 +68,10 @@ def load_recipe(source: str, overrides: Mapping[str, object] | None = None, pres
 def _own(encoder: object, keys: Mapping[str, object]) -> dict[str, object]:
     """The encoder's own template, pooling and final period.
 
-    A recipe that reads the mask keeps its template for an encoder that is read otherwise. Raises RunError, BundleError.
+    A recipe that reads the mask keeps its template for an encoder that is read otherwise, and every recipe for a run of
+    `pretrain`, whose vectors nothing has trained yet. Raises RunError, BundleError.
     """
-    if not isinstance(encoder, str):
+    if not isinstance(encoder, str) or not learnt_sentences(encoder):
         return {}
     own = own_reading(encoder) or {}
     return {} if keys.get("pooling") == "mask" != own.get("pooling") else own
