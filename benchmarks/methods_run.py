@@ -128,8 +128,8 @@ def _train(plan: Plan, paths: Paths, name: str, seed: int, rate: float) -> Resul
     """
     row, out = plan.rows[name], paths.run(name, seed, rate)
     own = {"seed": seed, "learning_rate": rate, "encoder": str(source_of(row, paths)), "dev": "DEV"}
-    recipe = tomllib.loads(shipped_recipes()[row["recipe"]])  # the parent's own template and pooling would take its place
-    own |= {"template": recipe.get("template", "[X]"), "pooling": recipe["pooling"]}
+    recipe = tomllib.loads(shipped_recipes()[row["recipe"]])
+    own |= {"template": recipe.get("template", "[X]"), "pooling": recipe["pooling"]}  # whatever the parent's are
     keys = plan.content["training"] | own | _corpus(plan, row, paths) | row.get("keys", {})
     if not (out / "run.json").is_file():
         fresh = [row["recipe"], "--out", str(out), *_words(_filled(keys, plan, paths))]
