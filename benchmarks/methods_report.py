@@ -112,7 +112,7 @@ def _rates(plan: Plan) -> str:
             lines.append(f"| {row['title']} | {scores} | {plan.best_rate(name):g} |")
             largest += [row["title"]] * (plan.best_rate(name) == max(tried))
     if largest:
-        lines += ["", f"The largest of the three was chosen, so a larger one may be better: {'; '.join(largest)}."]
+        lines += ["", f"The largest rate was chosen, so a larger one may be better: {'; '.join(largest)}."]
     return "\n".join(lines)
 
 

@@ -19,9 +19,10 @@ PLAN = Plan.load()
 ORDERS = PLAN.content["page"]["orders"]
 
 
-def test_the_page_is_made_from_the_results() -> None:
-    written = FULL.with_suffix(".md").read_text(encoding="utf-8")
-    assert written == page(PLAN), "run: python -m benchmarks.methods_report"
+@pytest.mark.parametrize("file", [FULL, FULL.with_name("methods_scratch.toml")], ids=lambda file: str(file.stem))
+def test_the_page_is_made_from_the_results(file: Path) -> None:
+    written = file.with_suffix(".md").read_text(encoding="utf-8")
+    assert written == page(Plan.load(file)), f"run: python -m benchmarks.methods_report benchmarks/{file.name}"
 
 
 def test_a_difference_is_that_of_runs_with_one_seed_and_parent() -> None:
