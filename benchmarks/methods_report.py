@@ -151,7 +151,7 @@ def _shown(plan: Plan, orders: Sequence[dict[str, Any]]) -> str:
             single.append(f"- {claim}: {_signed(gap.mean)} ({on} {better:.2f} and {worse:.2f})")
     if single:
         lines += [
-            "",
+            *([""] if lines else []),
             "These claims have one seed, which decides nothing. In brackets are the scores of its two runs:",
             "",
         ]
