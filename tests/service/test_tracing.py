@@ -222,7 +222,7 @@ def test_an_endpoint_that_is_no_url(subtests: pytest.Subtests) -> None:
 
 def test_the_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(OptionError, match=r"install cloze\[otel\]"):
+    with pytest.raises(OptionError, match=r"install the extra otel"):
         configure_tracing("http://collector:4318")
 
 

@@ -150,7 +150,7 @@ def regraph(model: Path, **names: str) -> None:
 BROKEN = {
     "no graph": (
         lambda model: shutil.rmtree(model / "onnx"),
-        r"has no onnx/model\.onnx, .*pip install 'cloze\[train\]'",
+        r"has no onnx/model\.onnx, .*pip install '\.\[train\]'",
     ),
     "another file": (
         lambda model: (model / "onnx" / "model.onnx").write_bytes(b"version https://git-lfs"),
@@ -158,19 +158,19 @@ BROKEN = {
     ),
     "other inputs": (
         lambda model: regraph(model, token_type_ids="position_ids"),
-        r"has the inputs input_ids, attention_mask, position_ids; .*cloze\[train\]",
+        r"has the inputs input_ids, attention_mask, position_ids; .*'\.\[train\]'",
     ),
     "other outputs": (
         lambda model: regraph(model, last_hidden_state="logits"),
-        r"has the outputs logits; last_hidden_state or token_embeddings is expected; .*cloze\[train\]",
+        r"has the outputs logits; last_hidden_state or token_embeddings is expected; .*'\.\[train\]'",
     ),
     "weights of torch": (
         lambda model: (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin"),
-        r"has no 2_Dense/model\.safetensors, which is read without torch; .*cloze\[train\]",
+        r"has no 2_Dense/model\.safetensors, which is read without torch; .*'\.\[train\]'",
     ),
     "another activation": (
         lambda model: edit(model / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Mish"),
-        r"has the activation function Mish in 2_Dense; without torch, there are Identity, .*cloze\[train\]",
+        r"has the activation function Mish in 2_Dense; without torch, there are Identity, .*'\.\[train\]'",
     ),
     "another module": (
         lambda model: edit_modules(model, 2, type="sentence_transformers.models.Dropout"),

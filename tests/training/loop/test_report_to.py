@@ -33,7 +33,7 @@ def test_tensorboard_is_written_where_it_is_asked_for(
     assert (tmp_path / "run" / "log.jsonl").is_file()
 
 
-@pytest.mark.parametrize(("package", "install"), [("wandb", "wandb"), ("tensorboard", r"'cloze\[report\]'")])
+@pytest.mark.parametrize(("package", "install"), [("wandb", "wandb"), ("tensorboard", r"'\.\[report\]'")])
 def test_a_missing_package_is_refused_before_work(
     package: str, install: str, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
