@@ -53,9 +53,7 @@ class Paths:
         return self.runs / f"{name}-{seed}-{rate:g}"
 
     def corpus(self, names: Iterable[str]) -> list[str]:
-        """The files of a corpus; `*` stands for any part of a name."""
-        folder = self.data / "corpus"
-        return [str(file) for name in names for file in sorted(folder.glob(f"{name}.txt"))]
+        return [str(self.data / "corpus" / f"{name}.txt") for name in names]
 
 
 def source_of(row: Row, paths: Paths) -> Path:

@@ -68,14 +68,6 @@ def test_the_papers_figure_is_placed(paper: float, words: str) -> None:
     assert words in Difference(5, 1.0, 0.5, 1.5).beside(paper)
 
 
-def test_a_corpus_has_the_files_of_its_names_and_patterns(tmp_path: Path) -> None:
-    for name in ("a.txt", "varied/c.txt", "varied/b.txt", "varied/README.md"):
-        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "corpus" / name).write_text("rain\n")
-    found = Paths(tmp_path, tmp_path, tmp_path).corpus(["varied/*", "a"])
-    assert found == [str(tmp_path / "corpus" / name) for name in ("varied/b.txt", "varied/c.txt", "a.txt")]
-
-
 def test_the_best_rate_is_one_of_the_plan_when_all_are_tried(tmp_path: Path) -> None:
     """A rate that was tried and left the plan does not count."""
     plan = Plan({"simcse": {"title": "", "recipe": "simcse", "rate": 1e-4, "rates": [1e-5, 3e-5]}}, tmp_path)

@@ -233,7 +233,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _has_spec(folder: Path) -> bool:
-    """Whether it is a bundle. One that cannot be entered is none, such as the lost+found of a volume."""
+    """Whether the folder is a bundle. One that cannot be entered, such as the lost+found of a volume, is left out."""
     try:
         return (folder / SPEC_FILE).is_file()
     except PermissionError:

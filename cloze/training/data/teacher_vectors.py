@@ -219,7 +219,7 @@ def _slices(count: int, name: str) -> Iterator[slice]:
 def _on_disk(rows: int, width: int) -> NDArray[np.float16]:
     """An array in a temporary file, which has no name: the system keeps in memory what is read.
 
-    Raises CorpusError if there is no space for it: to write to it would end the process, without a word.
+    Raises CorpusError if the disk has no space for it, because a write to it would then end the process by a signal.
     """
     size = rows * width * np.dtype(HELD).itemsize
     try:

@@ -133,7 +133,7 @@ class ObjectiveTrainer(Trainer):
             raise RunError(f"{reason}; write {' or '.join(['a lower batch_size', *keys])}") from error
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
-        """Nothing if a resumed run has had all its steps, inside an epoch: the Trainer looks only after another one."""
+        """Train no step if a resumed run has had all of them: the Trainer would train one before it compares."""
         patience = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         out_of_patience = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in patience)
         if out_of_patience or self.state.global_step >= self.state.max_steps:

@@ -23,7 +23,7 @@ def fastest_device() -> torch.device:
 
 
 def has_bf16() -> bool:
-    """Whether that device multiplies in bf16; others emulate it, which takes longer than fp32."""
+    """Whether the fastest device multiplies in bf16; others emulate it, which takes longer than fp32."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return machine.has_bf16()
