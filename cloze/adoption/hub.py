@@ -4,6 +4,7 @@ Tokens, mirrors, offline mode and the local cache are those of huggingface_hub: 
 HF_HOME. No code of a repository is fetched.
 """
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ WEIGHTS: Final = ("*.safetensors", "[0-9]_*/pytorch_model.bin")
 PICKLED: Final = ("*pytorch_model*.bin",)  # where a repository has no others
 GRAPH: Final = ("onnx/model.onnx*", "[0-9]_*/*.safetensors")  # with its external data, and what follows the pooling
 OTHERS: Final = ("onnx/*", "openvino/*", "checkpoint*")  # the same weights again
+CANNOT_WRITE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 HTTP_LIBRARIES: Final = ("httpx", "httpx2")  # huggingface_hub's, by version
 
 
@@ -82,6 +84,11 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
             return (
                 f"the hub {endpoint} could not be reached for {name} ({first_line(cause)}), and there is no folder of "
                 "that name; check the network and HF_ENDPOINT, or give a folder"
+            )
+        elif isinstance(cause, OSError) and cause.errno in CANNOT_WRITE:
+            return (
+                f"{cause.filename or constants.HF_HUB_CACHE} cannot be written ({cause.strerror}), and the hub's files "
+                f"of {name} are kept there; set HF_HOME to a folder that can"
             )
     return None
 

@@ -150,6 +150,13 @@ def test_offline_mode_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+def test_a_cache_that_cannot_be_written_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write_text("a file, in which no folder can be made", encoding="utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
+    with pytest.raises(HubError, match=rf"{home}.* cannot be written \(Not a directory\).*; set HF_HOME to a folder"):
+        fetched("rain/model")
+
+
 def test_folders_are_not_fetched(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(hub.folders["rain/model"]["main"], tmp_path / "model")
     before = len(hub.asked)

@@ -6,6 +6,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -212,7 +213,8 @@ def test_killed_under_load_it_is_started_again(stack: Stack, bundle: Path) -> No
     address, restarts = stack.up(), stack.restarts()
     clients = Clients(address, library(bundle, texts), texts)
     clients.wait_for(answered=5 * CLIENTS)
-    stack.python(KILL)  # from inside: what the engine itself kills it does not start again
+    with suppress(AssertionError):  # where the end of the container is faster than the command that caused it
+        stack.python(KILL)  # from inside: what the engine itself kills it does not start again
     clients.join()
     stack.wait_for(lambda: stack.restarts() == restarts + 1 and stack.state("Health.Status") == "healthy")
     print(dict(clients.counts))

@@ -1,6 +1,8 @@
 """nginx in front of the service: answers pass unchanged, limits apply, and the service sees the real client."""
 
 import json
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -180,6 +182,37 @@ def test_a_service_that_is_down_is_unhealthy(edge: Edge) -> None:
     wait_until(nginx.log)
     (line,) = nginx.log()
     assert (line["message"], line["status"]) == ("POST /embed", 503)
+
+
+def test_a_service_that_accepts_no_connection_is_logged_as_late(edge: Edge) -> None:
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the kernel queues one or two
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        nginx = edge(f"127.0.0.1:{full.getsockname()[1]}")
+        answer = nginx.ask(request({"inputs": "a man"}, "/embed", "connection: close"))[0]
+    refusal(answer, 504, "Timeout")
+    wait_until(nginx.log)
+    (line,) = nginx.log()
+    assert (line["message"], line["status"]) == ("POST /embed", 504)
+
+
+def test_an_error_of_the_services_own_is_logged_there_alone(edge: Edge) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as upstream:
+        nginx = edge(f"127.0.0.1:{upstream.getsockname()[1]}")
+        client = nginx.connect()
+        client.send(request({"inputs": "a man"}, "/embed", "connection: close"))
+        accepted, _ = upstream.accept()
+        with accepted:
+            accepted.recv(65536)
+            accepted.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
+            assert (client.answer().status, nginx.log()) == (502, [])
+        client.close()
+    nginx.ask(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    wait_until(nginx.log)
+    assert [line["status"] for line in nginx.log()] == [404]  # and no line before it
 
 
 def test_the_log_has_what_nginx_answered_and_no_query(nginx: Nginx) -> None:
