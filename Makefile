@@ -2,7 +2,8 @@
 # make check           lint, types, directions of imports, the workflows of continuous integration, the documentation
 # make site            build the documentation site, with search, in build/site
 # make test            run the tests except those marked `long`, in several workers
-# make test-all        run all tests, as continuous integration does
+# make test-long       run the others: containers, Ray, clients, training that pages show, and more
+# make test-all        run both
 # make properties      try EXAMPLES other inputs for each test by property, as continuous integration does at night
 # make coverage        run the tests of `make test`, and show which lines and branches they reach
 # make default-model   train, export and score models/cloze-mini: days on two cores (models/cloze-mini.mk)
@@ -14,7 +15,7 @@
 # make bench           compare serving and training with infinity, sentence-transformers and others, with wrk; INFINITY and
 #                      ENCODERS are Python interpreters that have them installed, GGUF the weights for llama.cpp
 #                      (python -m benchmarks.serving --help)
-# make .venv-clients   install clients that need other versions beside those of .venv; test-all does it too
+# make .venv-clients   install clients that need other versions beside those of .venv; test-long does it too
 # make lock            resolve all pinned versions again, and the hashes of those in the image
 
 PYTHON ?= python3
@@ -33,7 +34,7 @@ EXAMPLES ?= 1000
 SUITES ?= sts retrieval neighbours space maps cost transfer-fast transfer
 REPORT ?= runs/report
 
-.PHONY: serve check site test test-all tests-in-processes tests-in-containers tests-in-browser properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
+.PHONY: serve check site test test-long test-all tests-in-processes tests-in-containers tests-in-browser properties coverage default-model data evaluate bulk-demo reference methods bench lock clean
 
 serve: .venv/cpu
 	$(BIN)/cloze serve --bundle $(MODEL)
@@ -53,17 +54,19 @@ site: .venv/dev
 test: .venv/dev
 	$(PYTEST)
 
-test-all: .venv/dev .venv-clients
+test-long: .venv/dev .venv-clients
 	$(MAKE) --jobs 2 --output-sync=line tests-in-processes tests-in-browser
 
+test-all: test test-long
+
 tests-in-processes:
-	nice $(PYTEST) -m "not container and not ray and not browser"
+	nice $(PYTEST) -m "long and not container and not ray and not browser"
 
 tests-in-containers: # and in clusters of Ray; they wait much of the time, and share one engine
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "container or ray" $(APART)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "long and (container or ray)" $(APART)
 
 tests-in-browser: tests-in-containers # not beside them: Chromium gives up its requests when a network comes or goes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser tests/playground tests/evaluation
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "long and browser" tests/playground tests/evaluation
 
 properties: .venv/dev
 	EXAMPLES=$(EXAMPLES) $(PYTEST) $$(git grep -l "^from hypothesis" tests)

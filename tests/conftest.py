@@ -59,7 +59,7 @@ hypothesis.settings.load_profile("cloze")
 
 ENGINE_LEFT = pytest.StashKey[str | None]()  # why the engine of the containers could not be taken down
 
-APART = {  # the folders in which `make test-all` runs the tests with a mark
+APART = {  # the folders in which `make test-long` runs the tests with a mark
     **dict.fromkeys(("container", "ray"), ("bulk", "containers", "ray")),
     "browser": ("evaluation", "playground"),
 }
@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark in item.iter_markers():
             if item.path.parent.name not in APART.get(mark.name, (item.path.parent.name,)):
                 raise pytest.UsageError(
-                    f"{item.nodeid} is marked {mark.name}: `make test-all` would not run it in {item.path.parent}"
+                    f"{item.nodeid} is marked {mark.name}: `make test-long` would not run it in {item.path.parent}"
                 )
 
 
