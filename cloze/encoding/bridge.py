@@ -6,6 +6,7 @@ and `about`, the bytes of a JSON object. A unit vector x of the new model become
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from zipfile import BadZipFile
@@ -22,6 +23,8 @@ __all__ = ["About", "Bridge", "BridgeError", "BridgeKind"]
 BridgeKind = Literal["orthogonal", "affine"]
 Space = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
+UNIT: Final = 2.0**22  # a component of a unit vector has this many steps to 1,
+STEP: Final = 2.0**20  # and the matrix this many, so that sums below 2^11 fit into the 53 bits of a float64
 REMAKE: Final = "make it again with `cloze bridge OLD NEW OUT --texts T`"
 
 
@@ -57,9 +60,14 @@ class Bridge:
 
     def __call__(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
         """Vectors (n, new dimension) of any length -> vectors (n, old dimension) in the old space."""
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        units = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-        return units @ self.matrix + self.offset
+        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+        units = (vectors / np.where(lengths > 0, lengths, 1) * UNIT).round() / UNIT
+        return (units @ self._exact + self.offset).astype(np.float32)
+
+    @cached_property
+    def _exact(self) -> NDArray[np.float64]:
+        """The matrix in steps that make its products with rounded units exact, in every batch and on every CPU."""
+        return (self.matrix.astype(np.float64) * STEP).round() / STEP
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -23,6 +23,7 @@ from cloze.encoding.errors import ClozeError
 __all__ = [
     "COMPRESSIONS",
     "ENDINGS",
+    "SEMICOLON",
     "SEPARATORS",
     "Row",
     "RowsError",

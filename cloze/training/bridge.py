@@ -36,6 +36,7 @@ DEPTH: Final = 10  # results of a search
 LEAST_TEXTS: Final = 500
 QUERY_SHARE: Final = 0.1  # of the texts choose the map, and as many others judge it
 MOST_QUERIES: Final = 1000  # for each of the two
+DISTINCT: Final = 0.5  # of the vectors of different texts; fewer are of a language that a model does not know
 PENALTIES: Final = np.logspace(-3, 2, 6)  # of the ridge, chosen by leave-one-out
 Unit = Annotated[float, Field(ge=0, le=1)]
 Vectors = NDArray[np.floating]
@@ -170,6 +171,12 @@ def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, n
     held_out, fitted = list(texts[: 2 * count]), list(texts[2 * count :])
     old_documents = units(old.documents(fitted))
     new_documents = units(new.documents(fitted))
+    for model, documents in ("old", old_documents), ("new", new_documents):
+        if (distinct := len(np.unique(documents.round(4), axis=0))) < DISTINCT * len(fitted):
+            raise CorpusError(
+                f"the {model} model gives {len(fitted)} different texts only {distinct} different vectors: it cannot "
+                "read them; give texts in a language that both models know"
+            )
     queries = units(new.embed_queries(held_out)), units(old.embed_queries(held_out))
     choosing_new, choosing_old = (vectors[:count] for vectors in queries)
     judging_new, judging_old = (vectors[count:] for vectors in queries)

@@ -27,12 +27,14 @@ from pydantic_settings import CliPositionalArg, CliVariadicArg
 
 from cloze.command import run
 from cloze.encoding.files import check_folder
+from cloze.encoding.rows import SEMICOLON, SEPARATORS
 from cloze.options import Command
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, read_corpus, read_lines, read_records
+from cloze.training.data.words import words_of
 from cloze.training.errors import CorpusError, RunError
 
-__all__ = ["main", "query_of", "words_of"]
+__all__ = ["bare", "main", "query_of"]
 
 Count = Annotated[int, Field(ge=0)]
 ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is cut into blocks
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name, collection in collections.items():
         _write_collection(options.out / "retrieval" / name, collection)
-    _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": words_of(text)} for kind, text in texts))
+    _write(options.out / "texts.jsonl", ({"kind": kind, "text": text, "words": bare(text)} for kind, text in texts))
     counts = Counter(kind for kind, _ in texts)
     counted = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
     passages = sum(map(len, collections.values()))
@@ -251,9 +253,9 @@ def _length(block: Sequence[str], rng: random.Random) -> int:
     return len(block) if words >= shortest else 0
 
 
-def words_of(text: str) -> str:
+def bare(text: str) -> str:
     """The words without punctuation, which carries little of the meaning but moves a vector, and a period."""
-    words = " ".join(re.findall(r"\w+", text)) or text
+    words = " ".join(words_of(text)) or text
     return f"{words}."
 
 
@@ -271,7 +273,7 @@ def query_of(sentence: str, rng: random.Random, fewest: int = 1) -> str:
 
 def _digest(text: str) -> int:
     """Of the words alone: a text with other punctuation or capitals is the same text."""
-    words = " ".join(re.findall(r"\w+", text.casefold()))
+    words = " ".join(words_of(text.casefold()))
     return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
 
 
@@ -293,9 +295,10 @@ def _texts_of(path: Path) -> Iterator[str]:
         for line in lines:
             yield from (line, *line.split("\t"), *_json_strings(line))
         if ".csv" in file.suffixes:
-            for rows in ([line] for line in lines):
-                yield from _cells(rows)
-            yield from _cells(lines)  # a quoted cell may have several lines
+            for separator in (*SEPARATORS.values(), SEMICOLON):
+                for rows in ([line] for line in lines):
+                    yield from _cells(rows, separator)
+                yield from _cells(lines, separator)  # a quoted cell may have several lines
 
 
 def _lines(file: Path) -> list[str]:
@@ -311,10 +314,10 @@ def _lines(file: Path) -> list[str]:
         return content.decode("latin-1").splitlines(keepends=True)
 
 
-def _cells(lines: Sequence[str]) -> Iterator[str]:
+def _cells(lines: Sequence[str], separator: str) -> Iterator[str]:
     """Yield the cells of a csv file's lines, until one that is not in this format."""
     with suppress(csv.Error):
-        for cells in csv.reader(lines):
+        for cells in csv.reader(lines, delimiter=separator):
             yield from cells
 
 

@@ -28,6 +28,17 @@ def test_a_vector_of_any_length_is_mapped_by_its_direction() -> None:
     assert found.dtype == np.float32
 
 
+def test_a_vector_has_the_same_bits_in_every_batch() -> None:
+    rng = np.random.default_rng(0)
+    bridge = Bridge(ABOUT, rng.normal(size=(384, 384)).astype(np.float32), rng.normal(size=384).astype(np.float32))
+    vectors = rng.normal(size=(100, 384)).astype(np.float32)
+    together = bridge(vectors)
+    np.testing.assert_array_equal(together, np.concatenate([bridge(vectors[row : row + 1]) for row in range(100)]))
+    np.testing.assert_array_equal(together, bridge(vectors[::-1])[::-1])
+    units = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_allclose(together, units @ bridge.matrix + bridge.offset, atol=2e-5)
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "bridge"
     Bridge(ABOUT, MATRIX, OFFSET).write(path)

@@ -46,6 +46,22 @@ def test_the_error_is_that_of_a_loop_over_bins() -> None:
     assert calibration_error(predicted, gold) == pytest.approx(expected)
 
 
+def test_the_order_of_pairs_with_one_value_does_not_matter() -> None:
+    gold = np.repeat([0.0, 1.0], 500)
+    assert calibration_error(np.full(1000, 0.5), gold) == pytest.approx(0, abs=1e-12)
+    cosines, gold = drawn(2000, 12)
+    coarse, by_label = cosines.round(1), np.argsort(gold, kind="stable")
+    assert calibration_error(coarse[by_label], gold[by_label]) == pytest.approx(calibration_error(coarse, gold))
+
+
+def test_no_probability_is_certain() -> None:
+    """Platt's targets: of 100 pairs of each label, 1 / 102 and 101 / 102."""
+    cosines = np.concatenate([np.linspace(0, 0.4, 100), np.linspace(0.6, 1, 100)])
+    curve = fitted(cosines, np.repeat([0.0, 1.0], 100), wanted_precision=0.9)
+    assert curve.values[0] >= 1 / 102 - 1e-6
+    assert curve.values[-1] <= 101 / 102 + 1e-6
+
+
 def test_the_errors_are_those_of_the_bins_that_are_shown() -> None:
     cosines, gold = drawn(1000, 5)
     curve = fitted(cosines, gold)

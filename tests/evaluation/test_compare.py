@@ -130,11 +130,24 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "one.json").write_text(
         json.dumps({"path": "p", "results": [{"model": "m"} | score(1).as_json()]}), encoding="utf-8"
     )
-    pairs = str(tmp_path / "pairs.csv")
+    for name, items in {
+        "unknown": {"measure": "foo"},
+        "nan": {"values": [float("nan")] * 2},
+        "none": {"values": []},
+    }.items():
+        record = {"model": "m"} | score(1).as_json()
+        record["items"] |= items
+        (tmp_path / f"{name}.json").write_text(json.dumps({"path": "p", "results": [record]}), encoding="utf-8")
+    one, pairs = str(tmp_path / "one.json"), str(tmp_path / "pairs.csv")
     Path(pairs).write_text("sentence1,sentence2,score\na,b,1\nc,d,2\n", encoding="utf-8")
     for words, message in (
         ([str(tmp_path / "torn.json")], "torn.json cannot be read as the figures of evaluate --json"),
         ([str(tmp_path / "one.json")], "one m is one model; give two or more"),
+        *(
+            ([one, str(tmp_path / f"{name}.json")], f"{name}.json cannot be read as the figures of evaluate --json")
+            for name in ("unknown", "nan", "none")
+        ),
+        ([one, one, "--json", f"{tmp_path}/./one.json"], "is to be written, and is one of the files that are read"),
         (["a", "b"], "there is nothing to score"),
         (["cloze-mini", "./nowhere", "--pairs", pairs], "nowhere is not a folder; give a run, a bundle"),
         (["cloze-mini", "cloze-mini", "--pairs", pairs], "cloze-mini is named twice; name each model once"),

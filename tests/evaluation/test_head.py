@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,18 @@ def test_of_labels_without_any_sense_no_threshold_is_found() -> None:
     assert probabilities.max() < 0.6  # after the temperature
 
 
+@pytest.mark.parametrize("labels", [2, 3])
+def test_texts_without_an_error_among_a_few_make_no_answer_certain(labels: int) -> None:
+    """The rule of Platt: of 8 texts of each of two labels, the probability that is wanted is 9 / 10."""
+    gold = np.repeat(np.arange(labels), 8)
+    vectors = units(np.eye(12)[gold] + np.random.default_rng(0).normal(size=(len(gold), 12)) / 50)
+    head = learnt(vectors, gold, labels)
+    assert head.figures["accuracy"] == 1
+    sure = head.probabilities(head.scores(vectors)).max(axis=1)
+    assert sure.mean() == pytest.approx(1 - 1 / (8 * labels / 2 + 2), abs=0.02)
+    assert head.probabilities(head.scores(np.eye(12)[-1:])).max() < 0.75  # of a text that is like none
+
+
 def test_several_labels_are_learnt_one_by_one() -> None:
     vectors, first = drawn(2000, 2)
     _, second = drawn(2000, 2, seed=3)
@@ -130,7 +143,7 @@ def test_a_head_goes_into_the_bundle_and_out_again(tmp_path: Path, capsys: pytes
     main([str(before.path), "--train", str(data), "--name", "topic"])
     shown = capsys.readouterr().out
     assert shown.startswith(f"{before.path}/heads/topic.json: 2 labels, 120 texts; held out: accuracy 0.9")
-    assert "of the texts have an answer, and 95% of the answers are right" in shown
+    assert re.search(r"; \d+% of the answers have a probability of 0\.\d+ or more, and 95% of these are right", shown)
     after = Bundle.load(before.path)
     assert after.spec.space == before.spec.space
     assert after.graph("fp32").read_bytes() == (before.path / "onnx" / "model.onnx").read_bytes()
@@ -198,6 +211,18 @@ def test_a_text_that_occurs_again_is_not_both_learnt_and_held_out(tmp_path: Path
     assert heads["often"].figures == heads["once"].figures
     assert heads["often"].texts == 80
     assert load_label_sets(tmp_path / "often.csv", ";", 8) == load_label_sets(once, ";", 8)
+
+
+def test_labels_in_another_order_are_the_same_row(tmp_path: Path) -> None:
+    header, *rows = write_labelled(tmp_path / "once.csv", ["a;b", "b", ""] * 20).read_text().splitlines(keepends=True)
+    (tmp_path / "often.csv").write_text(header + "".join([*rows, *(row.replace("a;b", "b; a") for row in rows)]))
+    assert load_label_sets(tmp_path / "often.csv", ";", 8) == load_label_sets(tmp_path / "once.csv", ";", 8)
+
+
+def test_a_label_may_have_lines_and_bars(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "tiny", heads={})
+    main([str(bundle), "--name", "t", "--train", str(write_labelled(tmp_path / "x.csv", ["a|b\nc", "d"] * 8))])
+    assert "| t | a\\|b c, d | one | 16 texts of x.csv |" in (bundle / "README.md").read_text()
 
 
 def test_a_label_is_a_text_and_not_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

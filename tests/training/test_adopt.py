@@ -383,6 +383,13 @@ def test_a_model_larger_than_a_graph_is_refused(
         main([str(model_of(tmp_path, tiny_bert)), str(tmp_path / "bundle")])
 
 
+@pytest.mark.parametrize("width", [16, 32])
+def test_a_bundle_with_further_layers_is_no_encoder(width: int, tmp_path: Path, tiny_bert: Path) -> None:
+    main([str(model_of(tmp_path, tiny_bert, "bert", "mean", Dense(32, width))), str(tmp_path / "bundle")])
+    with pytest.raises(ClozeError, match=r"bundle.*; give the run or the encoder that it came from"):
+        SentenceEncoder.load(str(tmp_path / "bundle"))
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ClozeError, match=r"has no modules\.json"):

@@ -121,11 +121,14 @@ def test_between_two_widths_the_command_refuses_what_keeps_too_little_unless_for
 
 def test_what_cannot_be_fitted_is_one_line(bundles: Path, texts: Path, tmp_path: Path) -> None:
     old, near, out = str(bundles / "old"), str(bundles / "near"), str(tmp_path / "bridge")
+    unknown = tmp_path / "unknown.txt"
+    unknown.write_text("".join(f"{chr(0x1780 + row % 30)}{chr(0x1780 + row // 30)} " * 3 + "\n" for row in range(600)))
     few = tmp_path / "few.txt"
     few.write_text("a man\nthe dogs\n", encoding="utf-8")
     for words, message in [
         ((old, old, out, "--texts", str(texts)), "have the same vector space; their vectors need no bridge"),
         ((old, near, out, "--texts", str(few)), "2 distinct texts; a bridge needs 500 or more"),
+        ((old, near, out, "--texts", str(unknown)), "old model gives 480 different texts only 1 different vectors"),
         ((old, str(tmp_path), out, "--texts", str(texts)), "so it is not a finished bundle"),
         ((old, near, str(tmp_path), "--texts", str(texts)), "is a folder; name a file"),
         ((old, near, out, "--texts", str(tmp_path / "none.txt")), "does not exist"),

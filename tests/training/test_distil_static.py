@@ -16,6 +16,7 @@ from cloze.encoding.bundle import Bundle
 from cloze.service.app import create_app
 from cloze.service.settings import Settings
 from cloze.training.distil_static import main
+from cloze.training.errors import EncoderError
 from cloze.training.evaluation.measures import units
 from cloze.training.export.__main__ import main as export
 from cloze.training.export.static import Rows, fit, graph, measured, quantised, vocabulary_vectors
@@ -144,6 +145,13 @@ def test_the_same_command_gives_the_same_bundle(static: Path, bundle: Path, corp
     assert Bundle.load(tmp_path / "static").spec == Bundle.load(static).spec
 
 
+def test_it_is_no_encoder(static: Path) -> None:
+    with pytest.raises(
+        EncoderError, match="has a vector for each token and no encoder; give the one that it was made of"
+    ):
+        SentenceEncoder.load(str(static))
+
+
 def test_a_token_is_encoded_in_the_template(bundle: Path) -> None:
     encoder = GraphEncoder.of(Bundle.load(bundle), "fp32")
     found = vocabulary_vectors(encoder)
@@ -185,6 +193,7 @@ def test_what_is_measured_by_hand() -> None:
         (["none"], "none is not a folder"),
         ([], "no file"),
         (["few"], "few.txt has 3 different sentences"),
+        (["itself"], "is the encoder's own folder, which would be lost; name another folder"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -194,7 +203,8 @@ def test_bad_input_is_one_line(
     few.write_text("one sentence here\nanother sentence here\na third sentence here\n")
     source = str(tmp_path / "none") if words == ["none"] else str(bundle)
     file = few if words == ["few"] else tmp_path / "absent.txt"
-    assert run_command(lambda: main([source, str(tmp_path / "out"), "--corpus", str(file)])) == 2
+    out = bundle.parent / "." / bundle.name if words == ["itself"] else tmp_path / "out"
+    assert run_command(lambda: main([source, str(out), "--corpus", str(file)])) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1

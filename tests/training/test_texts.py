@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from cloze.command import run as run_command
 from cloze.training.errors import CorpusError
 from cloze.training.evaluation.search import load_collection
-from cloze.training.texts import QUERY_WORDS, _texts_of, main, query_of, words_of
+from cloze.training.texts import QUERY_WORDS, _digest, _texts_of, bare, main, query_of
 
 ARTICLES, EACH = 60, 50
 SENTENCES = [
@@ -59,7 +60,7 @@ def test_the_texts_are_of_three_kinds_and_each_is_there_once(corpus: str, tmp_pa
         first = SENTENCES.index(sources(passage)[0])
         assert passage == " ".join(SENTENCES[first : first + len(sources(passage))])
     assert all(len(query.split()) <= QUERY_WORDS + 2 for query in by_kind["query"])
-    assert all(each["words"] == words_of(each["text"]) for each in texts)
+    assert all(each["words"] == bare(each["text"]) for each in texts)
 
 
 def test_more_than_one_pass_makes_other_texts_of_the_same_sentences(corpus: str, tmp_path: Path) -> None:
@@ -129,12 +130,23 @@ def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path)
         packed.write("\n".join(SENTENCES[2:900:5]))
     parquet.write_table(pa.table({"text": SENTENCES[3:900:5]}), data / "rows.parquet")
     (data / "lists.json").write_text(json.dumps([{"texts": [each]} for each in SENTENCES[4:900:5]], indent=1))
+    (data / "semicolons.csv").write_text("text;score\n" + "".join(f"{text};4,2\n" for text in SENTENCES[900:990]))
     (data / ".hidden").write_bytes(b"\0\xff")
     (data / "latin.neg").write_bytes("\n".join(f"{each} caf\xe9" for each in SENTENCES).encode("latin-1"))
     texts = made(tmp_path / "out", corpus, "--exclude", str(data))
     used = {sentence for each in texts for sentence in sources(each["text"])}
     assert used
-    assert used.isdisjoint(SENTENCES[:900])
+    assert used.isdisjoint(SENTENCES[:990])
+
+
+@pytest.mark.parametrize("text", ["हिन्दी भाषा में", "தமிழ் மொழி", "re\u0301sume\u0301", "မြန်မာ", "10² ½"])
+def test_a_word_keeps_its_marks(text: str) -> None:
+    assert bare(f"({text})!") == f"{normalize('NFC', text)}."
+
+
+def test_words_that_differ_in_a_mark_differ() -> None:
+    assert _digest("लड़का") != _digest("लड़की")
+    assert _digest("re\u0301sume\u0301.") == _digest("R\u00e9sum\u00e9")
 
 
 def test_latin_1_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
 
-from cloze.training.data.lexical import words_of
+from cloze.training.data.lexical import lower_words
 from cloze.training.texts import query_of
 
 __all__ = ["QueryMaker", "sentences_of"]
@@ -30,7 +30,7 @@ class QueryMaker:
         self.documents = documents
         self.rng = random.Random(seed)
         common = COMMON if len(documents) * COMMON > 1 else 1.0
-        vectorizer = TfidfVectorizer(tokenizer=words_of, token_pattern=None, lowercase=False, max_df=common)
+        vectorizer = TfidfVectorizer(tokenizer=lower_words, token_pattern=None, lowercase=False, max_df=common)
         try:
             self.weights = vectorizer.fit_transform(documents).tocsr()
         except ValueError:  # no word is rare enough, or there is none: no query is made of words

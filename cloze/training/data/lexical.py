@@ -1,6 +1,5 @@
 """How well documents fit the words of a query: BM25 (Robertson et al., TREC-3, 1994), by the library bm25s."""
 
-import re
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -10,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.training.bar import bar
+from cloze.training.data.words import words_of
 
-__all__ = ["Lexical", "beside", "words_of"]
+__all__ = ["Lexical", "beside", "lower_words"]
 
-WORD: Final = re.compile(r"\w+")
 NO_WORD: Final = ""  # stands in a document that has no word
 FLAT: Final = 1e-9  # a standard deviation of BM25 where no word of the query is in a document
 
@@ -23,14 +22,14 @@ class Lexical:
 
     def __init__(self, documents: Sequence[str]) -> None:
         shown = bar(documents, desc="indexing", unit=" documents")
-        words = [words_of(document) or [NO_WORD] for document in shown]
+        words = [lower_words(document) or [NO_WORD] for document in shown]
         self.count, self._known = len(documents), {word for document_words in words for word in document_words}
         self._index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
         self._index.index(words, show_progress=sys.stderr.isatty())
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """BM25 of each document, (n)."""
-        words = [word for word in words_of(query) if word in self._known]  # the library takes no others, and no none
+        words = [word for word in lower_words(query) if word in self._known]  # the library takes no others, and no none
         scores: NDArray[np.float32] = self._index.get_scores(words) if words else np.zeros(self.count, np.float32)
         return scores
 
@@ -41,6 +40,6 @@ def beside(cosines: NDArray[np.float32], words: NDArray[np.float32], weight: flo
     return cosines + weight * cosines.std() * fit  # type: ignore[no-any-return]
 
 
-def words_of(text: str) -> list[str]:
+def lower_words(text: str) -> list[str]:
     """The words of a text in lower case, without punctuation."""
-    return WORD.findall(text.casefold())
+    return words_of(text.casefold())

@@ -26,6 +26,7 @@ from cloze.training.evaluation.card import write_section
 from cloze.training.evaluation.curves import calibration_error
 from cloze.training.evaluation.measures import units
 from cloze.training.evaluation.own_data import load_label_sets, load_labels
+from cloze.training.evaluation.tables import markdown_table
 from cloze.training.model.graph_encoder import GraphEncoder
 
 __all__ = ["KEPT", "abstention_threshold", "fitted", "learnt", "write"]
@@ -37,7 +38,7 @@ MOST_STEPS: Final = 1000
 TOLERANCE: Final = 1e-3
 TEMPERATURES: Final = (np.log(0.01), np.log(100))  # natural logarithms
 DIGITS: Final = 6  # of the stored numbers, as many as float32 has
-KEPT: Final = "kept"  # figure: the share of texts whose probability reaches the threshold
+KEPT: Final = "kept"  # figure: the share of answers whose probability reaches the threshold
 SHOWN: Final = 12  # labels of a head, on the card
 TITLE: Final = "Labels"
 
@@ -122,13 +123,22 @@ def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
 
 
 def _temperature(scores: Numbers, gold: NDArray[np.generic]) -> tuple[float, float]:
-    """The least log loss of scores divided by a temperature, and the temperature."""
+    """The least log loss of scores divided by a temperature, and the temperature.
+
+    The probability that is wanted for a text's label is below 1, by less the more texts there are (Platt 1999, section
+    2.2, for two labels): otherwise scores without an error among a few texts would make every answer certain.
+    """
+    if scores.shape[1] == 1:
+        scores = np.hstack([np.zeros_like(scores), scores])  # the same probabilities
+    rows, labels = np.arange(len(gold)), scores.shape[1]
+    texts = np.bincount(gold, minlength=labels)[gold]  # (n), with the same label
+    others = 1 / (texts * labels / 2 + 2) / (labels - 1)  # (n), the probability of each other label
+    wanted = np.repeat(others[:, None], labels, axis=1)
+    wanted[rows, gold] = 1 - others * (labels - 1)
 
     def loss(logarithm: float) -> float:
         scaled = scores / np.exp(logarithm)
-        if scaled.shape[1] == 1:
-            return float(np.logaddexp(0, np.where(gold == 1, -scaled[:, 0], scaled[:, 0])).mean())
-        return float((np.logaddexp.reduce(scaled, axis=1) - scaled[np.arange(len(gold)), gold]).mean())
+        return float((np.logaddexp.reduce(scaled, axis=1) - (wanted * scaled).sum(axis=1)).mean())
 
     minimum = minimize_scalar(loss, bounds=TEMPERATURES, method="bounded")
     return float(minimum.fun), float(np.exp(minimum.x))
@@ -191,13 +201,13 @@ def _section(heads: dict[str, ClassifierHead]) -> str:
         "Heads that `POST /predict` answers with. Figures are of held-out texts of the same file; `kept` is the share "
         "of answers that remain where the head may abstain.",
         "",
-        "| head | labels | of a text | learnt from | figures |",
-        "| --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for name, head in sorted(heads.items()):
-        labels = ", ".join(label.replace("|", "\\|") for label in head.labels[:SHOWN])
+        labels = ", ".join(head.labels[:SHOWN])
         more = f" and {len(head.labels) - SHOWN} more" if len(head.labels) > SHOWN else ""
         figures = ", ".join(f"{figure} {value:.3f}" for figure, value in head.figures.items())
         texts = f"{head.texts:,} texts of {head.source}"
-        lines.append(f"| {name} | {labels}{more} | {'several' if head.several else 'one'} | {texts} | {figures} |")
-    return "\n".join(lines)
+        rows.append((name, labels + more, "several" if head.several else "one", texts, figures))
+    table = markdown_table(["head", "labels", "of a text", "learnt from", "figures"], rows)
+    return "\n".join([*lines, table])

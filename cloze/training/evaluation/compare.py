@@ -168,6 +168,8 @@ def compare(options: CompareOptions) -> None:
             raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
         tasks = load_suites(options.data, options.suite, options.own)
     files = {model: _read(Path(model)) for model in options.models if _is_file(model)}
+    if options.out and options.out.resolve() in [Path(file).resolve() for file in files]:
+        raise RunError(f"{options.out} is to be written, and is one of the files that are read; name another file")
     models = [model for model in options.models if model not in files]
     for model in models:
         fitting(model, options)  # a wrong name is found before the models before it are scored
@@ -211,12 +213,19 @@ def _read(file: Path) -> dict[str, list[Score]]:
         scores: dict[str, list[Score]] = {}
         for record in content["results"]:
             name = f"{file.with_suffix('')} {record.pop('model')}"
-            scores.setdefault(name, []).append(Score.from_json(record))
+            score = Score.from_json(record)
+            if (items := score.items) and not (items.measure in MEASURES and items.values and _finite(items)):
+                raise ValueError(f"items of {score.task} that this Cloze cannot compare")
+            scores.setdefault(name, []).append(score)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} cannot be read as the figures of evaluate --json ({error!r}); write it again"
         ) from error
     return scores
+
+
+def _finite(items: Items) -> bool:
+    return bool(np.isfinite(items.values).all() and np.isfinite(items.gold).all())
 
 
 def _show(differences: Sequence[Difference]) -> None:

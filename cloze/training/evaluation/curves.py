@@ -71,8 +71,9 @@ def calibrate(path: Path, judged: Path, wanted_precision: float) -> None:
 def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = None) -> Curve:
     """The better of the two curves for these pairs, (n) each; with `wanted_precision`, gold is 0 or 1.
 
-    Errors and thresholds are of held-out pairs: each fifth is predicted by the curve of the other four. Raises
-    CorpusError if the cosines fall with gold by more than two standard errors.
+    Probabilities are fitted to Platt's targets (1999, section 2.2), which are never quite 0 or 1. Errors and thresholds
+    are of held-out pairs: each fifth is predicted by the curve of the other four. Raises CorpusError if the cosines
+    fall with gold by more than two standard errors.
     """
     if np.corrcoef(cosines, gold)[0, 1] < -2 / np.sqrt(len(gold)):
         raise CorpusError(
@@ -80,12 +81,15 @@ def fitted(cosines: Numbers, gold: Numbers, wanted_precision: float | None = Non
             "that the model suits the text"
         )
     scale = gold.min(), np.ptp(gold)
+    targets = gold
+    if wanted_precision is not None:
+        targets = np.clip(gold, 1 / ((gold == 0).sum() + 2), 1 - 1 / ((gold == 1).sum() + 2))
     held_out = {name: np.empty_like(cosines) for name in METHODS}
     for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(cosines):
         for name, method in METHODS.items():
-            points = method(cosines[train], gold[train], *scale)
+            points = method(cosines[train], targets[train], *scale)
             held_out[name][test] = np.interp(cosines[test], *points)
-    curves = {name: method(cosines, gold, *scale) for name, method in METHODS.items()}
+    curves = {name: method(cosines, targets, *scale) for name, method in METHODS.items()}
     rising = [name for name, (_, values) in curves.items() if (np.diff(values) >= 0).all()]  # isotonic is, always
     name = min(rising, key=lambda name: float(((held_out[name] - gold) ** 2).mean()))
     knots, values = curves[name]
@@ -108,18 +112,25 @@ def calibration_error(predicted: Numbers, gold: Numbers) -> float:
     The pairs, (n), are put into ten bins by their predicted value. The error of a bin is the difference of its means of
     predicted and gold; the result is the mean over all pairs.
     """
-    errors = [abs(predicted[rows].mean() - gold[rows].mean()) * len(rows) for rows in _rows(predicted)]
+    errors = [abs(value - truth) * count for value, truth, count in _means(predicted, gold)]
     return float(sum(errors) / len(gold) / (np.ptp(gold) or 1))
-
-
-def _rows(predicted: Numbers) -> list[NDArray[np.intp]]:
-    """The rows of each bin, the lowest values first."""
-    return np.array_split(np.argsort(predicted, kind="stable"), BINS)
 
 
 def _bins(predicted: Numbers, gold: Numbers) -> tuple[tuple[float, float], ...]:
     """The means of predicted and gold in each bin."""
-    return tuple((round(predicted[rows].mean(), 4), round(gold[rows].mean(), 4)) for rows in _rows(predicted))
+    return tuple((round(value, 4), round(truth, 4)) for value, truth, _ in _means(predicted, gold))
+
+
+def _means(predicted: Numbers, gold: Numbers) -> list[tuple[float, float, int]]:
+    """The means of predicted and gold in each bin, and its pairs, the lowest values first.
+
+    Pairs with one predicted value, of which an isotonic curve makes many, count with the mean of their gold, so that it
+    does not matter which of them are in which bin.
+    """
+    _, ties = np.unique(predicted, return_inverse=True)
+    gold = (np.bincount(ties, gold) / np.bincount(ties))[ties]
+    bins = np.array_split(np.argsort(predicted, kind="stable"), BINS)
+    return [(float(predicted[rows].mean()), float(gold[rows].mean()), len(rows)) for rows in bins]
 
 
 def _isotonic(cosines: Numbers, gold: Numbers, lowest: float, scale: float) -> tuple[Numbers, Numbers]:

@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = "; ".join(f"{name} {value:.3f}" for name, value in head.figures.items() if name != KEPT)
     if head.threshold is not None:
         figures += (
-            f"; above a probability of {head.threshold:.2f}, {head.figures[KEPT]:.0%} of the texts have an answer, and "
-            f"{options.wanted_accuracy:.0%} of the answers are right"
+            f"; {head.figures[KEPT]:.0%} of the answers have a probability of {head.threshold:.4g} or more, and "
+            f"{options.wanted_accuracy:.0%} of these are right"
         )
     print(f"{file}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}")
 

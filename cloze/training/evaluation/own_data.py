@@ -103,14 +103,15 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
     return [text for text, _ in rows], [label for _, label in rows]
 
 
-def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[set[str]]]:
+def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[frozenset[str]]]:
     """Texts and the labels of each, none or several of them between separators.
 
     Each label has `minimum` texts or more, and as many texts are without it. Equal rows are one. Raises CorpusError.
     """
     cells = _cells(path, ("text", "label"), may_be_empty=("label",))
-    rows = list(dict.fromkeys((text, label) for _, (text, label) in cells))
-    labels = [{label.strip() for label in cell.split(separator)} - {""} for _, cell in rows]
+    split = ((text, frozenset(map(str.strip, cell.split(separator))) - {""}) for _, (text, cell) in cells)
+    rows = list(dict.fromkeys(split))  # the same labels in another order too
+    labels = [text_labels for _, text_labels in rows]
     counts = Counter(label for text_labels in labels for label in text_labels)
     for label, count in counts.items():
         if min(count, len(rows) - count) < minimum:

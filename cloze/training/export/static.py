@@ -23,6 +23,7 @@ from torch.nn.functional import cosine_similarity, embedding_bag
 
 from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, Bundle, EmbeddingConfig, Provenance, Source, seal, staging
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
+from cloze.encoding.errors import OptionError
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import read_corpus
@@ -58,6 +59,8 @@ class Rows(NamedTuple):
 def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] = ()) -> None:
     """Write the bundle `out` of the encoder of the bundle `path`, fitted to the texts of files. Raises ClozeError."""
     bundle = Bundle.load(path)
+    if out.resolve() == bundle.path.resolve():
+        raise OptionError(f"{out} is the encoder's own folder, which would be lost; name another folder")
     corpus = read_corpus(files, columns)
     texts = list(dict.fromkeys(row[0] for row in corpus.rows))
     if len(texts) < NEAREST * NEAREST:

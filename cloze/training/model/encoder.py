@@ -100,6 +100,8 @@ class SentenceEncoder(nn.Module):
         The bundle's `max_tokens` is the service's limit, not the encoder's.
         """
         source, spec = str(bundle.path), bundle.spec
+        if spec.provenance.recipe.get("method") == "distil-static":
+            raise EncoderError(f"{source} has a vector for each token and no encoder; give the one that it was made of")
         with loading(source, "an encoder"):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backbone = AutoModel.from_config(
@@ -108,7 +110,7 @@ class SentenceEncoder(nn.Module):
         precision, weights, token_weights = graph_weights(bundle, backbone.config)
         with loading(source, "an encoder"):
             missing = backbone.load_state_dict(weights, strict=False).missing_keys
-        _check_complete(missing, source)
+        _check_complete(missing, source, ORIGIN)
         check_tokenizer(tokenizer, source)
         fields = spec.model_dump(include=set(EmbeddingConfig.model_fields))
         encoder = cls(backbone, tokenizer, _config(fields, backbone, source)).eval()
@@ -319,10 +321,10 @@ def loading(source: str, description: str) -> Iterator[None]:
         raise EncoderError(f"{source!r} cannot be loaded as {description}: {first_line(error)}; {advice}") from error
 
 
-def _check_complete(missing: Sequence[str], source: str) -> None:
+def _check_complete(missing: Sequence[str], source: str, advice: str = "get it again") -> None:
     names = sorted(key for key in missing if not key.startswith("pooler."))
     if names:
-        raise EncoderError(f"{source!r} lacks the weights {', '.join(names[:3])} ({len(names)} in all); get it again")
+        raise EncoderError(f"{source!r} lacks the weights {', '.join(names[:3])} ({len(names)} in all); {advice}")
 
 
 def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precision) -> None:
@@ -334,6 +336,11 @@ def _check_canaries(encoder: SentenceEncoder, bundle: Bundle, precision: Precisi
         raise EncoderError(f"{bundle.path} is of an older format without canary texts; {ORIGIN}")
     expected = np.array(bundle.canaries.vectors[precision], dtype=np.float32)
     vectors = encoder.embed(bundle.canaries.texts)
+    if vectors.shape != expected.shape:
+        raise EncoderError(
+            f"{bundle.path}: its encoder has {vectors.shape[1]} dimensions and its vectors {expected.shape[1]}: its "
+            f"graph has further layers; {ORIGIN}"
+        )
     norms = np.linalg.norm(expected, axis=1)
     rows = norms > SHORT * norms.max()  # that of an empty text is almost 0 after denoising
     lengths = np.linalg.norm(vectors, axis=1) * norms

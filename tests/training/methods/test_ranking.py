@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recipes import arguments, load_recipe
 
 from cloze.training.data.corpus import Corpus
-from cloze.training.data.lexical import Lexical, words_of
+from cloze.training.data.lexical import Lexical, lower_words
 from cloze.training.errors import CorpusError, RecipeError
 from cloze.training.evaluation.measures import units
 from cloze.training.fit import main
@@ -77,10 +77,10 @@ def test_judgements_may_all_have_one_grade(tmp_path: Path, tiny_bert: Path) -> N
 
 def bm25(query: str, document: str, k1: float = 1.2, b: float = 0.75) -> float:
     """Robertson and Zaragoza's formula without the constant factor k1 + 1, as Lucene computes it since 8.0."""
-    words, length = words_of(document), sum(len(words_of(each)) for each in DOCUMENTS) / len(DOCUMENTS)
+    words, length = lower_words(document), sum(len(lower_words(each)) for each in DOCUMENTS) / len(DOCUMENTS)
     score = 0.0
-    for word in words_of(query):
-        having, count = sum(word in words_of(each) for each in DOCUMENTS), words.count(word)
+    for word in lower_words(query):
+        having, count = sum(word in lower_words(each) for each in DOCUMENTS), words.count(word)
         idf = math.log(1 + (len(DOCUMENTS) - having + 0.5) / (having + 0.5))
         score += idf * count / (count + k1 * (1 - b + b * len(words) / length))
     return score

@@ -1,0 +1,16 @@
+"""The words of a text, in any script."""
+
+from typing import Final
+from unicodedata import normalize
+
+import regex  # type: ignore[import-untyped]
+
+__all__ = ["words_of"]
+
+WORD: Final = regex.compile(r"[\w\p{N}]+")  # `re` leaves out the vowel signs of Devanagari, Tamil and other scripts
+
+
+def words_of(text: str) -> list[str]:
+    """Without punctuation, with letters and their marks composed (NFC)."""
+    words: list[str] = WORD.findall(normalize("NFC", text))
+    return words
