@@ -20,8 +20,8 @@ import numpy as np
 
 from cloze.machine import peak_memory, processor, versions
 from cloze.training.adaptation.adapt import adapt
-from cloze.training.adaptation.held_out import interval
 from cloze.training.adaptation.rounds import fast, searching
+from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.search import Collection, load_collection, rankings, search_metrics
 from cloze.training.evaluation.sts import load_pairs, spearman
 from cloze.training.model.encoder import SentenceEncoder
@@ -86,7 +86,7 @@ def measured(collection: Collection, count: int, seed: int, dev: Any) -> dict[st
         "judging": len(judging),
         "before": round(float(before.mean()), 2),
         "gain": round(float(gains.mean()), 2),
-        "interval": [round(bound, 2) for bound in interval(gains)],
+        "interval": [round(bound, 2) for bound in mean_interval(gains)],
         "sts-b dev": round(elsewhere, 2),
         "said": held_out,
         "seconds": round(seconds),

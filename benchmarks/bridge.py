@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.training.bridge import Map, affine, interval, orthogonal, recalls
-from cloze.training.evaluation.measures import units
+from cloze.training.bridge import Map, affine, orthogonal, recalls
+from cloze.training.evaluation.measures import mean_interval, units
 from cloze.training.evaluation.options import ModelOptions
 from cloze.training.evaluation.search import find_collections, load_collection, rankings, search_metrics
 from cloze.training.evaluation.subjects import subjects
@@ -50,10 +50,11 @@ def main() -> None:
         own_maps = fitted(units(new.documents(own)), np.concatenate([documents, units(old.documents(parts))]))
 
         def score(queries: NDArray[np.floating]) -> dict[str, Any]:
-            mean, low, high = interval(recalls(queries, before, documents))  # noqa: B023 - called in this round
+            found = recalls(queries, before, documents)  # noqa: B023 - called in this round
             ranked = rankings(queries, documents, collection.own)  # noqa: B023
             ndcg = float(np.mean(search_metrics(ranked, collection.relevance)["nDCG@10"]))  # noqa: B023
-            return {"recall@10": [round(bound, 3) for bound in (mean, low, high)], "nDCG@10": round(100 * ndcg, 2)}
+            recall = [round(each, 3) for each in (float(found.mean()), *mean_interval(found))]
+            return {"recall@10": recall, "nDCG@10": round(100 * ndcg, 2)}
 
         rows = {name: score(mapping(after)) for name, mapping in maps.items()}
         rows |= {f"{name}, texts of the index": score(mapping(after)) for name, mapping in own_maps.items()}

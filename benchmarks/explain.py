@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.peers import ours
 from cloze.encoding.bundle import located
 from cloze.machine import available_cpus, processor, versions
-from cloze.training.bridge import interval
+from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.sts import load_pairs
 from cloze.training.evaluation.tables import markdown_table
 
@@ -93,8 +94,13 @@ def measured(http: httpx.Client, candidates: Sequence[list[str]], wanted: int) -
         "pairs": len(cosines),
         "cosine": round(float(np.mean(cosines)), 3),
         "milliseconds": round(1000 * float(np.median(seconds)), 1),
-        "falls": {name: [round(each, 3) for each in interval(np.array(values))] for name, values in falls.items()},
+        "falls": {name: figures(np.array(values)) for name, values in falls.items()},
     }
+
+
+def figures(values: NDArray[np.float64]) -> list[float]:
+    """Their mean, and its interval."""
+    return [round(each, 3) for each in (float(values.mean()), *mean_interval(values))]
 
 
 def similarity(http: httpx.Client, texts: Sequence[str]) -> float:

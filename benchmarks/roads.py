@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from benchmarks.adaptation import DEV, ENCODER, JUDGED, TOKENS, halves, scores
 from cloze.machine import has_bf16, processor, versions
-from cloze.training.adaptation.held_out import interval
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.adaptation.rounds import fast
 from cloze.training.bar import console
+from cloze.training.evaluation.measures import mean_interval
 from cloze.training.evaluation.search import Collection, load_collection
 from cloze.training.evaluation.sts import load_pairs, spearman
 from cloze.training.loop.run import fit
@@ -195,7 +195,7 @@ def measured(
             encoder.reconfigure(encoder.config.model_copy(update={"max_tokens": TOKENS}))
             gain = scores(encoder, collection, judging) - before
             gains[str(share)] = round(float(gain.mean()), 2)
-            intervals[str(share)] = [round(bound, 2) for bound in interval(gain)]
+            intervals[str(share)] = [round(bound, 2) for bound in mean_interval(gain)]
             prices[str(share)] = round(spearman(fast(encoder), dev) - elsewhere, 2)
     return {
         "collection": collection.name,

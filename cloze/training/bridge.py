@@ -24,13 +24,13 @@ from cloze.options import Command
 from cloze.training.bar import bar
 from cloze.training.data.corpus import check_not_read, read_corpus
 from cloze.training.errors import CorpusError, RunError
-from cloze.training.evaluation.measures import nearest, units
+from cloze.training.evaluation.measures import mean_interval, nearest, units
 from cloze.training.evaluation.options import ModelOptions
 
 if TYPE_CHECKING:
     from cloze.training.evaluation.task import Subject
 
-__all__ = ["Map", "affine", "interval", "main", "orthogonal", "recalls"]
+__all__ = ["Map", "affine", "main", "orthogonal", "recalls"]
 
 DEPTH: Final = 10  # results of a search
 LEAST_TEXTS: Final = 500
@@ -52,14 +52,6 @@ class Map(NamedTuple):
         """Unit vectors (n, new) -> (n, old)."""
         mapped: NDArray[np.floating] = vectors @ self.matrix + self.offset
         return mapped
-
-
-class Interval(NamedTuple):
-    """A mean and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class BridgeOptions(Command):
@@ -111,16 +103,6 @@ def recalls(mapped: Vectors, old: Vectors, documents: Vectors, depth: int = DEPT
     pairs = zip(nearest(units(mapped), documents, depth), nearest(units(old), documents, depth), strict=True)
     shown = bar(pairs, total=len(mapped), desc="searching", unit=" queries")
     return np.array([len(np.intersect1d(retrieved, expected)) / depth for (_, retrieved), (_, expected) in shown])
-
-
-def interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """The mean with its bootstrap interval (percentiles of 2000 resamples)."""
-    from scipy.stats import bootstrap
-
-    bounds = bootstrap(
-        (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed), batch=100
-    ).confidence_interval
-    return Interval(float(values.mean()), float(bounds.low), float(bounds.high))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -186,7 +168,8 @@ def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, n
     }
     kind = max(maps, key=lambda name: recalls(maps[name](choosing_new), choosing_old, old_documents).mean())
     best = maps[kind]
-    recall = interval(recalls(best(judging_new), judging_old, old_documents), seed)
+    found = recalls(best(judging_new), judging_old, old_documents)
+    least, most = mean_interval(found, seed)
     about = About(
         kind=kind,
         old=old_space,
@@ -194,9 +177,9 @@ def _fit(old: "Subject", new: "Subject", texts: Sequence[str], old_space: str, n
         fitted=len(fitted),
         queries=count,
         searched=len(fitted),
-        recall=recall.mean,
-        least=recall.low,
-        most=recall.high,
+        recall=float(found.mean()),
+        least=least,
+        most=most,
     )
     return Bridge(about, best.matrix.astype(np.float32), best.offset.astype(np.float32))
 

@@ -5,7 +5,7 @@ import pytest
 from suite_data import numbers, text
 
 from cloze.training.errors import EncoderError
-from cloze.training.evaluation.measures import alignment, rank_correlation, uniformity, units
+from cloze.training.evaluation.measures import alignment, mean_interval, rank_correlation, uniformity, units
 from cloze.training.evaluation.sts import Pairs
 from cloze.training.evaluation.suites.neighbours import NeighbourTask
 from cloze.training.evaluation.suites.space import SpaceTask, anisotropy, cosines_by_gold
@@ -129,6 +129,12 @@ def test_a_figure_is_the_measure_of_its_items_and_survives_json(measure: str) ->
     assert score.items is not None
     assert score.value == MEASURES[measure](np.array(score.items.values), np.array(score.items.gold))
     assert Score.from_json(score.as_json()) == score
+
+
+def test_the_interval_of_equal_values_is_a_point_and_of_others_that_of_the_mean() -> None:
+    assert mean_interval(np.full(30, 0.75)) == (0.75, 0.75)
+    half = 1.96 * 0.5 / 200**0.5  # of a binomial
+    assert mean_interval(np.array([0.0, 1.0] * 100)) == pytest.approx((0.5 - half, 0.5 + half), abs=0.02)
 
 
 def test_spearman_is_the_rank_correlation() -> None:

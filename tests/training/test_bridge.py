@@ -63,14 +63,6 @@ def test_what_is_kept_is_that_of_a_naive_loop() -> None:
     assert list(bridge.recalls(old, old, documents, depth=7)) == [1.0] * 20
 
 
-def test_the_interval_of_equal_values_is_a_point_and_of_others_holds_the_mean() -> None:
-    assert bridge.interval(np.full(30, 0.75)) == (0.75, 0.75, 0.75)
-    found = bridge.interval(np.array([0.0, 1.0] * 100))
-    assert found.mean == 0.5
-    assert found.low == pytest.approx(0.5 - 1.96 * 0.5 / 200**0.5, abs=0.02)  # of a binomial
-    assert found.high == pytest.approx(0.5 + 1.96 * 0.5 / 200**0.5, abs=0.02)
-
-
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(0)

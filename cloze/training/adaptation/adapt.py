@@ -24,12 +24,13 @@ from sklearn.model_selection import KFold  # type: ignore[import-untyped]
 
 from cloze.encoding.bundle import Source
 from cloze.training.adaptation.documents import Document, read_documents
-from cloze.training.adaptation.held_out import HeldOutQueries, interval
+from cloze.training.adaptation.held_out import HeldOutQueries
 from cloze.training.adaptation.pairs import Judgements, read_pairs
 from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
 from cloze.training.bar import console
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import CorpusError
+from cloze.training.evaluation.measures import mean_interval
 from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
@@ -127,7 +128,7 @@ class AdaptationResult:
     def _is_sure(self, share: float) -> bool:
         """More than one standard error; where nobody judged the queries, with its whole interval above 0."""
         gains = self.gains(share)
-        return bool(gains.mean() > gains.std() / len(gains) ** 0.5 if self.judged else interval(gains)[0] > 0)
+        return bool(gains.mean() > gains.std() / len(gains) ** 0.5 if self.judged else mean_interval(gains)[0] > 0)
 
     def _mean(self, share: float) -> float:
         return float(self.after[share].mean())
@@ -201,7 +202,7 @@ def _write(run: Run, result: AdaptationResult, recipe: dict[str, Any], data: Seq
     else:
         mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
     gains = result.gains(result.share)
-    low, high = interval(gains)
+    low, high = mean_interval(gains)
     figures = {
         "queries": len(result.before),
         "before": round(float(result.before.mean()), 2),
@@ -289,7 +290,7 @@ def _warn_of_language(encoder: SentenceEncoder, documents: Sequence[str]) -> Non
 def _report(run: Run, encoder: str, result: AdaptationResult, labelled: bool) -> None:
     """The figures, what they mean, and the next command."""
     gains = result.gains(result.shown)
-    (low, high), before, gain = interval(gains), result.before.mean(), gains.mean()
+    (low, high), before, gain = mean_interval(gains), result.before.mean(), gains.mean()
     held_out = f"{len(result.before):,} queries held out: nDCG@10 {before:.1f} with {encoder}"
     console.print(
         f"{held_out}, {before + gain:.1f} after training ({gain:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}), with "

@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.bar import bar
 from cloze.training.data.lexical import Lexical, beside
-from cloze.training.evaluation.compare import INTERVAL, draws
 from cloze.training.evaluation.measures import Embed, nearest
 from cloze.training.evaluation.search import rankings, search_metrics
-from cloze.training.evaluation.task import Items
 
-__all__ = ["HeldOutQueries", "best_lexical_weight", "interval"]
+__all__ = ["HeldOutQueries", "best_lexical_weight"]
 
 NEAREST: Final = 10  # documents of a query by cosine, and as many by its words
-RESAMPLES: Final = 2000
 LEXICAL_WEIGHTS: Final = (0.2, 0.1, 0.3, 0.5)  # of equal ones the first
 
 
@@ -101,9 +98,3 @@ def _own(judged: Judgements, queries: Sequence[int]) -> dict[int, int]:
     documents = {text: place for place, text in enumerate(judged.documents)}
     places = ((number, documents.get(judged.queries[query])) for number, query in enumerate(queries))
     return {number: place for number, place in places if place is not None}
-
-
-def interval(gains: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95 % of the mean of `gains` (n), by a paired bootstrap."""
-    low, high = np.percentile(draws(Items("plain mean", gains.tolist()), RESAMPLES, seed=0), INTERVAL)
-    return float(low), float(high)

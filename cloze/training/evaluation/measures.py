@@ -21,6 +21,7 @@ __all__ = [
     "cosines",
     "cosines_of",
     "in_columns",
+    "mean_interval",
     "nearest",
     "rank_correlation",
     "uniformity",
@@ -30,6 +31,7 @@ __all__ = [
 Embed: TypeAlias = Callable[[Sequence[str]], NDArray[np.float32]]
 """Texts (n) -> vectors (n, d)."""
 
+RESAMPLES: Final = 2000
 COSINES: Final = 2**23  # of queries with all texts that are held at once: 64 MB
 
 Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
@@ -105,6 +107,16 @@ def uniformity(vectors: NDArray[np.floating]) -> float:
     from scipy.spatial.distance import pdist
 
     return float(np.log(np.mean(np.exp(-2 * pdist(units(vectors), "sqeuclidean")))))
+
+
+def mean_interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
+    """The middle 95 % of the mean of `values` (n), by a bootstrap."""
+    from scipy.stats import bootstrap
+
+    bounds = bootstrap(
+        (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(seed), batch=100
+    ).confidence_interval
+    return float(bounds.low), float(bounds.high)
 
 
 def nearest(

@@ -20,7 +20,7 @@ from cloze.training.adaptation import adapt as adapting
 from cloze.training.adaptation import held_out as held_out_queries
 from cloze.training.adaptation import rounds
 from cloze.training.adaptation.adapt import AdaptationResult
-from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight, interval
+from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
 from cloze.training.adaptation.queries import QueryMaker, sentences_of
 from cloze.training.adaptation.rounds import made_queries
@@ -357,12 +357,6 @@ def test_a_gain_on_queries_that_nobody_judged_has_to_be_surer() -> None:
     assert [AdaptationResult([], before, many, judged=each).share for each in (True, False)] == [0.5, 0.5]
     few = {0.5: before[:8] + gains[:8]}
     assert [AdaptationResult([], before[:8], few, judged=each).share for each in (True, False)] == [0.5, 1.0]
-
-
-def test_an_interval_is_that_of_the_mean() -> None:
-    low, high = interval(np.array([1.0, 3.0] * 200))
-    assert low == pytest.approx(2 - 1.96 / 20, abs=0.02)
-    assert high == pytest.approx(2 + 1.96 / 20, abs=0.02)
 
 
 def test_a_made_query_is_taken_out_of_its_document() -> None:
