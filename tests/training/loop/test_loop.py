@@ -232,6 +232,7 @@ def test_the_best_step_is_that_of_the_weights_that_are_kept(words: Words, tmp_pa
     assert (found["best_step"], found["dev_score"]) == (3, 99.5)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # where there is one CPU
 def test_with_workers_the_weights_are_the_same(words: Words, tiny_bert: Path, tmp_path: Path) -> None:
     """Dropout included: what a worker draws is its own."""
     found = []
