@@ -189,7 +189,7 @@ def test_help_shows_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         return " ".join(capsys.readouterr().out.split())
 
     assert "usage: cloze fit RECIPE " in help_text()
-    assert "--cosine-weight X weight of 1 - cosine with the teacher's vector (default: 5.0)" in help_text("distill")
+    assert "--temperature X divides the cosines in the KL divergence (default: 0.05)" in help_text("distill")
     simcse = help_text("simcse")
     assert "usage: cloze fit simcse " in simcse
     assert "--resume PATH" in simcse

@@ -4,14 +4,11 @@ BERT's rule (arXiv:1810.04805 section 3.1): of the chosen tokens 80 % become [MA
 """
 
 import torch
-import torch.nn.functional as F
 from tokenizers.models import WordPiece
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from cloze.training.errors import EncoderError
-
-__all__ = ["continuing_prefix", "continuing_tokens", "mask_tokens", "maskable_tokens"]
+__all__ = ["continuing_prefix", "mask_tokens", "maskable_tokens"]
 
 _MASKED, _RANDOM = 0.8, 0.1
 
@@ -27,18 +24,12 @@ def mask_tokens(
     share: float,
     mask_id: int,
     vocabulary: int,
-    continuing: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ids (n, L) -> ids with chosen tokens replaced, and True (n, L) where one was chosen.
 
-    Each maskable token is chosen independently with probability `share`. With `continuing` (vocabulary), a table of the
-    tokens that continue a word, all tokens of a word share one draw. `input_ids` is not changed.
+    Each maskable token is chosen independently with probability `share`. `input_ids` is not changed.
     """
-    draws = torch.rand(input_ids.shape, device=input_ids.device)
-    if continuing is not None:
-        continues = continuing[input_ids] & maskable & F.pad(maskable[:, :-1], (1, 0))  # inside a text
-        draws = draws.gather(1, (~continues).cumsum(1) - 1)  # one draw per word
-    chosen = maskable & (draws < share)
+    chosen = maskable & (torch.rand(input_ids.shape, device=input_ids.device) < share)
     fates = torch.rand(input_ids.shape, device=input_ids.device)
     strangers = torch.randint(vocabulary, input_ids.shape, device=input_ids.device)
     masked = torch.where(chosen & (fates < _MASKED), mask_id, input_ids)
@@ -50,20 +41,3 @@ def continuing_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """What marks a token inside a word, `##` in word pieces; None where the beginning of a word is marked instead."""
     pieces = tokenizer.backend_tokenizer.model  # not the tokens: RoBERTa has a token ## too, which is text there
     return str(pieces.continuing_subword_prefix) if isinstance(pieces, WordPiece) else None
-
-
-def continuing_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """True (vocabulary) for tokens that continue a word: `##ing` of word pieces, `ing` but not `Ġing` of byte pairs.
-
-    Byte pairs mark words by blanks only, so a full stop belongs to the word before it. Raises EncoderError for a
-    tokenizer that marks neither.
-    """
-    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    if prefix := continuing_prefix(tokenizer):
-        return torch.tensor([token.startswith(prefix) for token in tokens])
-    begins = torch.tensor([token.startswith(("Ġ", "▁")) for token in tokens])
-    if not begins.any():
-        raise EncoderError(
-            "the tokenizer marks neither the beginning nor the continuation of words; leave out whole_words"
-        )
-    return ~begins

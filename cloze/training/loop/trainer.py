@@ -65,7 +65,6 @@ def training_arguments(recipe: Recipe, folder: Path, chooser: str | None, resume
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
         adam_beta2=recipe.adam_beta2,
-        max_grad_norm=recipe.max_grad_norm,
         optim="adamw_torch_fused",  # one pass over the weights: on a CPU 7 times as fast
         bf16=recipe.precision == "bf16",
         tf32=True if recipe.precision == "tf32" else None,

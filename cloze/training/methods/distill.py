@@ -3,14 +3,15 @@
 The teacher may be the encoder itself, as it is served: then the student learns to give the same vectors in another
 template or by another pooling, such as at [MASK] (the recipe `mask`).
 
-The loss is `cosine_weight` x (1 - cosine with the teacher's vector of the same text) + `divergence_weight` x KL
-divergence between the teacher's and the student's distributions of similarity over the batch. An ensemble teaches
-better than each of its members (arXiv:1805.04770).
+The loss is 5 x (1 - cosine with the teacher's vector of the same text) + KL divergence between the teacher's and the
+student's distributions of similarity over the batch. An ensemble teaches better than each of its members
+(arXiv:1805.04770).
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
 
 __all__ = ["Distill"]
+
+COSINE_WEIGHT: Final = 5.0  # of the loss, beside a divergence of weight 1
 
 
 class Distill(Objective):
@@ -81,7 +84,7 @@ class Distill(Objective):
         vectors, targets = gather(vectors, student["target"])  # the batch is that of all processes
         distance = cosine_distance(vectors, targets)
         divergence = similarity_divergence(vectors, targets, self.recipe.temperature)
-        loss = self.recipe.cosine_weight * distance + self.recipe.divergence_weight * divergence
+        loss = COSINE_WEIGHT * distance + divergence
         return {"loss": loss, "cosine_distance": distance.detach(), "divergence": divergence.detach()}
 
 

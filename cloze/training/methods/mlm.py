@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from cloze.training.data.corpus import Row
-from cloze.training.data.masking import continuing_tokens, mask_tokens, maskable_tokens
+from cloze.training.data.masking import mask_tokens, maskable_tokens
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.gather import totals
 from cloze.training.methods.objective import Objective
@@ -29,7 +29,6 @@ __all__ = ["MLM"]
 class MLM(Objective):
     """Cross entropy of the chosen tokens; only they pass through the head."""
 
-    continuing: Tensor | None  # (vocabulary)
     recipe: MLMRecipe
 
     def __init__(self, encoder: SentenceEncoder, recipe: MLMRecipe) -> None:
@@ -45,8 +44,6 @@ class MLM(Objective):
         self.head = MaskedHead.load(recipe.encoder) if recipe.head == "kept" else MaskedHead(config, recipe.tied)
         encoder.head = encoder.continuous = None  # they were trained with the old weights
         self.text_alone = encoder.make_text_encoder("[X]", recipe.max_tokens, mode="cls")
-        continuing = continuing_tokens(encoder.tokenizer) if recipe.whole_words else None
-        self.register_buffer("continuing", continuing, persistent=False)
 
     def views(self, rows: Sequence[Row]) -> dict[str, View]:
         return {"texts": view(self.text_alone, [text for (text,) in rows])}
@@ -60,7 +57,6 @@ class MLM(Objective):
             self.recipe.masked_share,
             tokenizer.mask_token_id,
             self.encoder.vocabulary,
-            self.continuing,
         )
         hidden, answers = self._hidden(texts | {"input_ids": masked, "answers": ids.where(chosen, -100)})
         scores = self.head(hidden, self.encoder.word_embeddings.weight).float()  # (m, vocabulary)

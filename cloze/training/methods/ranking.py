@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import RankingRecipe
 
 __all__ = ["EmbedAs", "Ranking", "read_documents", "search_embed"]
+
+DEPTH: Final = 30  # documents that the judge ranks first, of which candidates are drawn
 
 EmbedAs: TypeAlias = Callable[[str, Sequence[str]], NDArray[np.float32]]
 """One of SEARCH_NAMES, and texts that are read as it -> vectors (n, d)."""
@@ -108,7 +110,7 @@ class Ranking(Objective):
         places = dict.fromkeys(judge.places[row[1]] for row in rows)
         rng = self._random([row[0] for row in rows])
         for fit, graded in scores if self.recipe.candidates else ():
-            best = np.argsort(np.where(graded > 0, -np.inf, fit))[::-1][: self.recipe.depth]
+            best = np.argsort(np.where(graded > 0, -np.inf, fit))[::-1][:DEPTH]
             places |= dict.fromkeys(rng.permutation(best)[: self.recipe.candidates].tolist())
         chosen = list(places)
         judged = np.stack([(fit + graded)[chosen] for fit, graded in scores])

@@ -35,13 +35,10 @@ class SG(Contrastive):
     def __init__(self, encoder: SentenceEncoder, recipe: SGRecipe) -> None:
         super().__init__(encoder, recipe)
         depth = int(encoder.backbone.config.num_hidden_layers)
-        highest = max(recipe.first_layer, recipe.last_layer or 0)
-        if highest > depth:
+        if recipe.first_layer > depth:
             raise RecipeError(
-                f"first_layer or last_layer is {highest}; the encoder's layers are 0, its embeddings, to {depth}: "
-                "lower it"
+                f"first_layer is {recipe.first_layer}; the encoder's layers are 0, its embeddings, to {depth}: lower it"
             )
-        self.layers = range(recipe.first_layer, (depth if recipe.last_layer is None else recipe.last_layer) + 1)
         encoder.backbone.embeddings.requires_grad_(False)
         untrained = {id(weight): weight for weight in encoder.backbone.parameters() if not weight.requires_grad}
         frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # these are shared, on whatever device they are
@@ -60,7 +57,8 @@ class SG(Contrastive):
         if self.recipe.variant == "opt3" or "frozen" not in views:
             return views
         frozen = views["frozen"]
-        layer = torch.randint(len(self.layers), (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
+        layers = int(self.encoder.backbone.config.num_hidden_layers) + 1 - self.recipe.first_layer
+        layer = torch.randint(layers, (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
         return views | {"frozen": {**frozen, "layer": layer}}  # (n), counted from first_layer
 
     def reads(self, name: str) -> Hashable:
@@ -80,7 +78,9 @@ class SG(Contrastive):
         frozen = self._frozen[0].to(input_ids.device)
         states = frozen(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
         mode = self.recipe.guide_pooling
-        return torch.stack([pool(states[layer].float(), attention_mask, mode) for layer in self.layers], 1)
+        return torch.stack(
+            [pool(layer.float(), attention_mask, mode) for layer in states[self.recipe.first_layer :]], 1
+        )
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
         sentences, guides = vectors["tuned"], vectors["frozen" if "frozen" in vectors else "translation"]

@@ -27,7 +27,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {  # titles in the help
     "method": (),  # the keys that only this method has
     "schedule": ("batch_size", "epochs", "max_steps", "learning_rate", "eval_steps", "patience", "seed"),
     "expert": (
-        *("group_by_length", "warmup_steps", "weight_decay", "adam_beta2", "max_grad_norm"),
+        *("group_by_length", "warmup_steps", "weight_decay", "adam_beta2"),
         *("lora_rank", "lora_alpha", "frozen_layers", "frozen_share", "precision", "compile", "mini_batch_size"),
         *("accumulation_steps", "dimensions", "save_steps", "workers", "log_steps", "report_to"),
     ),

@@ -33,7 +33,6 @@ __all__ = [
     "well_formed",
 ]
 
-Layer = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0)]
 EditKind = Literal["replace", "insert", "delete"]
 Guessing = Literal["best", "sampled"]
@@ -217,7 +216,7 @@ class SSimCSERecipe(DropoutRecipe):
 
     method: Literal["ssimcse"]
     scope: Literal["pass", "op", "sentence", "sentence-op"] = Field(
-        "pass", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
+        "op", description="what has a rate of its own: a pass, each dropout operation, each sentence, or the last two"
     )
     distribution: Distribution = Field(
         "uniform", description="what rates are drawn from: fixed, uniform, beta, truncnormal or choice"
@@ -226,7 +225,7 @@ class SSimCSERecipe(DropoutRecipe):
         (0.0, 0.2), description="the distribution's numbers; uniform: lowest and highest rate"
     )
     attention_dropout: bool = Field(
-        True, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
+        False, description="draw the rates of attention probabilities too; otherwise they keep the encoder's own"
     )
 
     @model_validator(mode="after")
@@ -352,8 +351,9 @@ class SGRecipe(ContrastiveRecipe):
     guide_pooling: Literal["max", "mean"] = Field(
         "max", description="how a layer of the frozen copy becomes one vector"
     )
-    first_layer: Layer = Field(0, description="lowest layer of the frozen copy that guides; 0: the embeddings")
-    last_layer: Layer | None = Field(None, description="highest layer of the frozen copy that guides; unset: the last")
+    first_layer: Annotated[int, Field(ge=0)] = Field(
+        0, description="lowest layer of the frozen copy that guides; 0: the embeddings"
+    )
     head_width: Annotated[int, Field(ge=0)] = Field(
         4096, description="width of both layers of the head that only training uses; 0: no head"
     )
@@ -368,8 +368,6 @@ class SGRecipe(ContrastiveRecipe):
                 f"lora_rank is {self.lora_rank}, and method 'sg' compares every weight with the frozen copy's; write "
                 "lora_rank = 0"
             )
-        if self.last_layer is not None and self.last_layer < self.first_layer:
-            raise ValueError(f"first_layer is {self.first_layer} and last_layer {self.last_layer}; raise last_layer")
         if self.positives == "translation" and len(self.columns) != 2:
             raise ValueError(
                 f"positives = 'translation' reads two columns, a sentence and its translation; columns names "
@@ -410,8 +408,6 @@ class DistillRecipe(Recipe):
     )
     teacher_template: str | None = Field(None, description="words around the teacher's text; unset: its own, or `[X]`")
     teacher_pooling: PoolingMode | None = Field(None, description="pooling of the teacher; unset: its own, or mean")
-    cosine_weight: Weight = Field(5.0, description="weight of 1 - cosine with the teacher's vector")
-    divergence_weight: Weight = Field(1.0, description="weight of the KL divergence of the batch's similarities")
     temperature: Annotated[float, Field(gt=0)] = Field(0.05, description="divides the cosines in the KL divergence")
 
     @model_validator(mode="after")
@@ -421,8 +417,6 @@ class DistillRecipe(Recipe):
                 f"teacher is {self.teacher!r} and there are teacher_vectors, which are learnt in its place; write one "
                 "of them"
             )
-        if self.cosine_weight == self.divergence_weight == 0:
-            raise ValueError("cosine_weight and divergence_weight are both 0; write one above 0")
         if self.teacher_weights and len(self.teacher_weights) != len(self.teacher_vectors):
             raise ValueError(
                 f"teacher_weights has {len(self.teacher_weights)} numbers and teacher_vectors "
@@ -453,7 +447,6 @@ class MLMRecipe(Recipe):
     )
     tied: bool = Field(True, description="a fresh head scores words by the encoder's own word embeddings")
     masked_share: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of the tokens to guess")
-    whole_words: bool = Field(False, description="mask all tokens of a word, or none")
     accumulation_steps: Positive = Field(
         1,
         description="process each batch in this many parts, one after the other: less memory, more time; the loss is "
@@ -503,9 +496,8 @@ class RankingRecipe(Recipe):
         "is before training",
     )
     candidates: Annotated[int, Field(ge=0)] = Field(
-        1, description="documents of a batch for each query beside its own, drawn from those that the judge ranks first"
+        1, description="documents of a batch for each query beside its own, of the 30 that the judge ranks first"
     )
-    depth: Positive = Field(30, description="how many of those the judge ranks first are drawn from")
     lexical_weight: Weight = Field(
         0.3, description="weight of BM25 in the judge's score, in standard deviations of the query's cosines"
     )

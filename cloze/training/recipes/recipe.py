@@ -28,6 +28,7 @@ __all__ = [
     "FORMER",
     "LARGEST_SEED",
     "PRESETS",
+    "RETIRED",
     "Positive",
     "Recipe",
     "check_template",
@@ -45,7 +46,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 PRESETS = "presets"
 FORMER: Final = {"dev_retrieval": "dev"}  # keys of earlier versions -> those that replace them
-RETIRED: Final = {"end_learning_rate": 0.0, "spread_weight": 0.0}  # keys of earlier versions -> the only value left
+RETIRED: Final = {  # keys of earlier versions -> the only value left
+    "cosine_weight": 5.0,
+    "depth": 30,
+    "divergence_weight": 1.0,
+    "end_learning_rate": 0.0,
+    "max_grad_norm": 1.0,
+    "spread_weight": 0.0,
+    "whole_words": False,
+}
 
 
 class Recipe(BaseModel):
@@ -84,7 +93,9 @@ class Recipe(BaseModel):
     max_tokens: Positive = Field(32, description="cut training sequences to this many tokens, template included")
     batch_size: Annotated[int, Field(gt=1)] = Field(64, description="sentences per step, in all processes together")
     group_by_length: bool = Field(False, description="put texts of similar length into one batch: less padding, faster")
-    epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="passes over the corpus")
+    epochs: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="passes over the corpus, each without its last, short batch"
+    )
     max_steps: Positive | None = Field(None, description="stop after this many steps, whatever epochs says")
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         3e-5, description="AdamW's peak rate, which falls linearly to 0"
@@ -106,7 +117,6 @@ class Recipe(BaseModel):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's weight decay")
     adam_beta2: Fraction = Field(0.999, description="AdamW's decay of the mean squared gradient")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(1.0, description="clip the gradient's norm")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
         description="arithmetic of the forward pass; auto: bf16 on a GPU that has it, else fp32; weights stay fp32",
@@ -306,7 +316,7 @@ def _unknown_key(recipe: type[Recipe], key: str) -> str:
     if key in FORMER:
         return f"{key} is now part of {FORMER[key]}; write its values there"
     if key in RETIRED:
-        return f"{key} is always {RETIRED[key]:g} now; leave it out"
+        return f"{key} is always {json.dumps(RETIRED[key])} now; leave it out"
     close = difflib.get_close_matches(key, recipe.model_fields, 1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(recipe.model_fields)}"
     return f"unknown key {key!r}; {hint}"

@@ -102,10 +102,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("whole_words", ["true", "false"])
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_loss_is_the_mean_cross_entropy_of_the_chosen_tokens(
-    family: str, whole_words: str, tied: str, tiny_bert: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tied: str, tiny_bert: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """-log p(token) of one chosen token after the other, from transformers' softmax over the vocabulary."""
     from cloze.training.methods import mlm
@@ -114,7 +113,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_chosen_tokens(
     mask_tokens = mlm.mask_tokens
     monkeypatch.setattr(mlm, "mask_tokens", lambda *given: drawn.append(mask_tokens(*given)) or drawn[-1])
     folder = {"bert": tiny_bert, "roberta": tiny_roberta}[family]
-    objective = build(folder, tied=tied, whole_words=whole_words, masked_share="0.4").eval()
+    objective = build(folder, tied=tied, masked_share="0.4").eval()
     views = objective.views(ROWS)
     ids, attention = views["texts"]["input_ids"], views["texts"]["attention_mask"]
     outputs = objective(**views)
@@ -212,7 +211,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_no_source_of_random_words(
     seen: list[int] = []
     mask_tokens = mlm.mask_tokens
     monkeypatch.setattr(mlm, "mask_tokens", lambda *given: seen.append(given[4]) or mask_tokens(*given))
-    objective = build(tmp_path, whole_words="true")
+    objective = build(tmp_path)
     assert objective(**objective.views(ROWS))["loss"].isfinite()
     assert seen == [len(tokenizer)]
 
@@ -299,9 +298,7 @@ def test_a_smaller_model_edits_for_the_encoder_it_is_made_of(tmp_path: Path, wor
     assert objective(**objective.views(ROWS))["loss"].isfinite()
 
 
-@pytest.mark.parametrize(
-    "keys", [[], ["--no-tied", "--whole-words"], ["--from-scratch"], ["--from-scratch", "--layers", "1"]], ids=str
-)
+@pytest.mark.parametrize("keys", [[], ["--no-tied"], ["--from-scratch"], ["--from-scratch", "--layers", "1"]], ids=str)
 def test_a_run_gives_a_masked_language_model_that_is_an_encoder_too(
     tmp_path: Path, words: list[str], keys: list[str]
 ) -> None:

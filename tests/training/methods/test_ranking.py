@@ -145,10 +145,13 @@ def test_several_encoders_judge_by_their_mean_cosine(tiny_bert: Path, tiny_rober
     np.testing.assert_allclose(sorted(judged), sorted(expected), atol=2e-3)  # the others come in the judge's order
 
 
-def test_a_batch_has_its_own_documents_and_the_candidates_that_rank_first(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_batch_has_its_own_documents_and_the_candidates_that_rank_first(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.training.methods.ranking.DEPTH", 2)
     objective, corpus = begun(tmp_path, tiny_bert, candidates=0)
     assert len(objective.views(corpus.rows[:3])["documents"]["input_ids"]) == 3
-    objective.recipe = objective.recipe.model_copy(update={"candidates": 2, "depth": 2})
+    objective.recipe = objective.recipe.model_copy(update={"candidates": 2})
     torch.manual_seed(0)
     (row,) = corpus.rows[:1]
     fit, graded = objective._judge.scores(row[0])  # type: ignore[union-attr]

@@ -125,11 +125,10 @@ def test_the_loss_is_that_of_the_teacher_in_the_loop(tiny_bert: Path, tmp_path: 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts(tiny_bert: Path, tmp_path: Path) -> None:
     folder = written(tmp_path / "vectors", TEXTS, random(32))
-    weights = {"cosine_weight": ["3"], "divergence_weight": ["2"]}
-    objective = build("distill", tiny_bert, **weights, teacher_vectors=[folder])
+    objective = build("distill", tiny_bert, teacher_vectors=[folder])
     rows = [(text,) for text in TEXTS[:8]]
     outputs = {name: value.item() for name, value in objective(**objective.views(rows)).items()}
-    parts = 3 * outputs["cosine_distance"] + 2 * outputs["divergence"]
+    parts = 5 * outputs["cosine_distance"] + outputs["divergence"]
     assert outputs["loss"] == pytest.approx(parts, rel=1e-5)
 
 
@@ -236,7 +235,6 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ({"teacher": ["t"]}, "teacher is 't' and there are teacher_vectors, .*; write one of them"),
         ({"teacher_weights": ["1"]}, "teacher_weights has 1 numbers and teacher_vectors 2 folders"),
-        ({"cosine_weight": ["0"], "divergence_weight": ["0"]}, "are both 0; write one above 0"),
     ],
 )
 def test_keys_that_contradict_teacher_vectors_are_refused(keys: dict[str, list[str]], message: str) -> None:

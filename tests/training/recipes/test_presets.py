@@ -94,8 +94,8 @@ def test_the_papers_numbers() -> None:
 
 def test_adamw_is_plain_and_without_warm_up_but_for_sgs() -> None:
     for pair in TABLE:
-        recipe, expected = recipe_of(*pair), (0.9, 0.1, 0.01, 1) if pair in SG else (0.999, 0, 0, 1)
-        found = recipe.adam_beta2, recipe.warmup_steps, recipe.weight_decay, recipe.max_grad_norm
+        recipe, expected = recipe_of(*pair), (0.9, 0.1, 0.01) if pair in SG else (0.999, 0, 0)
+        found = recipe.adam_beta2, recipe.warmup_steps, recipe.weight_decay
         assert found == expected, pair  # a tenth of the steps: 108 on STS-B
 
 
@@ -103,7 +103,7 @@ def test_sg_is_table_8_for_every_backbone() -> None:
     for name, preset in SG:
         recipe = recipe_of(name, preset)
         assert (recipe.drift_weight, recipe.head_width, recipe.guide_pooling) == (0.1, 4096, "max")
-        assert (recipe.first_layer, recipe.last_layer) == (0, None)  # all layers
+        assert recipe.first_layer == 0  # all layers
         assert (recipe.variant == "opt3") == ("opt" in name), name
         assert recipe.positives == ("translation" if name == "sg-bt" else "layers"), name
 

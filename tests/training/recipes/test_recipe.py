@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from recipes import load_recipe
 from cloze.encoding.errors import ClozeError, OptionError
 from cloze.training.errors import RecipeError
 from cloze.training.recipes.command import recipe_of
-from cloze.training.recipes.recipe import PRESETS, read_toml, shipped_recipes, to_toml
+from cloze.training.recipes.recipe import PRESETS, RETIRED, read_toml, shipped_recipes, to_toml
 
 CORPUS = {"corpus": ["text.txt"]}
 
@@ -24,12 +25,13 @@ def test_shipped_recipes_and_presets_are_whole_but_for_the_corpus_and_a_teacher(
 
 def test_a_key_of_an_earlier_version_may_have_the_only_value_left(tmp_path: Path) -> None:
     path = tmp_path / "former.toml"
-    former = 'method = "simcse"\ncorpus = ["text.txt"]\nend_learning_rate = {}\n'
-    path.write_text(former.format(0.0), encoding="utf-8")
-    assert "end_learning_rate" not in to_toml(load_recipe(str(path)))
-    path.write_text(former.format(1e-6), encoding="utf-8")
-    with pytest.raises(RecipeError, match="end_learning_rate is always 0 now; leave it out"):
-        load_recipe(str(path))
+    for key, value in RETIRED.items():
+        former = f'method = "simcse"\ncorpus = ["text.txt"]\n{key} = '
+        path.write_text(former + json.dumps(value), encoding="utf-8")
+        assert key not in to_toml(load_recipe(str(path)))
+        path.write_text(f"{former}0.625", encoding="utf-8")
+        with pytest.raises(RecipeError, match=f"{key} is always {json.dumps(value)} now; leave it out"):
+            load_recipe(str(path))
 
 
 def test_a_column_is_named_once() -> None:
