@@ -22,7 +22,7 @@ from cloze.training.data.corpus import Row
 from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods.contrastive import Contrastive, projection
 from cloze.training.methods.edits import Edited, Editor
-from cloze.training.methods.gather import own, totals
+from cloze.training.methods.gather import of_first, own, totals
 from cloze.training.methods.losses import corrected_words, edit_detection, info_nce
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.masked_words import MaskedHead
@@ -217,7 +217,8 @@ class DiffCSE(Contrastive):
                 yield f"drawn {name}, edited", view["edited_ids"], view["edited_mask"]
 
     def _kind(self) -> EditKind:
-        return self.recipe.edits[int(torch.randint(len(self.recipe.edits), ()))]
+        drawn = torch.randint(len(self.recipe.edits), ())
+        return self.recipe.edits[int(of_first(drawn, self.encoder.device))]
 
     def _edit(self, kind: EditKind, ids: Tensor, attention: Tensor) -> Edited:
         assert self.editor is not None, "only `draw` with a detection_weight leads here. This is a bug."

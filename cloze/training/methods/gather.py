@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from cloze.training.evaluation.measures import Embed
 
-__all__ = ["average_gradients", "gather", "many", "own", "rank_and_count", "shared", "totals", "wait"]
+__all__ = ["average_gradients", "gather", "many", "of_first", "own", "rank_and_count", "shared", "totals", "wait"]
 
 
 def many() -> bool:
@@ -53,6 +53,17 @@ def gather(*rows: Tensor) -> tuple[Tensor, ...]:
 def own(rows: Tensor) -> Tensor:
     """Rows of all processes -> those of this one, so each process may compute its own loss; gradients are averaged."""
     return rows.chunk(distributed.get_world_size())[distributed.get_rank()] if many() else rows
+
+
+def of_first(draw: Tensor, device: torch.device) -> Tensor:
+    """What the first process drew, on the device of the model, where a step has one draw for all rows.
+
+    All processes have to call it.
+    """
+    if many():
+        draw = draw.to(device)
+        distributed.broadcast(draw, 0)
+    return draw
 
 
 def totals(*numbers: Tensor) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ template alone. `supervised` takes pairs, with or without a hard negative, in on
 
 from collections.abc import Hashable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from cloze.training.data.corpus import Row
@@ -52,13 +53,19 @@ class PromptBERT(FromPairs):
         return self.encoder.pooled(view["input_ids"], view["attention_mask"], self.text_encoders[name])  # (n, d)
 
     def loss(self, vectors: Mapping[str, Tensor], views: Mapping[str, View]) -> dict[str, Tensor]:
-        finished = [self.encoder.finish(vectors[name], self._bias(name, views[name])) for name in self.text_encoders]
+        biases = self._biases(views) if self.denoised else {}
+        finished = [self.encoder.finish(vectors[name], biases.get(name)) for name in self.text_encoders]
         return self.pairs_loss(finished, views)
 
-    def _bias(self, name: str, view: View) -> Tensor | None:
-        """The vectors of the template alone for the view's texts, (n, d); texts of one length share a dropout mask."""
-        if not self.denoised:
-            return None
-        text_encoder = self.text_encoders[name]
-        lengths = view["attention_mask"].sum(1) - text_encoder.template_tokens
-        return self.encoder.template_bias(lengths, text_encoder)
+    def _biases(self, views: Mapping[str, View]) -> dict[str, Tensor]:
+        """The vectors of each view's template alone, (n, d).
+
+        Texts of one length in one template share a dropout mask, in all columns.
+        """
+        biases = dict[str, Tensor]()
+        for text_encoder in dict.fromkeys(self.text_encoders.values()):
+            names = [name for name, other in self.text_encoders.items() if other is text_encoder]
+            lengths = [views[name]["attention_mask"].sum(1) - text_encoder.template_tokens for name in names]
+            rows = self.encoder.template_bias(torch.cat(lengths), text_encoder)
+            biases |= zip(names, rows.split([len(each) for each in lengths]), strict=True)
+        return biases

@@ -35,7 +35,7 @@ class MaskedWordLoss(nn.Module):
             raise EncoderError(f"{recipe.encoder!r}: its tokenizer has no mask token; write mlm_weight = 0")
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
         self.share = recipe.masked_share
-        self.head = MaskedHead(encoder.backbone.config)  # a fresh one, as in the paper's code
+        self.head = MaskedHead.begun(recipe.encoder, encoder.backbone.config)  # as the paper's code does
 
     def draw(self, view: View) -> View:
         """The view with `masked_ids` and `answers` added, both (n, L); `answers` is -100 where no word is masked."""

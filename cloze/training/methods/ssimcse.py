@@ -1,8 +1,8 @@
 """S-SimCSE (arXiv:2111.11750): SimCSE with dropout rates drawn from a distribution, and one rate per row.
 
-Rates are drawn anew for each view. The paper gives neither the distribution's parameters, nor whether attention
-probabilities count, nor a rescaling. Here a rate is uniform in [0, 0.2] (the mean is SimCSE's 0.1), attention
-probabilities count, and a row is scaled by its own 1 / (1 - rate).
+Rates are drawn anew for each view. The paper gives neither the distribution's parameters nor a rescaling. Here a rate
+is uniform in [0, 0.2] (the mean is SimCSE's 0.1), and a row is scaled by its own 1 / (1 - rate). Section 3.2 of the
+paper leaves attention probabilities out.
 
 A backbone's dropout modules are replaced in place. They have no weights, so checkpoints and exports are not affected;
 in evaluation they do nothing.
@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from cloze.training.errors import EncoderError
+from cloze.training.methods.gather import of_first
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.pretrained import quiet
@@ -167,4 +168,5 @@ class SSimCSE(SimCSE):
         rows = len(ids) if scope.startswith("sentence") else 1
         operations = len(self.dropouts) if scope.endswith("op") else 1
         rates = draw_rates(self.recipe.distribution, self.recipe.rates, (rows, operations))
+        rates = rates if scope.startswith("sentence") else of_first(rates, ids.device)
         return rates.to(ids.device).expand(len(ids), len(self.dropouts))

@@ -73,6 +73,14 @@ class MaskedHead(nn.Module):
         return cls.of(load_masked_lm(source))
 
     @classmethod
+    def begun(cls, source: str, config: PretrainedConfig) -> Self:
+        """The head of the checkpoint `source`, which has `config`, or a new one if it has none."""
+        try:
+            return cls.load(source)
+        except EncoderError:
+            return cls(config)
+
+    @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
         """The head of a transformers model, as a copy."""
         dense, norm, decoder = _modules(model)

@@ -62,6 +62,7 @@ def share_of_two(rank: int, folder: Path) -> dict[str, Any]:
         with collectives() as calls:
             wrapped(**halves(drawn(objective, ROWS, SEED), rank))["loss"].backward()
         found[task] = {"gradients": gradients(objective), "collectives": calls}
+    found["draws"] = draws(rank, folder)
     for case, (name, rows, words) in METHODS.items():
         objective = build(name, folder, dropout=False, **words)
         views = drawn(objective, rows[:COUNT])
@@ -77,6 +78,18 @@ def share_of_two(rank: int, folder: Path) -> dict[str, Any]:
         found[case] = {"plain": (loss.detach(), plain), "cached": (cached_loss, gradients(objective))}
         found[case]["collectives"] = {"plain": plain_calls, "cached": cached_calls}
     return found
+
+
+def draws(rank: int, folder: Path) -> dict[str, list[Any]]:
+    """What a step draws, where each process has its own random numbers."""
+    rates: dict[str, list[Any]] = {}
+    for scope in ("pass", "op", "sentence"):
+        objective = build("ssimcse", folder, scope=[scope])
+        torch.manual_seed(rank)
+        rates[scope] = [view["rates"].tolist() for view in objective.draw(objective.views(ROWS[:2])).values()]
+    combined = build("diffcse", folder, generator=[str(folder)], edits=["replace", "insert", "delete"])
+    torch.manual_seed(rank)
+    return rates | {"edits": [combined._kind() for _ in range(20)]}
 
 
 @contextmanager
@@ -133,6 +146,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> list[dict[str, Any]]:
     return in_two(share_of_two, tmp_path_factory.mktemp("shares"), encoder)
+
+
+def test_a_step_has_one_draw_for_all_processes(shares: list[dict[str, Any]]) -> None:
+    """Of the rates of a pass (S-SimCSE, section 3.1) and of the kind of an edit; each sentence has its own rate."""
+    first, second = (share["draws"] for share in shares)
+    for name in ("pass", "op", "edits"):
+        assert first[name] == second[name]
+    assert first["sentence"] != second["sentence"]
+    assert len(set(first["edits"])) == 3
 
 
 @pytest.mark.parametrize("case", METHODS)

@@ -229,6 +229,16 @@ def test_the_bias_carries_gradient_and_dropout_of_its_own(tiny_bert: Path) -> No
     assert objective.encoder.backbone.encoder.layer[0].output.dense.weight.grad.abs().sum() > 0
 
 
+def test_columns_in_one_template_share_the_dropout_of_its_bias(masked_bert: Path) -> None:
+    objective = build(masked_bert).train()
+    biases = objective._biases(objective.views([("Two dogs run.",) * 3, ("A man is playing.",) * 3]))
+    anchor, *others = biases.values()
+    assert len(others) == 2
+    for other in others:
+        torch.testing.assert_close(other, anchor, rtol=0, atol=0)
+    assert not torch.equal(anchor, objective._biases(objective.views([("Two dogs run.",) * 3] * 2))["first"])
+
+
 def test_one_dropout_makes_denoised_views_of_one_template_equal(tiny_bert: Path) -> None:
     objective = build(tiny_bert, "promptbert-same").train()
     objective.denoised = True

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from contrastive_methods import add_masked_head
 from recipes import load_recipe
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from cloze.training.methods import objective_of
 from cloze.training.methods.losses import info_nce
 from cloze.training.methods.simcse import SimCSE
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.masked_words import MaskedHead
 
 TRIPLES = [
     ("Two dogs run.", "Dogs are running over the field.", "Nothing runs here."),
@@ -193,6 +195,15 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_words(folder: Path) 
     torch.testing.assert_close(outputs["guessing"], expected.detach())
     torch.testing.assert_close(outputs["loss"], outputs["contrast"] + 0.1 * expected)
     torch.testing.assert_close(outputs["contrast"], build(folder).eval()(**objective.views(TEXTS))["loss"])
+
+
+def test_the_masked_loss_begins_with_the_encoders_head(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = add_masked_head(tiny_bert, tmp_path)
+    objective = build(folder, mlm_weight=["0.1"])
+    kept = MaskedHead.load(str(folder)).state_dict()
+    assert objective.masked_word_loss
+    for name, weight in objective.masked_word_loss.head.state_dict().items():
+        torch.testing.assert_close(weight, kept[name])
 
 
 def test_the_masked_loss_reaches_encoder_and_masked_head(tiny_bert: Path) -> None:
