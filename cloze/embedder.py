@@ -1,7 +1,7 @@
 """A bundle in this process: texts to vectors in notebooks and scripts, the same vectors as the service's."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Self
@@ -114,6 +114,8 @@ class Embedder:
 
 def _listed(texts: Sequence[str]) -> list[str]:
     """A list of texts; one text is a list of one. Raises OptionError for what is not a text."""
+    if isinstance(texts, Mapping) or getattr(texts, "ndim", 1) != 1:
+        raise OptionError(f"the texts are a {type(texts).__name__}; give a list of them, such as a column of a table")
     listed = [texts] if isinstance(texts, str) else list(getattr(texts, "to_pylist", lambda: texts)())  # of pyarrow
     for index, text in enumerate(listed):
         if not isinstance(text, str):

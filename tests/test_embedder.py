@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow
 import pytest
 from harness import open_client
@@ -106,6 +107,9 @@ def test_what_it_shows_of_itself(model: Any) -> None:
     [
         (["a", 1], {}, OptionError, "text 1 is 1, a int; give strings"),
         ([b"a"], {}, OptionError, "text 0 is b'a', a bytes; give strings"),
+        (pd.DataFrame({"text": ["a"]}), {}, OptionError, "the texts are a DataFrame; give a list of them, such as a"),
+        ({"text": "a"}, {}, OptionError, "the texts are a dict; give a list of them"),
+        (np.array([["a"]]), {}, OptionError, "the texts are a ndarray; give a list"),
         (["a", "dogs " * 999], {"truncate": False}, TextTooLong, "text 1 has 999 tokens; at most 379 fit"),
         (["a"], {"dimensions": 385}, OptionError, "dimensions is 385; cloze-mini has 384: ask for 1 to 384"),
         (["a"], {"dimensions": 0}, OptionError, "dimensions is 0"),

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
+from unicodedata import category
 
 from cloze.encoding.text import TextEncoder
 
@@ -44,6 +45,8 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
+            while first + 1 < last < len(spans) and category(text[spans[last][0]]).startswith("M"):
+                last -= 1  # a vowel sign stays with its letter
         if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only further tokens of the last character
             yield Chunk(spans[first][0], spans[last - 1][1])
         begin, end = first, last

@@ -54,14 +54,18 @@ MODEL_ROUTES: Final = tuple(route.path for route in ROUTES if route.embeds)
 PUBLIC: Final = tuple(re.sub(r"{\w+}", "*", route.path) for route in ROUTES if route.public)
 ALIASES: Final = {"/embeddings": OPENAI.path, "/models": MODELS.path}
 PATTERNS: Final = {route.path[: route.path.index("{")]: route.path for route in ROUTES if "{" in route.path}
-OF_MODEL: Final = re.compile(f"/models/([^/]+)({'|'.join(route.path for route in ROUTES if route.of_model)})?")
+UNDER_MODEL: Final = "|".join([*(route.path for route in ROUTES if route.of_model), *ALIASES, f"{MODELS.path}/.+"])
+OF_MODEL: Final = re.compile(f"/models/([^/]+)({UNDER_MODEL})?")
 
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
     """Return the path of the route that serves a request's path, and the model that the path names."""
     if path.startswith("/models/") and (match := OF_MODEL.fullmatch(path)):
         name, route_path = match.groups()
-        return (route_path or ROOT.path, name) if route_path or method == "POST" else (f"{MODELS.path}/{name}", None)
+        if not route_path and method != "POST":
+            return f"{MODELS.path}/{name}", None
+        route_path = ALIASES.get(route_path, route_path) or ROOT.path
+        return route_path, None if route_path.startswith(f"{MODELS.path}/") else name
     return ALIASES.get(path, path), None
 
 
@@ -76,6 +80,8 @@ def meant(path: str) -> str | None:
 def label(method: str, path: str) -> str:
     """Return what the metrics call the route of a resolved path, also where the request did not reach it."""
     under, slash, name = path.rpartition("/")
+    if path.startswith(f"{MODELS.path}/"):
+        under = MODELS.path  # the name of an alias may have slashes
     route_path = path if path in LABELS else PATTERNS.get(under + slash, OTHER) if name else OTHER
     if method == "POST" or route_path not in POST_ROUTES:
         return route_path

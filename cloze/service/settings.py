@@ -136,7 +136,7 @@ class Settings(Options):
         names = set[str]()
         for alias in _split(value):
             name, model = _name_and_model(alias)
-            if not name or not model or "/" in name:
+            if not name or not model or name.startswith("/"):
                 raise PydanticCustomError(
                     "alias",
                     "{alias} is not NAME=MODEL or NAME=MODEL:TEMPLATE, as text-embedding-3-small=cloze-mini",

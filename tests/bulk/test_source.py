@@ -202,7 +202,12 @@ def test_texts_that_are_not_utf8(tmp_path: Path) -> None:
             {},
             r"a.jsonl, line 3: the column 'meta' is {'x': 's'}, which does not fit .* --columns",
         ),
-        ("a.jsonl", b'{"text":"a","tags":[1,"x"]}\n', {}, r"line 1: the column 'tags' is \[1, 'x'\]"),
+        (
+            "a.jsonl",
+            b'{"text":"a","tags":[1,"x"]}\n',
+            {},
+            r"line 1: the column 'tags' is \[1, 'x'\], which no column of a parquet file can hold; write it as text",
+        ),
         ("a.jsonl", b'{"text":"a","meta":{}}\n' * 2, {}, "the column 'meta' holds empty objects"),
         ("a.jsonl", b'{"text":"a","meta":[{"x":{}}]}\n' * 2, {}, "the column 'meta' holds empty objects"),
     ],

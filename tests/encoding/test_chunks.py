@@ -125,6 +125,17 @@ def test_a_tokenizer_may_count_the_blank_before_a_word_to_it(encoder: TextEncode
     assert [token.text for token in blanks.explain("a man")][:1] == ["<s>"]
 
 
+def test_a_vowel_sign_that_is_a_token_stays_with_its_letter() -> None:
+    word = "दुनिया"
+    listed = ["<s>", "</s>", "<pad>", "<mask>", *sorted(set(word))]
+    by_characters = Tokenizer(models.BPE({token: number for number, token in enumerate(listed)}, []))
+    encoder = TextEncoder(by_characters, SpecialTokens(0, 1, 2, 3), Template.parse("[X]", "mean"), 32)
+    assert encoder.count(word) == 6
+    for tokens in (2, 3):
+        assert texts(word, list(chunked(encoder, word, tokens))) == ["दु", "नि", "या"]
+    assert len(list(chunked(encoder, word, 1))) == 6  # there is no room for both
+
+
 def test_no_character_of_several_tokens_is_cut() -> None:
     letters = pre_tokenizers.ByteLevel.alphabet()
     listed = ["<s>", "</s>", "<pad>", "<mask>", *sorted(letters)]

@@ -396,11 +396,22 @@ def test_this_machine_is_asked_without_the_environments_proxy(
     assert "cannot be reached" in capsys.readouterr().err
 
 
+def test_a_proxy_that_refuses_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+    assert run(lambda: main(["http://example.invalid", str(write_bundle(tmp_path / "tiny"))])) == 2
+    error = capsys.readouterr().err
+    assert "start the server first, or mend http_proxy=http://127.0.0.1:9" in error
+    assert error.count("cannot be reached") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["http://127.0.0.1:9", "{tiny}"], "cannot be reached"),
-        (["nowhere", "{tiny}"], "nowhere"),
+        (["nowhere", "{tiny}"], "nowhere is not an address"),
         (["http://server:port", "{tiny}"], "is not an address"),
         (["http://127.0.0.1:9", "{empty}"], "is neither a bundle nor a sentence-transformers model"),
         (["http://127.0.0.1:9", "{tiny}", "--key-file", "{empty}/key"], "cannot be read"),

@@ -77,12 +77,20 @@ def test_a_request_beyond_the_limit_is_refused_whole_and_changes_nothing() -> No
             assert admission.tokens_in_flight == 100
 
 
-def test_a_request_larger_than_the_limit_is_admitted_alone() -> None:
+@pytest.mark.parametrize("client", [A, Client("a", "bulk")])
+def test_a_request_larger_than_the_limit_is_admitted_alone_and_leaves_a_tenth(client: Client) -> None:
     admission = Admission(1024, 100, BYTES)
-    with in_flight(admission, 1000, A):
-        assert admission.tokens_in_flight == 1000
-        with pytest.raises(Overloaded), in_flight(admission, 1, B):
+    with in_flight(admission, 1000, client) as hold:
+        assert admission.tokens_in_flight == 90
+        with in_flight(admission, 10, B), pytest.raises(Overloaded), in_flight(admission, 1, C):
             pass
+        with pytest.raises(Overloaded, match="limit is 90"), in_flight(admission, 1, client):
+            pass
+        with in_flight(admission, 10, B):
+            hold(100)  # no more of it counts
+        hold(-1080)
+        assert admission.tokens_in_flight == 20
+    assert admission.tokens_in_flight == 0
     with in_flight(admission, 1, B), pytest.raises(Overloaded, match="brings 1000"), in_flight(admission, 1000, A):
         pass
 
@@ -98,6 +106,21 @@ def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
             enter(admission, B)
     with in_flight(admission, 100, A):
         assert admission.tokens_in_flight == 100  # nothing was in flight: the tenth too
+
+
+def test_of_bulk_requests_a_tenth_is_left_whatever_they_bring() -> None:
+    admission = Admission(1024, 100, BYTES)
+    with in_flight(admission, 95, Client("a", "bulk")), in_flight(admission, 10, B):
+        assert admission.tokens_in_flight == 100
+
+
+def test_a_client_is_told_to_wait_for_all_of_a_large_request() -> None:
+    clock = Clock()
+    admission = Admission(1024, 100, BYTES, clock)
+    with in_flight(admission, 100, A):
+        clock.now += 1
+    with in_flight(admission, 1000, A):
+        assert retry_after(admission) == 10
 
 
 def test_a_tenth_is_rounded_up() -> None:

@@ -172,8 +172,39 @@ async def test_what_waits_of_one_connection_has_a_limit() -> None:
     assert len(protocol.pipeline) == MAX_WAITING
     await asyncio.sleep(0)
     transport = vars(protocol.transport)["_transport"]
-    assert any(b"400 Bad Request" in call.args[0] for call in transport.write.call_args_list)
+    assert not any(b"400 Bad Request" in call.args[0] for call in transport.write.call_args_list)
+    await until(lambda: any(b"400 Bad Request" in call.args[0] for call in transport.write.call_args_list))
+    answers = b"".join(call.args[0] for call in transport.write.call_args_list)
+    assert answers.count(b"HTTP/1.1 200 OK") == 2 * (MAX_WAITING + 1)  # first those before it
     transport.close.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    "rest", [b"\0\0\0\r\n", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nnot a size\r\n"]
+)
+def test_what_is_no_http_is_refused_behind_the_answers_before_it(server: Process, rest: bytes) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(head(f"content-length: {len(BODY)}", "/embed") + BODY + rest)
+        assert [answer(stream)[0] for _ in range(2)] == [200, 400]
+
+
+@pytest.mark.anyio
+async def test_an_empty_line_behind_a_request_is_no_beginning_of_a_head() -> None:
+    """It began the time of a head, which closed the connection under a request that took longer."""
+    finish = asyncio.Event()
+
+    async def app(scope: object, receive: Receive, send: Send) -> None:
+        await finish.wait()
+        await answered_at_once(scope, receive, send)
+
+    protocol = connected(app)
+    protocol.data_received(b"GET /health/live HTTP/1.1\r\n\r\n")
+    protocol.data_received(b"\r\nGET /hea")
+    assert protocol._late is None
+    finish.set()
+    await until(lambda: protocol.cycle.response_complete)
+    assert protocol._late is not None  # the next head has begun
+    protocol._late.cancel()
 
 
 @pytest.mark.anyio

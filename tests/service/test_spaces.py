@@ -65,6 +65,41 @@ async def test_the_space_is_accepted_in_each_form_of_an_etag(both: httpx.AsyncCl
         assert (await both.post("/embed", json=body, headers={header: accepted})).status_code == 200, accepted
 
 
+async def test_a_list_may_be_sent_as_several_lines_and_both_headers_have_to_agree(both: httpx.AsyncClient) -> None:
+    space = (await both.post("/embed", json=REQUESTS["/embed"])).headers["x-embedding-space"]
+    for lines, status in [
+        ([("if-match", '"0000"'), ("if-match", f'"{space}"')], 200),
+        ([("if-match", '"0000"'), ("if-match", '"1111"')], 412),
+        ([("if-match", f'"{space}"'), ("x-embedding-space", "0000")], 412),
+        ([("if-match", f'"{space}"'), ("x-embedding-space", space)], 200),
+    ]:
+        assert (await both.post("/embed", json=REQUESTS["/embed"], headers=lines)).status_code == status, lines
+    accept = [("accept", "application/json;q=0.1"), ("accept", "application/octet-stream")]
+    answer = await both.post("/embed", json={"inputs": "a man"}, headers=accept)
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+async def test_what_has_no_vectors_is_of_every_space(both: httpx.AsyncClient) -> None:
+    """A client that sends the header with each request asks the health too, and which models there are."""
+    headers = {"x-embedding-space": "0000"}
+    for path in ("/health", "/info", "/models/other/info", "/v1/models", "/v1/models/tiny"):
+        assert (await both.get(path, headers=headers)).status_code == 200, path
+    assert (await both.post("/tokenize", json={"inputs": "a man"}, headers=headers)).status_code == 200
+
+
+async def test_an_alias_may_be_a_name_of_the_hub(tmp_path: Path, client: MakeClient) -> None:
+    write_bundle(tmp_path / "tiny")
+    async with client(bundle=tmp_path / "tiny", alias="BAAI/bge-small=tiny") as http:
+        answer = await http.post("/v1/embeddings", json={"input": "a man", "model": "BAAI/bge-small"})
+        assert answer.status_code == 200
+        for path in ("/v1/models/BAAI/bge-small", "/v1/models/BAAI%2Fbge-small"):
+            card = (await http.get(path)).json()
+            assert (card["id"], card["root"]) == ("BAAI/bge-small", "tiny")
+        assert "cloze_requests_total{route=/v1/models/{model},status=200} 2.0" in (
+            (await http.get("/metrics")).text.replace('"', "").replace("\\", "")
+        )
+
+
 async def test_a_text_is_never_in_the_refusal(both: httpx.AsyncClient) -> None:
     refused = await both.post("/embed", json={"inputs": "a secret"}, headers={"if-match": "x" * 5000})
     assert ErrorBody.model_validate_json(refused.content).error_type == "OtherSpace"
@@ -231,7 +266,7 @@ async def test_an_alias_may_choose_a_named_template(client: MakeClient, tmp_path
 def test_an_alias_that_cannot_be_is_refused(two_bundles: Path, subtests: pytest.Subtests) -> None:
     for alias, message in [
         ("small", "'small' is not NAME=MODEL"),
-        ("a/b=tiny", "is not NAME=MODEL"),
+        ("/a=tiny", "is not NAME=MODEL"),
         ("small=large", "alias is small=large, but .* has other, tiny"),
         ("other=tiny", "has a model other; choose another name"),
         ("ask=tiny:query", "alias is ask=tiny:query; the templates that model tiny names are: none"),

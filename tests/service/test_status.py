@@ -34,6 +34,22 @@ async def test_health_is_empty(both: httpx.AsyncClient, subtests: pytest.Subtest
                 assert (response.status_code, response.content) == (200, b"")
 
 
+async def test_what_is_read_has_a_head(both: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    """RFC 9110, section 9.1; the server leaves out the body."""
+    for path in (
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/info",
+        "/models/other/info",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/tiny",
+    ):
+        with subtests.test(path=path):
+            assert (await both.head(path)).status_code == 200
+
+
 async def test_ready_says_why_it_is_not_and_is_again(
     client: MakeClient, two_bundles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

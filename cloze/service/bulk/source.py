@@ -297,10 +297,12 @@ def _type(path: str, name: str, values: list[tuple[int, Any]]) -> pa.DataType:
     column_type = _common([value for _, value in kept])
     if column_type is None:
         ends = (end for end in range(1, len(kept)) if _common([value for _, value in kept[: end + 1]]) is None)
-        line, value = kept[next(ends, 0)]
+        end = next(ends, 0)
+        line, value = kept[end]
+        why = "does not fit the rows before" if end else "no column of a parquet file can hold; write it as text"
         raise SourceError(
-            f"{path}, line {line}: the column {name!r} is {value!r:.100}, which does not fit the rows before; name the "
-            "columns to keep with --columns"
+            f"{path}, line {line}: the column {name!r} is {value!r:.100}, which {why}, or name the columns to keep "
+            "with --columns"
         )
     if _has_empty_struct(column_type):
         raise SourceError(

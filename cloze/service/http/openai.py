@@ -4,7 +4,7 @@ Unknown fields, such as `user`, are ignored.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Path, Response
@@ -78,6 +78,8 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+ANY_MODEL: Final = MODEL.path.replace("}", ":path}")  # an alias may have slashes
+
 router = APIRouter(tags=["openai"])
 posts = APIRouter(route_class=JSONRoute, responses=documented(shape="openai"), tags=["openai"])
 
@@ -103,6 +105,7 @@ async def embeddings(body: EmbeddingsRequest, context: Context) -> Response:
         return await respond(as_json, context, model, embedded)
 
 
+@router.head(MODELS.path, include_in_schema=False)
 @router.get(MODELS.path, responses=documented(401, shape="openai"), summary="What is served")
 async def list_models(context: Context) -> ModelList:
     """List every model and its aliases; under /models/NAME that model alone."""
@@ -113,7 +116,8 @@ async def list_models(context: Context) -> ModelList:
         return ModelList(data=[_card(name, *found[name]) for name in shown])
 
 
-@router.get(MODEL.path, responses=documented(401, 404, shape="openai"), summary="One of these")
+@router.head(ANY_MODEL, include_in_schema=False)
+@router.get(ANY_MODEL, responses=documented(401, 404, shape="openai"), summary="One of these")
 async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:

@@ -42,7 +42,7 @@ PLAYGROUND: Final = Playground(directory=str(files("cloze.service").joinpath("pl
 DOCS_FILES: Final = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
 
 
-@router.get(DOCS.path)
+@router.api_route(DOCS.path, methods=["GET", "HEAD"])
 async def docs(request: Request) -> HTMLResponse:
     """Swagger UI over /openapi.json. Its addresses are relative, since a proxy may serve it under another path."""
     return get_swagger_ui_html(

@@ -64,6 +64,7 @@ class Protocol(HttpToolsProtocol):
     _head = 0  # bytes since the last head, or part of a body, was complete
     _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
     _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
+    _malformed = False  # what comes behind the requests of this connection is no HTTP
 
     def connection_made(self, transport: Any) -> None:
         self._pieces = list[bytes]()  # of a body
@@ -74,7 +75,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)  # which tells the last request that came, and not the one before it that is served
-        if self._running is not None and not self._running.response_complete:
+        if self._running is not None and self._serving:
             self._running.disconnected = True
             self._running.message_event.set()
 
@@ -101,8 +102,14 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which goes on reading, however many requests wait
-        if self.pipeline:
+        if self.pipeline or self._malformed:
             self.flow.pause_reading()
+        if self._serving or self.transport.is_closing():
+            return
+        if self._malformed:
+            self._refuse()
+        elif self._head and self._late is None:
+            self._wait_for_head()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -129,6 +136,8 @@ class Protocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self._malformed:
+            return
         if not self._late_body:  # of which nothing ends the wait for the next request, however slowly it comes
             self._unset_keepalive_if_required()
         self._head += len(data)
@@ -139,12 +148,26 @@ class Protocol(HttpToolsProtocol):
                 self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if not self.transport.is_closing():
-                self.send_400_response("Invalid HTTP request received.")
+                self._refuse_when_answered()
         self._take_body()
         if self._head > MAX_HEAD and not self.transport.is_closing():
             self._refuse_head()
-        elif self._head and self._late is None:
+        elif self._head and self._late is None and not self._serving:  # else an empty line may have come early
             self._wait_for_head()
+
+    def _refuse_when_answered(self) -> None:
+        """Refuse what is no HTTP, behind the answers of the requests before it, of which it says nothing."""
+        if self.pipeline and self.cycle is not None and self.cycle.more_body:
+            self.pipeline.popleft()  # it is in the body of the last one
+        elif self.cycle is self._running and self.cycle is not None and self.cycle.more_body:
+            self._refuse()
+            return
+        self._malformed = self._serving
+        if not self._serving:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self.send_400_response("Invalid HTTP request received.")
 
     def _wait_for_head(self) -> None:
         self._late = self.loop.call_later(self.head_seconds, self.transport.close)
@@ -163,6 +186,10 @@ class Protocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join([*lines, b"", TOO_LARGE]))
         self.transport.close()
+
+    @property
+    def _serving(self) -> bool:
+        return self._running is not None and not self._running.response_complete
 
     @property
     def _late_body(self) -> bool:

@@ -21,10 +21,11 @@ from cloze.service.errors import EmptyInput, InvalidJSON, OtherSpace, Unsupporte
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS, Model
 from cloze.service.inference.model import Inputs as EmbedderInputs
 from cloze.service.monitoring.logs import RequestRecord, current_request
-from cloze.service.routes import COHERE, DECODE
+from cloze.service.routes import COHERE, DECODE, MODEL_ROUTES
 from cloze.service.services import Services
 
 SPACE_HEADER: Final = "x-embedding-space"
+LISTS: Final = frozenset({"accept", "if-match", SPACE_HEADER})
 SWITCH: Final = (
     "If they are not this model's own, send texts; LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
@@ -47,15 +48,19 @@ class RequestContext:
     services: Services
     record: RequestRecord
     model: str | None
-    spaces: frozenset[str]  # of vectors; empty: any
+    spaces: tuple[frozenset[str], ...]  # of vectors: the model's has to be in each
     accept: str = ""  # the header
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return the first value of each header of a request, which are read once."""
+    """Return the first value of each header of a request, and all of a list's, which are read once."""
     headers: dict[str, str] | None = scope.get("cloze.headers")
     if headers is None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = dict(reversed(pairs))
+        if len(headers) < len(pairs):  # a list may be sent as several lines (RFC 9110, section 5.3)
+            for listed in headers.keys() & LISTS:
+                headers[listed] = ", ".join(value for name, value in pairs if name == listed)
         scope["cloze.headers"] = headers
     return headers
 
@@ -69,17 +74,16 @@ def _record() -> RequestRecord:
 async def _context(request: Request) -> RequestContext:
     record = _record()
     headers = headers_of(request.scope)
-    spaces, accept = _spaces(headers), headers.get("accept", "")
-    return RequestContext(request.app.state.services, record, request.scope["cloze.model"], spaces, accept)
+    spaces = _spaces(headers) if request.scope["path"] in MODEL_ROUTES else ()  # others answer without vectors
+    model, accept = request.scope["cloze.model"], headers.get("accept", "")
+    return RequestContext(request.app.state.services, record, model, spaces, accept)
 
 
-def _spaces(headers: Mapping[str, str]) -> frozenset[str]:
+def _spaces(headers: Mapping[str, str]) -> tuple[frozenset[str], ...]:
     """Read If-Match, where "*" is any (RFC 9110, 13.1.1), and x-embedding-space."""
-    header = ",".join(headers[name] for name in ("if-match", SPACE_HEADER) if name in headers)
-    if not header:
-        return frozenset()
-    spaces = frozenset(tag.strip().removeprefix("W/").strip('"') for tag in header.split(","))
-    return frozenset() if "*" in spaces else spaces - {""}
+    lists = (headers.get(name, "").split(",") for name in ("if-match", SPACE_HEADER))
+    tags = (frozenset(tag.strip().removeprefix("W/").strip('"') for tag in each) - {""} for each in lists)
+    return tuple(spaces for spaces in tags if spaces and "*" not in spaces)
 
 
 Context = Annotated[RequestContext, Depends(_context)]
@@ -93,10 +97,10 @@ def lease(context: RequestContext, *names: str | None) -> Model:
     """
     model, template = context.services.models.find(context.model, *names)
     context.record.model, context.record.template = model.name, template
-    if context.spaces and model.space not in context.spaces:
+    if others := [spaces for spaces in context.spaces if model.space not in spaces]:
         raise OtherSpace(
             f"model {model.name} has the vector space {model.space}, the request expects "
-            f"{', '.join(sorted(context.spaces)):.200}; the vectors of two spaces cannot be compared: embed the "
+            f"{', '.join(sorted(others[0])):.200}; the vectors of two spaces cannot be compared: embed the "
             "stored texts again, or serve the model that they were embedded with",
             model.space,
         )

@@ -49,6 +49,7 @@ async def live() -> Response:
     return Response()
 
 
+@router.head(INFO.path, include_in_schema=False)
 @router.get(INFO.path, summary="The default model, its template and limits")
 async def info(context: Context) -> Info:
     """Under /models/NAME, describe that model; under an alias, with the template that it chooses."""
@@ -116,6 +117,7 @@ def _calibration(model: Model) -> CalibrationInfo | None:
     return CalibrationInfo(**facts, error=curve.error, thresholds=curve.thresholds)
 
 
+@probes.head(METRICS.path, include_in_schema=False)
 @probes.get(METRICS.path, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(context: Context) -> Response:
     return Response(context.services.metrics.text(), media_type=CONTENT_TYPE_LATEST)

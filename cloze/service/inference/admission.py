@@ -68,13 +68,35 @@ class _InFlight:
             self.clients.pop(client, None)
 
 
+@dataclass
+class _Held:
+    """What one request has in flight. More than it could share with others counts as `shared`: a tenth is left."""
+
+    of: _InFlight
+    client: Client
+    amount: int = 0
+
+    @property
+    def beyond(self) -> bool:
+        return self.amount > (self.of.shared if self.client.priority == "bulk" else self.of.limit)
+
+    @property
+    def counted(self) -> int:
+        return self.of.shared if self.beyond else self.amount
+
+    def change(self, amount: int) -> None:
+        before = self.counted
+        self.amount += amount
+        self.of.change(self.counted - before, self.client)
+
+
 class Admission:
     """Decides whether a request may enter: by count and by the bytes of its body before that is read, by tokens while
     it is tokenised. The bytes of its answer count until the client has taken it.
 
     A tenth of each limit is kept for interactive clients that have nothing in flight, so that neither one client nor
     all bulk clients together can take all of it. A request with more bytes or tokens than the limit is admitted while
-    no others are in flight.
+    no others are in flight, and leaves that tenth too.
     """
 
     def __init__(
@@ -87,6 +109,7 @@ class Admission:
         self._rate = _Rate()
         self._worked = 0.0  # seconds with tokens in flight, up to `_seen`
         self._seen = clock()
+        self._unfinished = 0  # tokens, of which those of a request beyond the limit are not all in flight
         self._closed = False
 
     @property
@@ -106,18 +129,17 @@ class Admission:
         self._check(self._requests, 1, client)
         self._check(self._tokens, 1, client)
         self._requests.change(1, client)
-        held_bytes = 0
+        held = _Held(self._bytes, client)
 
         def hold(count: int) -> None:
-            nonlocal held_bytes
-            self._fit(self._bytes, count, client, held_bytes)
-            self._bytes.change(count, client)
-            held_bytes += count
+            if not held.beyond:
+                self._fit(self._bytes, count, client, held.counted)
+            held.change(count)
 
         try:
             yield hold
         finally:
-            self._bytes.change(-held_bytes, client)
+            held.change(-held.amount)
             self._requests.change(-1, client)
 
     @contextmanager
@@ -127,23 +149,23 @@ class Admission:
         That raises Overloaded where they do not fit.
         """
         self._check(self._tokens, 0, client)
-        held = 0
+        held = _Held(self._tokens, client)
 
         def hold(more: int) -> None:
-            nonlocal held
             if not more:
                 return
-            if more > 0:  # fewer always fit
-                self._fit(self._tokens, more, client, held)
+            if more > 0 and not held.beyond:  # fewer always fit
+                self._fit(self._tokens, more, client, held.counted)
             self._work()
-            self._tokens.change(more, client)
-            held += more
+            held.change(more)
+            self._unfinished += more
 
         try:
             yield hold
         finally:
-            self._rate.add(held, self._work())
-            self._tokens.change(-held, client)
+            self._rate.add(held.amount, self._work())
+            self._unfinished -= held.amount
+            held.change(-held.amount)
 
     def close(self) -> None:
         """Refuse all from now on with Unavailable; requests in flight finish."""
@@ -162,7 +184,7 @@ class Admission:
         limit = in_flight.shared if bulk or known else in_flight.limit
         if in_flight.total + amount <= limit:
             return
-        remaining = self._rate.seconds(self._tokens.total, self._work())  # until the tokens in flight are finished
+        remaining = self._rate.seconds(self._unfinished, self._work())
         seconds = max(1, math.ceil(min(LONGEST, remaining)))
         whom = " for bulk requests" if bulk else " for a client that has some in flight" if known else ""
         raise Overloaded(

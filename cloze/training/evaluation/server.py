@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cloze.training.bar import bar
 from cloze.training.errors import ServerError
 
-__all__ = ["WAIT", "ServerEncoder", "client_of"]
+__all__ = ["WAIT", "ServerEncoder", "client_of", "unreachable"]
 
 BUSY: Final = (429, 502, 503, 504)
 LONGEST_WAIT: Final = 60.0  # seconds between two attempts
@@ -111,13 +111,7 @@ class ServerEncoder:
                 response = client.request(method, self.url + route, json=body)
             except httpx.TransportError as error:
                 if self.info is None and isinstance(error, ABSENT):  # it is not busy, but absent
-                    used = {} if _on_this_machine(self.url) else _environment()
-                    proxy = "".join(
-                        f", or mend {name}={value}" for name, value in used.items() if "proxy" in name.lower()
-                    )
-                    raise ServerError(
-                        f"{self.url} cannot be reached ({error}); start the server first{proxy}"
-                    ) from error
+                    raise ServerError(unreachable(self.url, error)) from error
                 problem, pause = f"cannot be reached ({error})", 2.0**attempt
             except httpx.InvalidURL as error:
                 raise ServerError(f"{self.url} is not an address ({error}); write http://HOST:PORT") from error
@@ -159,6 +153,15 @@ def client_of(url: str, headers: dict[str, str], transport: httpx.BaseTransport 
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         names = " ".join(f"{name}={value}" for name, value in _environment().items())
         raise ServerError(f"{url} cannot be asked: {error}; the environment has {names or 'no proxy'}") from error
+
+
+def unreachable(url: str, error: httpx.TransportError) -> str:
+    """Say that no server answered at an address, and what to do."""
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return f"{url} is not an address ({error}); write http://HOST:PORT"
+    used = {} if _on_this_machine(url) else _environment()
+    proxy = "".join(f", or mend {name}={value}" for name, value in used.items() if "proxy" in name.lower())
+    return f"{url} cannot be reached ({error}); start the server first{proxy}"
 
 
 def _on_this_machine(url: str) -> bool:

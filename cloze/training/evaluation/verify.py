@@ -32,7 +32,7 @@ from cloze.options import Command, key_of
 from cloze.training.bar import bar
 from cloze.training.errors import EncoderError, ServerError
 from cloze.training.evaluation.measures import Embed, cosines, units
-from cloze.training.evaluation.server import client_of
+from cloze.training.evaluation.server import client_of, unreachable
 from cloze.training.model.graph_encoder import GraphEncoder
 
 __all__ = ["Check", "Reference", "Server", "checks", "main", "reference_of"]
@@ -130,11 +130,12 @@ class Server:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Texts -> vectors (n, d), as the server sends them, from one request. Raises ServerError."""
         route = ROUTES[self.api]
-        where = f"{str(self._client.base_url).rstrip('/')}{self._path}"
+        base = str(self._client.base_url).rstrip("/")
+        where = f"{base}{self._path}"
         try:
             response = self._client.post(self._path, json=route.body(list(texts), self._name))
         except httpx.TransportError as error:
-            raise ServerError(f"{where} cannot be reached ({error}); start the server first") from error
+            raise ServerError(unreachable(base, error)) from error
         if not response.is_success:
             raise ServerError(f"{where} answered {response.status_code}: {' '.join(response.text.split())[:200]}")
         try:
@@ -323,7 +324,7 @@ def _servers(client: httpx.Client, places: Sequence[tuple[Api, str]], name: str)
             else:
                 servers[api] = server
     if not servers:
-        raise ServerError("; ".join(problems))
+        raise ServerError("; ".join(dict.fromkeys(problems)))
     return list(servers.values())
 
 
