@@ -64,7 +64,7 @@ class Protocol(HttpToolsProtocol):
     _head = 0  # bytes since the last head, or part of a body, was complete
     _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
     _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
-    _malformed = False  # what comes behind the requests of this connection is no HTTP
+    _malformed = False  # what comes behind the requests of this connection is not HTTP
 
     def connection_made(self, transport: Any) -> None:
         self._pieces = list[bytes]()  # of a body
@@ -156,7 +156,7 @@ class Protocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def _refuse_when_answered(self) -> None:
-        """Refuse what is no HTTP, behind the answers of the requests before it, of which it says nothing."""
+        """Refuse what is not HTTP, behind the answers of the requests before it, of which it says nothing."""
         if self.pipeline and self.cycle is not None and self.cycle.more_body:
             self.pipeline.popleft()  # it is in the body of the last one
         elif self.cycle is self._running and self.cycle is not None and self.cycle.more_body:
