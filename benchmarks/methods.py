@@ -21,14 +21,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Final
 
 from benchmarks.methods_plan import FULL, Plan, Results
 from benchmarks.methods_run import Paths, digest, pretraining, source_of, trained, tried, untrained
 
 __all__ = ["Benchmark", "OutOfTime"]
+
+INTERRUPTED: Final = 60  # seconds until a process that goes on is interrupted again
 
 
 class OutOfTime(Exception):
@@ -131,8 +135,10 @@ class Benchmark:
             try:
                 output, _ = process.communicate(timeout=None if left == float("inf") else left)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)  # training ends after its step, with a checkpoint
-                process.communicate()
+                while process.returncode is None:
+                    process.send_signal(signal.SIGINT)  # training ends after its step, with a checkpoint
+                    with suppress(subprocess.TimeoutExpired):  # an interrupt while Python starts may be lost
+                        process.communicate(timeout=INTERRUPTED)
                 raise OutOfTime from None
             except KeyboardInterrupt:  # Ctrl-C has reached the process too
                 process.communicate()
