@@ -45,8 +45,10 @@ def chunked(encoder: TextEncoder, text: str, tokens: int, overlap: int = 0) -> I
             first, last = end, min(end + room, len(spans))
             while last > first + 1 and _tokens(encoder, text, spans[first:last]) > tokens:
                 last -= 1
-            while first + 1 < last < len(spans) and category(text[spans[last][0]]).startswith("M"):
-                last -= 1  # a vowel sign stays with its letter
+            letter = last  # a vowel sign stays with it, if there is room
+            while first < letter < len(spans) and category(text[spans[letter][0]]).startswith("M"):
+                letter -= 1
+            last = letter if letter > first else last
         if not end or spans[last - 1][1] > spans[end - 1][1]:  # else only further tokens of the last character
             yield Chunk(spans[first][0], spans[last - 1][1])
         begin, end = first, last

@@ -60,6 +60,8 @@ OF_MODEL: Final = re.compile(f"/models/([^/]+)({UNDER_MODEL})?")
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
     """Return the path of the route that serves a request's path, and the model that the path names."""
+    if not path.isprintable():  # Starlette's patterns end before a last newline
+        return OTHER, None
     if path.startswith("/models/") and (match := OF_MODEL.fullmatch(path)):
         name, route_path = match.groups()
         if not route_path and method != "POST":

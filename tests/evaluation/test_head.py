@@ -96,7 +96,7 @@ def test_texts_without_an_error_among_a_few_make_no_answer_certain(labels: int) 
     head = learnt(vectors, gold, labels)
     assert head.figures["accuracy"] == 1
     sure = head.probabilities(head.scores(vectors)).max(axis=1)
-    assert sure.mean() == pytest.approx(1 - 1 / (8 * labels / 2 + 2), abs=0.02)
+    assert sure.mean() == pytest.approx(1 - 1 / (8 * labels / 2 + 2), abs=0.05)
     assert head.probabilities(head.scores(np.eye(12)[-1:])).max() < 0.75  # of a text that is like none
 
 

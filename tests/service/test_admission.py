@@ -108,6 +108,22 @@ def test_a_tenth_is_kept_for_clients_that_have_nothing_in_flight() -> None:
         assert admission.tokens_in_flight == 100  # nothing was in flight: the tenth too
 
 
+def test_what_was_admitted_is_not_judged_again() -> None:
+    admission = Admission(1024, 100, 100)
+    with admission.request(Client("a", "bulk")) as hold:
+        hold(85)
+        with admission.request(B) as other:
+            other(15)
+            hold(0)
+
+
+def test_a_request_that_was_beyond_the_limit_leaves_the_tenth_until_its_end() -> None:
+    admission = Admission(1024, 100, BYTES)
+    with in_flight(admission, 500, A) as hold, in_flight(admission, 10, B):
+        hold(-400)  # of cached texts
+        assert admission.tokens_in_flight == 100
+
+
 def test_of_bulk_requests_a_tenth_is_left_whatever_they_bring() -> None:
     admission = Admission(1024, 100, BYTES)
     with in_flight(admission, 95, Client("a", "bulk")), in_flight(admission, 10, B):

@@ -164,10 +164,11 @@ async def test_what_waits_of_one_connection_has_a_limit() -> None:
     protocol.data_received(one * (MAX_WAITING + 1))
     assert len(protocol.pipeline) == MAX_WAITING
     while protocol.pipeline:
+        protocol.flow.resume_reading()  # as the request does that is served
         assert protocol.flow.read_paused  # nothing is read while others wait
         await asyncio.sleep(0)
-    assert not protocol.flow.read_paused
     await until(lambda: protocol.cycle.response_complete)
+    assert not protocol.flow.read_paused
     protocol.data_received(one * (MAX_WAITING + 2))
     assert len(protocol.pipeline) == MAX_WAITING
     await asyncio.sleep(0)
@@ -186,6 +187,71 @@ def test_what_is_no_http_is_refused_behind_the_answers_before_it(server: Process
     with connect(server.url) as stream:
         stream.sendall(head(f"content-length: {len(BODY)}", "/embed") + BODY + rest)
         assert [answer(stream)[0] for _ in range(2)] == [200, 400]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "rest", [b"GET /x HTTP/1.1\r\nx: " + b"y" * 70_000, b"\r\n" * 35_000, b"GET /x HT" + b"@" * 70_000]
+)
+async def test_a_head_that_is_too_large_is_refused_behind_the_answers_before_it(rest: bytes) -> None:
+    finish = asyncio.Event()
+
+    async def app(scope: object, receive: Receive, send: Send) -> None:
+        await finish.wait()
+        await answered_at_once(scope, receive, send)
+
+    protocol = connected(app)
+    transport = vars(protocol.transport)["_transport"]
+    protocol.data_received(b"GET /health/live HTTP/1.1\r\n\r\n")
+    protocol.data_received(rest)
+    await asyncio.sleep(0)
+    transport.write.assert_not_called()
+    finish.set()
+    await until(lambda: transport.close.called)
+    written = b"".join(call.args[0] for call in transport.write.call_args_list)
+    assert re.findall(rb"HTTP/1.1 (\d+)", written) in ([b"200", b"431"], [b"200", b"400"])
+
+
+@pytest.mark.parametrize("trailer", [b"content-type: text/plain", b"connection: close"])
+def test_trailers_are_no_headers(server: Process, trailer: bytes) -> None:
+    """In one read with the head they came before it was looked at. With `close` nothing behind them is parsed."""
+    chunks = b"%x\r\n%s\r\n0\r\n%s\r\n\r\n" % (len(BODY), BODY, trailer)
+    with connect(server.url) as stream:
+        stream.sendall(head("transfer-encoding: chunked", "/embed") + chunks)
+        assert answer(stream)[0] == 200
+        if b"close" in trailer:
+            assert stream.recv(1) == b""
+
+
+def test_the_body_of_a_get_is_ignored_however_long(server: Process) -> None:
+    with connect(server.url) as stream:
+        stream.sendall(b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length: 999999999\r\n\r\n")
+        status, body = answer(stream)
+    assert (status, body.startswith(b"<!doctype html>")) == (200, True)
+
+
+@pytest.mark.anyio
+async def test_a_closed_connection_waits_a_while_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloze.service.http.protocol.UNREAD", 0)
+    protocol = connected(answered_at_once)
+    transport = vars(protocol.transport)["_transport"]
+    for waiting, aborts in ((0, 0), (1, 1)):
+        transport.get_write_buffer_size.return_value = waiting
+        protocol.transport.close()
+        await asyncio.sleep(0.01)
+        assert transport.abort.call_count == aborts
+
+
+@pytest.mark.anyio
+async def test_the_beginning_of_a_head_behind_a_request_has_its_time() -> None:
+    protocol = connected(answered_at_once)
+    protocol.data_received(b"GET /health/live HTTP/1.1\r\n\r\nGET /hea")
+    await until(lambda: protocol.cycle.response_complete)
+    assert protocol._late is not None
+    protocol.data_received(b"lth HTTP/1.1\r\n\r\n")
+    assert protocol._late is None
 
 
 @pytest.mark.anyio

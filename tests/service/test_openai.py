@@ -154,6 +154,8 @@ async def test_a_models_address_may_stand_before_the_route(both: httpx.AsyncClie
     for path in ("/models/other/v1/models/other", "/models/tiny/v1/models/other"):  # below an address it is one of all
         assert (await both.get(path)).json() == card
     assert (await both.post("/models/other/embeddings", json={"input": TEXTS})).status_code == 200
+    assert (await both.get("/v1/models/")).status_code == 404
+    assert (await both.post("/embed%0A", json={"inputs": TEXTS})).status_code == 404
     wrong = "invalid_request_error"
     two = await both.post(route, json={"input": "a", "model": "tiny"})
     refused(two, 400, wrong, None, "two models are named, 'other' and 'tiny'")

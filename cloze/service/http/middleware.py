@@ -208,8 +208,8 @@ class _Exchange:
         return int(length) if length.isdecimal() else 0
 
     async def receive(self) -> Message:
-        """Receive a part of the body within its limit of size."""
-        message = await self._receive_within_limit()
+        """Receive a part of the body, within its limit of size where a route reads it."""
+        message = await (self._receive_within_limit() if self.scope["method"] == "POST" else self._receive())
         self._body_read |= message["type"] == "http.request" and not message.get("more_body")
         return message
 

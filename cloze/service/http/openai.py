@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from cloze.service.errors import ModelNotFound
 from cloze.service.http.embed import check_dimensions, embed
 from cloze.service.http.errors import documented
 from cloze.service.http.request import Context, Inputs, JSONRoute, as_list, lease, named_template
@@ -121,6 +122,8 @@ async def list_models(context: Context) -> ModelList:
 async def one_model(
     model: Annotated[str, Path(description="Name of a model, as /v1/models lists it")], context: Context
 ) -> ModelCard:
+    if not model:
+        raise ModelNotFound("the path ends in a slash and names no model; ask for /v1/models, which lists them")
     with lease(context, model) as leased:
         return _card(model, leased, context.record.template)
 

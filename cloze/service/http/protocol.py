@@ -9,16 +9,29 @@ from typing import Any, Final
 
 import httptools
 import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 ABORT: Final = "cloze.abort"  # extension of the scope
 SMALL: Final = 32_768  # bytes of a part of an answer for which nothing waits; the transport lets twice as many wait
 MAX_HEAD: Final = 65_536  # bytes of a request's first line and headers, or of a chunked body's trailers
 MAX_WAITING: Final = 100  # requests of one connection that wait for the answers of those before them
-TOO_LARGE: Final = orjson.dumps(
-    {"error": f"the request has more than {MAX_HEAD} bytes of headers", "error_type": "HeadersTooLarge"}
-)
+UNREAD: Final = 10.0  # seconds that a connection which is closed waits for a client that does not read
 OFFER: Final = (b"upgrade", b"http2-settings")  # headers, and what `connection` says of them
+
+
+def _refusal(status: str, media_type: str, body: bytes) -> bytes:
+    """An answer of the protocol's own, behind which the connection is closed."""
+    fields = [f"HTTP/1.1 {status}", f"content-type: {media_type}", f"content-length: {len(body)}", "connection: close"]
+    return "\r\n".join([*fields, "", ""]).encode() + body
+
+
+MALFORMED: Final = _refusal("400 Bad Request", "text/plain; charset=utf-8", b"Invalid HTTP request received.")
+TOO_LARGE: Final = _refusal(
+    "431 Request Header Fields Too Large",
+    "application/json",
+    orjson.dumps({"error": f"the request has more than {MAX_HEAD} bytes of headers", "error_type": "HeadersTooLarge"}),
+)
 
 
 class _Together:
@@ -38,7 +51,8 @@ class _Together:
     def write(self, part: bytes) -> None:
         if len(part) > SMALL:
             self._send()
-            self._transport.write(part)
+            if not self._transport.is_closing():
+                self._transport.write(part)
             return
         if not self._parts:
             self._loop.call_soon(self._send)
@@ -47,11 +61,25 @@ class _Together:
     def close(self) -> None:
         self._send()
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(UNREAD, self._transport.abort)  # of one that has ended it does nothing
 
     def _send(self) -> None:
         if self._parts and not self._transport.is_closing():  # its client may have left since
             self._transport.write(b"".join(self._parts))
         self._parts.clear()
+
+
+class _Flow(FlowControl):
+    """Reads nothing while requests wait: the one before them has its whole body, and what comes takes memory."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: "Protocol") -> None:
+        super().__init__(transport)
+        self._protocol = protocol
+
+    def resume_reading(self) -> None:
+        if not self._protocol.full:
+            super().resume_reading()
 
 
 class Protocol(HttpToolsProtocol):
@@ -62,33 +90,42 @@ class Protocol(HttpToolsProtocol):
 
     head_seconds = 60.0  # from the connection, or the first bytes of a head, to its end
     _head = 0  # bytes since the last head, or part of a body, was complete
+    _begun = False  # a head that is not complete
+    _in_body = False  # and so in its trailers
     _late: asyncio.TimerHandle | None = None  # closes the connection of a head that does not end
     _running: RequestResponseCycle | None = None  # the request that is served; those behind it wait in `pipeline`
-    _malformed = False  # what comes behind the requests of this connection is not HTTP
+    _refused: bytes | None = None  # the answer to what cannot be read, behind those to the requests before it
 
     def connection_made(self, transport: Any) -> None:
         self._pieces = list[bytes]()  # of a body
         together: Any = _Together(transport, self.loop)
         super().connection_made(together)
+        self.flow = _Flow(together, self)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)  # which tells the last request that came, and not the one before it that is served
-        if self._running is not None and self._serving:
+        if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
 
     def on_message_begin(self) -> None:
+        self._begun, self._in_body = True, False
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # trailers are no headers (RFC 9110, section 6.5.1)
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Raises HttpParserError for a body in a coding that nothing here undoes, for too many waiting requests, and
         for too large a head that came in one read.
         """
-        if self._head > MAX_HEAD and len(self.url) + sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD:
-            self._refuse_head()
+        self._begun, self._in_body = False, True
+        if len(self.url) + sum(map(len, chain.from_iterable(self.headers))) > MAX_HEAD:
+            self._refuse(TOO_LARGE)
             raise httptools.HttpParserError("a head that is too large")
         self._head = 0
         self._stop_waiting()
@@ -99,16 +136,17 @@ class Protocol(HttpToolsProtocol):
             raise httptools.HttpParserError("too many requests at once")
         if not self._offered:
             super().on_headers_complete()
+            if self.parser.get_method() == b"CONNECT":  # of which httptools leaves out what follows
+                self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # which goes on reading, however many requests wait
-        if self.pipeline or self._malformed:
-            self.flow.pause_reading()
+        super().on_response_complete()
         if self._serving or self.transport.is_closing():
             return
-        if self._malformed:
-            self._refuse()
-        elif self._head and self._late is None:
+        self.flow.resume_reading()
+        if self._refused is not None:
+            self._end()
+        elif (self._head or self._begun) and self._late is None:
             self._wait_for_head()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -134,9 +172,11 @@ class Protocol(HttpToolsProtocol):
             self.cycle.more_body = False
         elif not self._offered:
             super().on_message_complete()
+        if self.cycle is not None and not self.parser.should_keep_alive():  # by a trailer: nothing more is parsed
+            self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
-        if self._malformed:
+        if self._refused is not None:
             return
         if not self._late_body:  # of which nothing ends the wait for the next request, however slowly it comes
             self._unset_keepalive_if_required()
@@ -147,27 +187,34 @@ class Protocol(HttpToolsProtocol):
             if self._offered:
                 self._begin_again(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if not self.transport.is_closing():
-                self._refuse_when_answered()
+            self._refuse(MALFORMED)
         self._take_body()
-        if self._head > MAX_HEAD and not self.transport.is_closing():
-            self._refuse_head()
-        elif self._head and self._late is None and not self._serving:  # else an empty line may have come early
-            self._wait_for_head()
+        if self._head > MAX_HEAD:
+            self._refuse(TOO_LARGE)
+        elif (self._head or self._begun) and self._late is None and not self._serving:
+            self._wait_for_head()  # not beside a request, behind which an empty line may come early
 
-    def _refuse_when_answered(self) -> None:
-        """Refuse what is not HTTP, behind the answers of the requests before it, of which it says nothing."""
-        if self.pipeline and self.cycle is not None and self.cycle.more_body:
-            self.pipeline.popleft()  # it is in the body of the last one
-        elif self.cycle is self._running and self.cycle is not None and self.cycle.more_body:
-            self._refuse()
+    def _refuse(self, answer: bytes) -> None:
+        """Answer what cannot be read, behind the answers to the requests before it, of which it says nothing."""
+        if self._refused is not None or self.transport.is_closing():
             return
-        self._malformed = self._serving
-        if not self._serving:
-            self._refuse()
+        self._refused, cycle = answer, self.cycle
+        self._stop_waiting()
+        if cycle is not None and cycle.more_body and not cycle.response_complete:  # it is in the body of the last one
+            if self.pipeline:
+                self.pipeline.popleft()
+            elif not cycle.response_started:
+                self._end()
+                return
+        if self._serving:
+            self.flow.pause_reading()
+        else:
+            self._end()
 
-    def _refuse(self) -> None:
-        self.send_400_response("Invalid HTTP request received.")
+    def _end(self) -> None:
+        assert self._refused is not None, "only `_refuse` leads here. This is a bug."
+        self.transport.write(self._refused)
+        self.transport.close()
 
     def _wait_for_head(self) -> None:
         self._late = self.loop.call_later(self.head_seconds, self.transport.close)
@@ -177,15 +224,10 @@ class Protocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
-    def _refuse_head(self) -> None:
-        lines = [
-            b"HTTP/1.1 431 Request Header Fields Too Large",
-            b"content-type: application/json",
-            b"content-length: %d" % len(TOO_LARGE),
-            b"connection: close",
-        ]
-        self.transport.write(b"\r\n".join([*lines, b"", TOO_LARGE]))
-        self.transport.close()
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be read for now."""
+        return bool(self.pipeline) or self._refused is not None
 
     @property
     def _serving(self) -> bool:

@@ -76,17 +76,22 @@ class _Held:
     client: Client
     amount: int = 0
 
+    def __post_init__(self) -> None:
+        self.most = self.of.shared if self.client.priority == "bulk" else self.of.limit
+
     @property
     def beyond(self) -> bool:
-        return self.amount > (self.of.shared if self.client.priority == "bulk" else self.of.limit)
+        return self.amount > self.most
 
     @property
     def counted(self) -> int:
-        return self.of.shared if self.beyond else self.amount
+        return min(self.amount, self.most)
 
     def change(self, amount: int) -> None:
         before = self.counted
         self.amount += amount
+        if self.beyond:
+            self.most = self.of.shared  # until its end, because others may have come
         self.of.change(self.counted - before, self.client)
 
 
@@ -132,7 +137,7 @@ class Admission:
         held = _Held(self._bytes, client)
 
         def hold(count: int) -> None:
-            if not held.beyond:
+            if count and not held.beyond:
                 self._fit(self._bytes, count, client, held.counted)
             held.change(count)
 

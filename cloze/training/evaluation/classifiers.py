@@ -116,25 +116,30 @@ def _fit(vectors: Numbers, gold: NDArray[np.generic], balanced: bool) -> Fit:
         )
         scores = cross_val_predict(model, scale * vectors, gold, cv=folds, method="decision_function")
         scores = scores.reshape(len(gold), -1)
-        fits.append((*_temperature(scores, gold), model, scores))
-    _, temperature, model, scores = min(fits, key=lambda fit: fit[0])
+        fits.append((_temperature(scores, np.eye(gold.max() + 1)[gold])[0], model, scores))
+    _, model, scores = min(fits, key=lambda fit: fit[0])
+    _, temperature = _temperature(scores, _targets(gold))
     model.fit(scale * vectors, gold)
     return Fit(scale * model.coef_ / temperature, model.intercept_ / temperature, scores / temperature)
 
 
-def _temperature(scores: Numbers, gold: NDArray[np.generic]) -> tuple[float, float]:
-    """The least log loss of scores divided by a temperature, and the temperature.
+def _targets(gold: NDArray[np.generic]) -> Numbers:
+    """The probabilities (n, labels) that texts are to have: that of the label is below 1, by less the more texts.
 
-    The probability that is wanted for a text's label is below 1, by less the more texts there are (Platt 1999, section
-    2.2, for two labels): otherwise scores without an error among a few texts would make every answer certain.
+    They are Platt's of two labels (1999, section 2.2). With 1 and 0, scores without an error among a few texts would
+    make every answer certain.
     """
+    texts = np.bincount(gold)  # of each label
+    others = 1 / (texts[gold] * len(texts) / 2 + 2) / (len(texts) - 1)  # (n), the probability of each other label
+    own = np.eye(len(texts))[gold]  # (n, labels)
+    targets: Numbers = np.where(own == 1, 1 - others[:, None] * (len(texts) - 1), others[:, None])
+    return targets
+
+
+def _temperature(scores: Numbers, wanted: Numbers) -> tuple[float, float]:
+    """The least log loss of scores divided by a temperature, and the temperature; `wanted` is (n, labels)."""
     if scores.shape[1] == 1:
         scores = np.hstack([np.zeros_like(scores), scores])  # the same probabilities
-    rows, labels = np.arange(len(gold)), scores.shape[1]
-    texts = np.bincount(gold, minlength=labels)[gold]  # (n), with the same label
-    others = 1 / (texts * labels / 2 + 2) / (labels - 1)  # (n), the probability of each other label
-    wanted = np.repeat(others[:, None], labels, axis=1)
-    wanted[rows, gold] = 1 - others * (labels - 1)
 
     def loss(logarithm: float) -> float:
         scaled = scores / np.exp(logarithm)
