@@ -38,6 +38,7 @@ from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
 
 __all__ = [
     "DEFAULT",
+    "DTYPES",
     "GRAPHS",
     "INPUTS",
     "OUTPUT",
@@ -75,6 +76,7 @@ GRAPHS: dict[Precision, str] = {
     "fp16": "onnx/model_fp16.onnx",
     "int8": "onnx/model_int8.onnx",
 }
+DTYPES: Final[dict[Precision, str]] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}  # as /info says them
 REQUIRED_FILES: Final = ("config.json", *TOKENIZER_FILES, "README.md")
 EXPORT_COMMAND: Final = "cloze export RUN OUT"
 RESTORE: Final = f"restore it or export again: `{EXPORT_COMMAND}`"

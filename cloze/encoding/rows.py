@@ -3,7 +3,7 @@
 The first row of a .csv or .tsv names the columns, and every value is a text. A cell that holds the separator, a quote
 or the end of a line stands in quotes, in which a quote is written twice: in a .tsv too. Semicolons separate the cells
 if the first line has some and no comma (or tab). A row with fewer cells than the first has None for the others. Empty
-lines of a .csv, .tsv or .jsonl are left out.
+lines of a .csv, .tsv or .jsonl are left out, rows of several empty cells, and empty columns at the end.
 """
 
 import bz2
@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -40,6 +41,7 @@ SEPARATORS: Final = {".csv": ",", ".tsv": "\t"}
 SEMICOLON: Final = ";"  # of a table by a program whose language has decimal commas
 ENDINGS: Final = (".jsonl", *SEPARATORS, ".txt")
 COMPRESSIONS: Final = (".gz", ".bz2", ".xz", ".zst")
+SEPARATED: Final = re.compile(r"sep=(.)\r?\n?$")
 MAX_LINE: Final = 2**26  # bytes of a line, or characters of a cell; what is longer is not a text
 BOM: Final = b"\xef\xbb\xbf"
 OF_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -54,14 +56,14 @@ class RowsError(ClozeError):
 
 
 def ending_of(name: str) -> str:
-    """Return the ending of a file's name, without that of its compression; empty if it has none."""
-    path = PurePath(name)
+    """Return the ending of a file's name in small letters, without that of its compression; empty if it has none."""
+    path = PurePath(name.lower())
     return PurePath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def uncompressed(raw: IO[bytes], name: str) -> IO[bytes]:
     """Return a stream of the file's contents."""
-    compression = PurePath(name).suffix
+    compression = PurePath(name).suffix.lower()
     if compression == ".zst":
         from pyarrow import CompressedInputStream  # here, because it is large; Python has zstd itself since 3.14
 
@@ -128,6 +130,8 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
     lines = (line.decode("utf-8", "surrogateescape") for _, line in read_lines(stream, name))
     opening = list[str]()
     for line in lines:
+        if separated := SEPARATED.match(line):  # the first line of a table by Excel, for itself
+            separator, line = separated[1], "\n"
         opening.append(line)
         if line.strip():
             break
@@ -137,13 +141,15 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
     # strict, so that a stray quote is an error and does not join lines until the next one
     records = csv.reader(chain(opening, lines), delimiter=separator, strict=True)
     try:
-        names = next((record for record in records if record), [])
+        names = next((record for record in records if any(record)), [])
+        while names and not names[-1]:  # of cells that were emptied
+            names.pop()
         if reason := _reason(names):
             raise RowsError(f"{name}, line {records.line_num}: {reason}")
         if len(set(names)) < len(names):
             raise RowsError(f"two columns of the header have the same name in {name}: {', '.join(names)}")
         for record in records:
-            if record:
+            if any(record) or len(record) == 1:
                 yield records.line_num, _named(names, record)
     except csv.Error as error:
         raise RowsError(
@@ -153,6 +159,8 @@ def _cells(stream: IO[bytes], name: str, separator: str) -> Iterator[tuple[int, 
 
 
 def _named(names: list[str], record: list[str]) -> Row:
+    while len(record) > len(names) and not record[-1]:
+        record.pop()
     if len(record) > len(names):
         return (
             f'{len(record)} cells, more than the {len(names)} columns of the first line; put "quotes" around a text '

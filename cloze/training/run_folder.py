@@ -140,7 +140,7 @@ class Run:
             return None
         return (
             f"warning: {self.path} is worse than {provenance['recipe']['encoder']} as it is served by itself: "
-            f"{provenance['chosen_by']} {provenance['dev_score']:.4g}, not {provenance['parent_score']:.4g}; serve "
+            f"{provenance['chosen_by']} {provenance['dev_score']:.2f}, not {provenance['parent_score']:.2f}; serve "
             "that one, or train otherwise (docs/training.md)"
         )
 

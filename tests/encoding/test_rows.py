@@ -69,7 +69,15 @@ def test_what_a_csv_writer_writes_is_read(cells: list[list[str]], ending: str) -
     writer = csv.writer(file, delimiter="\t" if ending == ".tsv" else ",")
     writer.writerows([["one", "other"], *cells])
     rows = [row for _, row in read(file.getvalue().encode(), f"a{ending}")]
-    assert rows == [{"one": one, "other": other} for one, other in cells]
+    assert rows == [{"one": one, "other": other} for one, other in cells if one or other]
+
+
+def test_what_excel_leaves_is_left_out() -> None:
+    """The line for itself, rows and columns of cells that were emptied, and its endings in capitals."""
+    content = "sep=;\r\ntext;n;;\r\nA;1;;\r\n;;;\r\nB;;;\r\n".encode("utf-8-sig")
+    assert read(content, "A.CSV") == [(3, {"text": "A", "n": "1"}), (5, {"text": "B", "n": ""})]
+    ((_, reason),) = read(b"text;n\nA;1;;x\n", "a.csv")
+    assert "4 cells, more than the 2 columns" in str(reason)
 
 
 def test_semicolons_separate_where_the_header_has_them_alone() -> None:

@@ -143,7 +143,9 @@ def test_a_head_goes_into_the_bundle_and_out_again(tmp_path: Path, capsys: pytes
     main([str(before.path), "--train", str(data), "--name", "topic"])
     shown = capsys.readouterr().out
     assert shown.startswith(f"{before.path}/heads/topic.json: 2 labels, 120 texts; held out: accuracy 0.9")
-    assert re.search(r"; \d+% of the answers have a probability of 0\.\d+ or more, and 95% of these are right", shown)
+    assert re.search(
+        r"; \d+% of the answers have a probability of 0\.\d+ or more, and at least 95% of these are right", shown
+    )
     after = Bundle.load(before.path)
     assert after.spec.space == before.spec.space
     assert after.graph("fp32").read_bytes() == (before.path / "onnx" / "model.onnx").read_bytes()

@@ -7,6 +7,7 @@ ended. A row that cannot be read, such as a line that is not JSON, is returned w
 
 import glob
 import io
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -234,9 +235,12 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     inside = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
     if pattern:
         return filesystem, [info for info in inside if fnmatchcase(info.path, pattern)]
-    return filesystem, [
-        info for info in inside if ending_of(info.path) in KNOWN and not _hidden(relpath(info.path, path))
-    ]
+    seen = [info for info in inside if info.type == fs.FileType.File and not _hidden(relpath(info.path, path))]
+    known = [info for info in seen if ending_of(info.path) in KNOWN]
+    if others := sorted({info.path for info in seen} - {info.path for info in known}):
+        example = relpath(others[0], path)
+        print(f"{location}: {len(others):,} files of no known kind are left out, such as {example}", file=sys.stderr)
+    return filesystem, known
 
 
 def _hidden(path: str) -> bool:

@@ -116,7 +116,7 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}  # a fresh scope of this request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body:  # trailers are no headers (RFC 9110, section 6.5.1)
+        if not self._in_body:  # and not a trailer (RFC 9110, section 6.5.1)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -1,10 +1,9 @@
 """What operators ask: GET /health and its parts, /info, /metrics, and POST /admin/reload."""
 
-from typing import Final
-
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from cloze.encoding.bundle import DTYPES
 from cloze.encoding.errors import ClozeError
 from cloze.service import VERSION
 from cloze.service.errors import ReloadFailed
@@ -18,8 +17,6 @@ from cloze.service.http.tokens import MAX_TOKENIZE_CHARACTERS
 from cloze.service.inference.model import MAX_TEXT_CHARACTERS, Model
 from cloze.service.inference.models import Reloaded
 from cloze.service.routes import HEALTH, INFO, LIVE, METRICS, READY, RELOAD, STARTUP
-
-DTYPES: Final = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 
 probes = APIRouter(tags=["status"], default_response_class=Response)  # these need no key
 router = APIRouter(tags=["status"], responses=documented(401, 404))

@@ -341,7 +341,7 @@ def _write_to_label(file: Path, documents: Sequence[str], vectors: NDArray[np.fl
     nearest = np.array([np.partition(vectors @ vector, -2)[-2] for vector in vectors])  # beside itself
     members = (np.flatnonzero(groups == group).tolist() for group in np.unique(groups))
     chosen = [max(places, key=lambda place: float(nearest[place])) for places in members]
-    with file.open("w", encoding="utf-8", newline="") as out:
+    with file.open("w", encoding="utf-8-sig", newline="") as out:  # so that Excel reads it as UTF-8
         writer = csv.writer(out)
         writer.writerow(("query", "document"))
         writer.writerows(("", documents[place]) for place in sorted(chosen, key=lambda place: -float(nearest[place])))

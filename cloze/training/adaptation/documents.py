@@ -30,10 +30,21 @@ BLOCKS: Final = [
     *HEADINGS,
     *("p", "li", "pre", "td", "th", "dt", "dd", "blockquote", "figcaption", "caption", "summary", "details"),
     *("div", "section", "article", "main", "aside", "header", "footer", "address", "figure", "form", "body"),
+    *("option", "button", "label", "legend"),
 ]
-FRONT_MATTER: Final = re.compile(
-    r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.MULTILINE | re.DOTALL
-)  # of Markdown
+ELEMENTS: Final = frozenset(  # besides these, and those of UNSEEN
+    "a abbr audio b base bdi bdo br canvas center cite code col colgroup data datalist del dfn dialog dl em embed "  # noqa: SIM905
+    "fieldset font head hgroup hr html i iframe img input ins kbd link map mark menu meta meter object ol optgroup "
+    "output picture progress q rp rt ruby s samp search select slot small source span strike strong sub sup svg table "
+    "tbody tfoot thead time tr track tt u ul var video wbr".split()
+)
+RAW: Final = ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")  # up to their end
+TAG: Final = re.compile(r"<(?=/?([A-Za-z][\w:-]*))")
+FRONT_MATTER: Final = re.compile(  # of Markdown, in YAML, whose first line is a key, or in TOML
+    r"\A(?:---[ \t]*\r?\n(?=(?:[ \t]*(?:#.*)?\r?\n)*[\w\"'-]+[ \t]*:).*?^(?:---|\.\.\.)|"
+    r"\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*\r?$",
+    re.MULTILINE | re.DOTALL,
+)
 UNSEEN: Final = ("script", "style", "nav", "template", "noscript", "title")  # of HTML: no text of the page
 TEXTS: Final = ("text", "body", "content", "passage", "description", "document")  # columns, the first that is there
 TITLES: Final = ("title", "heading", "name", "subject")
@@ -89,8 +100,7 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
                 f"{path}: {len(others):,} files are left out, such as {others[0].relative_to(path)}; read are "
                 f"{', '.join(TEXT_FILES)}, and tables that are named themselves"
             )
-        for file in bar(texts, desc="reading", unit=" files"):
-            yield from _passages(file, file.relative_to(path).as_posix())
+        yield from _of_files({file.relative_to(path).as_posix(): file for file in texts}, path)
     elif not path.is_file():
         raise CorpusError(f"{path} does not exist; give a folder or a file of documents")
     elif path.suffix.lower() in TEXT_FILES:
@@ -103,25 +113,46 @@ def _read(path: Path, columns: Sequence[str]) -> Iterator[Document]:
                 yield Document(name, text)
 
 
+def _of_files(files: dict[str, Path], folder: Path) -> Iterator[Document]:
+    """The passages of a folder's files by their names. Raises CorpusError once for all that cannot be read."""
+    empty, problems = list[str](), list[str]()
+    for name, file in bar(files.items(), desc="reading", unit=" files"):
+        try:
+            passages = list(_passages(file, name))
+        except CorpusError as error:
+            problems.append(str(error))
+            continue
+        yield from passages
+        if not passages:
+            empty.append(name)
+    if problems:
+        others = f"; {len(problems) - 1:,} more files cannot be read either" if len(problems) > 1 else ""
+        raise CorpusError(problems[0] + others)
+    if empty:
+        console.print(f"{folder}: {len(empty):,} files have no text, such as {empty[0]}")
+
+
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
 def _passages(file: Path, name: str) -> Iterator[Document]:
-    heading, words = "", list[str]()
+    heading, words, used = "", list[str](), True
     for is_heading, block in _blocks(file):
         new = block.split()
         if words and (is_heading or len(words) + len(new) > PASSAGE_WORDS):
             yield Document(name, f"{heading} {' '.join(words)}".strip())
             words = []
-        if is_heading:
-            heading = " ".join(new)
+        if is_heading:  # of a heading without words of its own the next one is a part
+            heading = " ".join(new) if used else f"{heading} {' '.join(new)}"
+            used = False
             continue
         words += new
+        used = True
         while len(words) > PASSAGE_WORDS:
             yield Document(name, f"{heading} {' '.join(words[:PASSAGE_WORDS])}".strip())
             words = words[PASSAGE_WORDS:]
-    if words:
+    if words or not used:
         yield Document(name, f"{heading} {' '.join(words)}".strip())
 
 
@@ -132,13 +163,30 @@ def _blocks(file: Path) -> Iterator[tuple[bool, str]]:
         yield from ((False, block) for block in re.split(r"\n\s*\n", text) if block.strip())
         return
     if not file.suffix.lower().startswith(".htm"):
-        text = MarkdownIt("gfm-like", {"linkify": False}).render(FRONT_MATTER.sub("", text))
+        markdown = MarkdownIt("gfm-like", {"linkify": False})
+        for rule in ("html_inline", "html_block"):
+            markdown.add_render_rule(rule, lambda _, tokens, place, *__: _escaped(tokens[place].content))
+        text = markdown.render(FRONT_MATTER.sub("", text))
     soup = BeautifulSoup(text, "html.parser")
     for tag in soup(list(UNSEEN)):
         tag.decompose()
-    strings = (string for string in soup.find_all(string=True) if type(string) is NavigableString and string.strip())
+    for tag in soup(["br", "wbr", "hr", "img"]):
+        tag.replace_with(" ")
+    strings = (string for string in soup.find_all(string=True) if type(string) is NavigableString)
     for _, group in groupby(strings, key=lambda string: id(string.find_parent(BLOCKS))):  # equal blocks are two
         first, *others = group
         block = first.find_parent(BLOCKS)
-        is_heading = block is not None and block.name in HEADINGS
-        yield is_heading, " ".join(string.strip() for string in (first, *others))
+        if words := " ".join("".join((first, *others)).split()):
+            yield block is not None and block.name in HEADINGS, words
+
+
+def _escaped(html: str) -> str:
+    """HTML in Markdown: what HTML has not stays text, such as List<String>, and so does an open <script>."""
+
+    def escaped(tag: re.Match[str]) -> str:
+        name = tag[1].lower()
+        known = name in ELEMENTS or name in BLOCKS or name in UNSEEN
+        is_open = name in RAW and f"</{name}" not in html.lower()
+        return "<" if known and not is_open else "&lt;"
+
+    return TAG.sub(escaped, html)

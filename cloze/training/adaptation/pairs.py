@@ -44,6 +44,11 @@ KINDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {  # names of the columns
 }
 
 NAMES: Final = re.compile(r"[!-~]+")
+FILE_NAME: Final = re.compile(  # of a few words, and an ending that texts do not have
+    r"(?:\S+ ){0,7}\S*\.(?:txt|md|markdown|html?|pdf|docx?|odt|rtf|epub|pptx?|odp|xlsx?|ods|rst|tex|xml|eml|msg)",
+    re.IGNORECASE,
+)
+MANY_PASSAGES: Final = 20  # of one file that a query names
 CLASS_TEXTS: Final = 5000  # with labels; each query has a judgement for every text of its label
 CLASS_QUERIES: Final = 300
 
@@ -124,6 +129,7 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     texts_by_name = _texts_by_name(documents)
     named = {answer: _named(answer, texts_by_name) for _, answer, _ in judged}
     unknown = _unknown(named, documents)
+    _refuse_names_alone(list(named), documents, path)
     graded: dict[str, dict[str, float]] = {}
     for query, answer, grade in judged:
         for text in [] if answer in unknown else named[answer] or [answer]:
@@ -137,7 +143,13 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
             raise CorpusError(
                 f"{problem}; the documents have names such as {documents[0].name!r}: write these, or the texts"
             )
-        console.print(f"{problem}: rows with such names ({len(unknown):,}) are left out")
+        rows = sum(answer in unknown for _, answer, _ in judged)
+        console.print(f"{problem}: rows with such names ({rows:,}) are left out")
+    if long := [answer for answer, of_name in named.items() if len(of_name) > MANY_PASSAGES]:
+        console.print(
+            f"{path} names {len(long):,} files of more than {MANY_PASSAGES} passages, such as {long[0]!r}: each of "
+            "these counts as an answer; write the text of the one that answers"
+        )
     if not answered:
         raise CorpusError(f"{path} has no query with a document that answers it")
     grades = [{places[text]: grade for text, grade in by_text.items()} for by_text in answered.values()]
@@ -167,6 +179,13 @@ def _named(answer: str, texts_by_name: Mapping[str, list[str]]) -> list[str]:
     return texts_by_name.get(name, [])
 
 
+def _refuse_names_alone(answers: Sequence[str], documents: Sequence[Document], path: Path) -> None:
+    """Raises CorpusError where most answers are names of files and there are none."""
+    names = [answer for answer in answers if FILE_NAME.fullmatch(answer)]
+    if not documents and len(names) > len(answers) / 2:
+        raise CorpusError(f"{path} names files, such as {names[0]!r}; name their folder with --documents")
+
+
 def _unknown(named: Mapping[str, list[str]], documents: Sequence[Document]) -> set[str]:
     """The cells that name no document and do not look like a text: a file's name, or a word where others are names.
 
@@ -179,7 +198,11 @@ def _unknown(named: Mapping[str, list[str]], documents: Sequence[Document]) -> s
     if len(others) == len(named) and NAMES.fullmatch("".join(others)):
         return others
     files, names = any(_is_file(document.name) for document in documents), any(named.values())
-    return {answer for answer in others if (files and _is_file(answer)) or (names and NAMES.fullmatch(answer))}
+    return {
+        answer
+        for answer in others
+        if (files and FILE_NAME.fullmatch(answer)) or (names and (NAMES.fullmatch(answer) or _is_file(answer)))
+    }
 
 
 def _plain(name: str) -> str:

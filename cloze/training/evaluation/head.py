@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if head.threshold is not None:
         figures += (
             f"; {head.figures[KEPT]:.0%} of the answers have a probability of {head.threshold:.4g} or more, and "
-            f"{options.wanted_accuracy:.0%} of these are right"
+            f"at least {options.wanted_accuracy:.0%} of these are right"
         )
     print(f"{file}: {len(head.labels)} labels, {head.texts} texts; held out: {figures}")
 

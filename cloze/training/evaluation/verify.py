@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cloze.command import run
-from cloze.encoding.bundle import SPEC_FILE, Bundle, located
+from cloze.encoding.bundle import DTYPES, SPEC_FILE, Bundle, Precision, located
 from cloze.encoding.errors import TemplateError
 from cloze.encoding.template import TEXT, Template
 from cloze.encoding.text import TextEncoder
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ServerError(f"{options.url} is not an address ({error}); write http://HOST:PORT") from error
     with client:
         servers = _servers(client, places, options.served_name)
+        reference = reference_of(options.model, _served_dtype(client))
         checks_by_api = {server.api: checks(server, reference, options.least_cosine) for server in servers}
     table = Table("", "", *([""] if len(checks_by_api) > 1 else []), show_header=False)
     for name, rows in checks_by_api.items():
@@ -194,11 +195,13 @@ def checks(server: Server, reference: Reference, threshold: float) -> list[Check
     return [*rows, _lengths_one(sent, reference), *compared, _batches(server, threshold)]
 
 
-def reference_of(path: Path) -> Reference:
-    """The model in a folder. Raises ClozeError."""
+def reference_of(path: Path, dtype: str = "") -> Reference:
+    """The model in a folder; of a bundle the graph that a server says it has, or the most exact. Raises ClozeError."""
     path = located(path)
     if (path / SPEC_FILE).is_file():
-        return _of_bundle(Bundle.load(path))
+        bundle = Bundle.load(path)
+        served = [name for name in bundle.precisions if DTYPES[name] == dtype]
+        return _of_bundle(bundle, (*served, *bundle.precisions)[0])
     return _of_library(path)
 
 
@@ -335,12 +338,18 @@ def _served_name(client: httpx.Client) -> str:
     return "default"
 
 
+def _served_dtype(client: httpx.Client) -> str:
+    """What Cloze says of its graph; nothing of another server."""
+    with suppress(httpx.TransportError, KeyError, TypeError, ValueError):
+        return str(client.get("/info").json()["model_dtype"])
+    return ""
+
+
 # Models
 
 
-def _of_bundle(bundle: Bundle) -> Reference:
-    """The most exact graph of the bundle."""
-    encoder = GraphEncoder.of(bundle, bundle.precisions[0])
+def _of_bundle(bundle: Bundle, precision: Precision) -> Reference:
+    encoder = GraphEncoder.of(bundle, precision)
     own = bundle.text_encoder
 
     def variants() -> Iterator[tuple[str, Embed]]:

@@ -19,6 +19,7 @@ from transformers import (
     set_seed,
 )
 
+from cloze.training.bar import console
 from cloze.training.run_folder import Run
 
 __all__ = ["Interrupt", "Journal", "OwnDropout", "Patience", "Progress", "Seldom"]
@@ -51,7 +52,7 @@ class Progress(ProgressCallback):
         **_: Any,
     ) -> None:
         figures = {name: value for name, value in (logs or {}).items() if name not in UNSHOWN}
-        if self.training_bar is None or "train_runtime" in figures:  # the summary at the end
+        if self.training_bar is None or console.quiet or "train_runtime" in figures:  # the summary at the end
             return
         line = ", ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in figures.items())
         self.training_bar.write(f"step {state.global_step}: {line}", file=sys.stderr)

@@ -18,6 +18,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus
+from cloze.training.encoder_source import own_reading
 from cloze.training.errors import RunError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.hub.adoption import served
@@ -163,7 +164,7 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
     _check_weights(objective)
     if recipe.lora_rank:
         merge_lora(objective.encoder.backbone)
-    figures = _chosen_figures(trainer.state, chooser, dev is not None, parent) | {
+    figures = _chosen_figures(recipe, trainer.state, chooser, dev is not None, parent) | {
         "loss": _mean_loss(trainer.state.log_history) or result.training_loss,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -174,12 +175,14 @@ def _train(objective: Objective, corpus: Corpus, dev: DevData | None, recipe: Re
 
 
 def _chosen_figures(
-    state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
+    recipe: Recipe, state: TrainerState, chooser: str | None, has_dev: bool, parent: dict[str, float] | None
 ) -> dict[str, Any]:
     """What the provenance says of the chosen step, and of the parent beside it."""
     best, log = state.best_metric, state.log_history
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
+    reading = own_reading(recipe.encoder) or {}
+    untouched = state.best_global_step == 0 and reading == (recipe.model_dump(include=set(reading)) or None)
     return {
         "steps": state.global_step,
         "best_step": state.best_global_step,
@@ -190,7 +193,7 @@ def _chosen_figures(
         "before_training": next((entry[chooser] for entry in log if chooser in entry), None),
         "parent_score": own,
         "parent_scores": parent,
-        "below_parent": own is not None and best is not None and best < own,
+        "below_parent": own is not None and best is not None and best < own and not untouched,
     }
 
 

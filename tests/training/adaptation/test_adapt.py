@@ -128,7 +128,7 @@ def test_without_queries_it_says_what_to_label(
     shown = capsys.readouterr().err
     assert "queries made of 43 documents, 21 of others held out" in shown
     assert "text alone did not help: write a query" in shown
-    with (out / "label.csv").open(encoding="utf-8", newline="") as file:
+    with (out / "label.csv").open(encoding="utf-8-sig", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["query", "document"]
     assert len(rows) == 50

@@ -59,7 +59,7 @@ def test_a_folder_of_files_becomes_passages_with_their_headings(tmp_path: Path) 
             "Opening hours The library is open from Monday to Friday. Lights go out at ten. Ask at the desk.",
         ),
         Document("guide/hours.md", "Fees A late book costs a pound. day opens Sunday never lend --book"),
-        Document("loans.html", "Loans Three weeks . No more."),
+        Document("loans.html", "Loans Three weeks. No more."),
         Document("plain.txt", "One paragraph. Another one."),
     ]
 
@@ -84,6 +84,50 @@ def test_a_column_of_text_comes_before_that_of_documents(tmp_path: Path) -> None
     file = table(tmp_path / "pages.csv", ("document", "body"), [("d7", "A pound.")])
     assert read_documents([file]) == [Document("d7", "A pound.")]
     assert read_documents([table(file, ("document",), [("A pound.",)])]) == [Document("2", "A pound.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        (
+            "a.md",
+            "# Notes\n\nNever in a <script> element, use `a`.\n\n## Second\n\nIt is about cookies.\n",
+            ["Notes Never in a <script> element, use a.", "Second It is about cookies."],
+        ),
+        ("a.md", "Use Vec<T> or List<String>, H<sub>2</sub>O and **un**like<br>lines.", None),
+        ("a.md", "<script>let a = 1</script>\n\n<div>kept</div>\n", ["kept"]),
+        (
+            "a.md",
+            "# Soup\n\n## Ingredients\n\n- 3 onions\n\n## Steps\n\nFry.\n\n# End",
+            ["Soup Ingredients 3 onions", "Steps Fry.", "End"],
+        ),
+        ("a.html", "<h1>Soup</h1><h2>Steps</h2><p>Fry <b>it</b>s.</p>", ["Soup Steps Fry its."]),
+        (
+            "a.md",
+            "---\nMinutes of March\n\nWe buy an oven.\n\n---\n\nNext.",
+            ["Minutes of March We buy an oven. Next."],
+        ),
+        ("a.md", "---\ntitle: x\n---\nText.", ["Text."]),
+        ("a.md", "+++\ntitle = 'x'\n+++\nText.", ["Text."]),
+    ],
+)
+def test_what_people_write_is_kept(tmp_path: Path, name: str, content: str, texts: list[str] | None) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    found = [document.text for document in read_documents([tmp_path / name])]
+    assert found == (texts or ["Use Vec<T> or List<String>, H2O and unlike lines."])
+
+
+def test_files_that_cannot_be_read_are_one_error_and_those_without_text_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in {"a.txt": b"text", "b.md": b"", "c.html": b"<script>x"}.items():
+        (tmp_path / name).write_bytes(content)
+    assert len(read_documents([tmp_path])) == 1
+    assert f"{tmp_path}: 2 files have no text, such as b.md" in capsys.readouterr().err
+    for name in ("d.txt", "e.txt"):
+        (tmp_path / name).write_bytes(b"caf\xe9")
+    with pytest.raises(CorpusError, match=r"d\.txt.*UTF-8.*; 1 more files cannot be read either"):
+        read_documents([tmp_path])
 
 
 def test_files_that_are_not_read_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +218,20 @@ def test_names_of_no_document_are_refused(tmp_path: Path) -> None:
     for texts in (("another text", "one more"), ("図書館は九時に開きます", "本は三週間借りられます")):
         file = table(tmp_path / "log.csv", ("query", "document"), [*zip(("open", "fees"), texts, strict=True)])
         assert len(read_pairs(file, documents).documents) == 5
+
+
+def test_files_are_not_learnt_as_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not where --documents was forgotten, nor what `adapt` does not read."""
+    rows = [("how long", "guide/hours of work.md"), ("what costs", "fees.md"), ("lend", "A text.")]
+    with pytest.raises(CorpusError, match=r"names files, such as 'guide/hours of work\.md'; name their folder with"):
+        read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), [])
+    documents = [Document("fees.md", "A pound."), *(Document("long.md", f"Part {number}.") for number in range(21))]
+    rows = [("costs", "fees.md"), ("scan", "alter Scan 3.pdf"), ("again", "alter Scan 3.pdf"), ("part", "long.md")]
+    found = read_pairs(table(tmp_path / "log.csv", ("query", "document"), rows), documents)
+    assert found.queries == ["costs", "part"]
+    shown = capsys.readouterr().err
+    assert "such as 'alter Scan 3.pdf': rows with such names (2) are left out" in shown
+    assert "1 files of more than 20 passages, such as 'long.md': each of these counts as an answer" in shown
 
 
 def test_rows_with_a_name_of_no_document_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,7 +378,7 @@ def test_the_title_may_be_the_only_column_of_text(tmp_path: Path) -> None:
         (
             "a.html",
             "<title>no</title><div>In a <b>div</b>.</div><p>para</p> loose <!-- no -->",
-            "In a div . para loose",
+            "In a div. para loose",
         ),
         ("b.html", "<ul><li>outer<p>inner</p>tail</li><li>outer</li></ul>", "outer inner tail outer"),
         (

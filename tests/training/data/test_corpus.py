@@ -215,7 +215,7 @@ def test_what_is_no_score_is_refused(tmp_path: Path, score: str) -> None:
 
 
 def test_an_empty_row_has_no_score_either(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "one,other,score\nx,y,3\n,,\n")
+    path = write(tmp_path / "a.csv", "one,other,score\nx,y,3\n , ,\n")
     corpus = read_corpus([path], ["one", "other", "score"], scored=True)
     assert (list(corpus.rows), corpus.empty) == ([("x", "y", "3.0")], 1)
 
