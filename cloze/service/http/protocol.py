@@ -172,8 +172,8 @@ class Protocol(HttpToolsProtocol):
             self.cycle.more_body = False
         elif not self._offered:
             super().on_message_complete()
-        if self.cycle is not None and not self.parser.should_keep_alive():  # by a trailer: nothing more is parsed
-            self.cycle.keep_alive = False
+            if not self.parser.should_keep_alive():  # by a trailer, behind which nothing more is parsed
+                self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
