@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from pydantic import BaseModel
+
 from cloze.adoption.hub import looks_local
 from cloze.adoption.modules import MODULES_FILE, ST_CONFIG_FILE, AdoptionError, pooling_of, templates_of
 from cloze.encoding.bundle import SPEC_FILE, located, upgrade
@@ -23,6 +25,7 @@ __all__ = [
     "RECIPE_FILE",
     "Kind",
     "encoder_folder",
+    "keeps_reading",
     "kind_of",
     "learnt_sentences",
     "named_templates",
@@ -100,6 +103,15 @@ def own_reading(source: str) -> dict[str, Any] | None:
             raise RunError(f"{saved} does not hold an object of JSON; restore the folder")
         return {key: value for key, value in upgrade(fields).items() if key in READING}
     return _reading_of_modules(folder.joinpath if folder.is_dir() else lambda file: _fetched(name, file))
+
+
+def keeps_reading(source: str, given: BaseModel) -> bool:
+    """Whether a recipe's template, pooling and final period are those with which the encoder is served by itself.
+
+    Raises RunError, BundleError.
+    """
+    own = own_reading(source) or {}
+    return bool(own) and own == given.model_dump(include=set(own))
 
 
 def of_library(source: str) -> bool:

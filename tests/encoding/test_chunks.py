@@ -133,7 +133,7 @@ def test_a_vowel_sign_that_is_a_token_stays_with_its_letter() -> None:
     assert encoder.count(word) == 6
     for tokens in (2, 3):
         assert texts(word, list(chunked(encoder, word, tokens))) == ["दु", "नि", "या"]
-    assert len(list(chunked(encoder, word, 1))) == 6  # there is no room for both
+    assert len(list(chunked(encoder, word, 1))) == 6  # a letter and its mark do not fit together
     marks = "द" + "ा" * 30  # a letter with more of them than a chunk takes
     assert len(list(chunked(encoder, marks, 8))) == 4
 

@@ -18,7 +18,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.training.bar import console
 from cloze.training.data.corpus import Corpus
-from cloze.training.encoder_source import own_reading
+from cloze.training.encoder_source import keeps_reading
 from cloze.training.errors import RunError
 from cloze.training.evaluation.dev import DevData
 from cloze.training.hub.adoption import served
@@ -181,8 +181,7 @@ def _chosen_figures(
     best, log = state.best_metric, state.log_history
     own = parent.get(chooser.removeprefix(DEV)) if chooser and parent else None
     at_best = (entry for entry in log if entry["step"] == state.best_global_step)
-    reading = own_reading(recipe.encoder) or {}
-    untouched = state.best_global_step == 0 and reading == (recipe.model_dump(include=set(reading)) or None)
+    untouched = state.best_global_step == 0 and keeps_reading(recipe.encoder, recipe)
     return {
         "steps": state.global_step,
         "best_step": state.best_global_step,

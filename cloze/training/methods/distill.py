@@ -21,7 +21,7 @@ from torch import Tensor
 from cloze.training.bar import bar, console
 from cloze.training.data.corpus import Corpus, Row
 from cloze.training.data.teacher_vectors import TeacherVectors
-from cloze.training.encoder_source import own_reading
+from cloze.training.encoder_source import keeps_reading
 from cloze.training.errors import RecipeError
 from cloze.training.evaluation.measures import Embed, units
 from cloze.training.hub.adoption import served
@@ -106,8 +106,7 @@ def _teacher(recipe: DistillRecipe) -> Embed:
 
 def _warn_of_own_reading(recipe: DistillRecipe) -> None:
     """Say that the encoder has nothing to learn if its own template, pooling and final period are the recipe's."""
-    own = own_reading(recipe.encoder) or {}
-    if own and own == recipe.model_dump(include=set(own)):
+    if keeps_reading(recipe.encoder, recipe):
         console.print(
             f"warning: {recipe.encoder} already has this template and pooling, so there is nothing to learn; give "
             "another --template, --pooling or --encoder"

@@ -39,6 +39,7 @@ class SG(Contrastive):
             raise RecipeError(
                 f"first_layer is {recipe.first_layer}; the encoder's layers are 0, its embeddings, to {depth}: lower it"
             )
+        self._layers = depth + 1 - recipe.first_layer  # that may guide
         encoder.backbone.embeddings.requires_grad_(False)
         untrained = {id(weight): weight for weight in encoder.backbone.parameters() if not weight.requires_grad}
         frozen = copy.deepcopy(encoder.backbone, untrained).eval()  # these are shared, on whatever device they are
@@ -57,8 +58,7 @@ class SG(Contrastive):
         if self.recipe.variant == "opt3" or "frozen" not in views:
             return views
         frozen = views["frozen"]
-        layers = int(self.encoder.backbone.config.num_hidden_layers) + 1 - self.recipe.first_layer
-        layer = torch.randint(layers, (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
+        layer = torch.randint(self._layers, (len(frozen["input_ids"]),), device=frozen["input_ids"].device)
         return views | {"frozen": {**frozen, "layer": layer}}  # (n), counted from first_layer
 
     def reads(self, name: str) -> Hashable:
