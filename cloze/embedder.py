@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from cloze.encoding.bundle import Bundle
-from cloze.encoding.errors import OptionError
+from cloze.encoding.errors import OptionError, first_line
 from cloze.encoding.text import token_batches
+from cloze.service.errors import BackendFailed
 from cloze.service.inference.session import Session
 from cloze.service.inference.threads import share_threads
 from cloze.service.inference.vectors import cosine_matrix, finish
@@ -87,18 +88,26 @@ class Embedder:
         encoder, session = self.bundle.encoder_of(prompt_name), self._session
         self.bundle.check_dimensions(dimensions)
         listed = _listed(texts)
-        vectors = np.empty((len(listed), self.dimension), np.float32)
+        vectors = np.empty((len(listed), dimensions or self.dimension), np.float32)
         with tqdm(total=len(listed), unit=" texts", delay=PATIENCE, leave=False, disable=None) as bar:
             for first in range(0, len(listed), SLICE):
                 part = listed[first : first + SLICE]
                 ids = [tokens.ids for tokens in encoder.encode(part, truncate=truncate, first=first)]
+                read = np.empty((len(part), self.dimension), np.float32)
 
-                def run(rows: list[int], first: int = first, ids: list[list[int]] = ids) -> None:
-                    vectors[[first + row for row in rows]] = session.run(encoder.pad([ids[row] for row in rows]))
+                def run(rows: list[int], ids: list[list[int]] = ids, read: NDArray[np.float32] = read) -> None:
+                    read[rows] = session.run(encoder.pad([ids[row] for row in rows]))
                     bar.update(len(rows))
 
-                list(self._pool.map(run, token_batches(list(map(len, ids)), session.batches.tokens)))
-        return finish(vectors, normalize=normalize, dimensions=dimensions)
+                try:
+                    list(self._pool.map(run, token_batches(list(map(len, ids)), session.batches.tokens)))
+                except BackendFailed as error:
+                    reason = first_line(error.__cause__ or error)
+                    raise BackendFailed(
+                        f"texts {first} to {first + len(part) - 1}: the model failed: {reason}"
+                    ) from error
+                vectors[first : first + len(part)] = finish(read, normalize=normalize, dimensions=dimensions)
+        return vectors
 
     def similarity(
         self, first: Sequence[str], second: Sequence[str], *, prompt_name: str | None = None

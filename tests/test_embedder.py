@@ -70,6 +70,17 @@ def test_many_texts_keep_their_order_in_many_threads(model: Any) -> None:
         np.testing.assert_array_equal(found[0][: len(few)], few)
 
 
+def test_a_graph_that_fails_is_said_with_its_own_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cloze.load(write_bundle(tmp_path / "tiny"))
+
+    def fail(batch: Any) -> Any:
+        raise RuntimeError("[ONNXRuntimeError] : 6 : no memory\nand more")
+
+    monkeypatch.setattr(model._session, "_forward", fail)
+    with pytest.raises(ClozeError, match=r"^texts 0 to 1: the model failed: \[ONNXRuntimeError\] : 6 : no memory$"):
+        model.embed(["a man", "dogs"])
+
+
 def test_libraries_may_copy_and_keep_it(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As scikit-learn does with the steps of a pipeline."""
     assert copy.copy(model) is copy.deepcopy(model) is model

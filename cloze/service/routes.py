@@ -55,7 +55,8 @@ PUBLIC: Final = tuple(re.sub(r"{\w+}", "*", route.path) for route in ROUTES if r
 ALIASES: Final = {"/embeddings": OPENAI.path, "/models": MODELS.path}
 PATTERNS: Final = {route.path[: route.path.index("{")]: route.path for route in ROUTES if "{" in route.path}
 UNDER_MODEL: Final = "|".join([*(route.path for route in ROUTES if route.of_model), *ALIASES, f"{MODELS.path}/.+"])
-OF_MODEL: Final = re.compile(f"/models/([^/]+)({UNDER_MODEL})?")
+NAME: Final = "[^/]+(?:/[^/]+)*?"  # of a model; that of an alias may have slashes
+OF_MODEL: Final = re.compile(f"/models/({NAME})({UNDER_MODEL})?")
 
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
@@ -92,5 +93,5 @@ def label(method: str, path: str) -> str:
 
 def shape_of(path: str) -> Shape:
     """Return the shape in which the clients of a path expect an error, also where it is not a route."""
-    version = re.match(r"(?:/models/[^/]+)?/(v1|v2)/|(/embeddings)$", path)
+    version = re.match(rf"(?:/models/{NAME})?/(v1|v2)/|(/embeddings)$", path)
     return "native" if version is None else "cohere" if version[1] == "v2" else "openai"

@@ -56,7 +56,7 @@ def scripted(
     asked: list[Any] = []
     spec = Bundle.load(folder).spec
     info = {"model_sha": spec.files["onnx/model.onnx"], "embedding_space": spec.space, "max_client_batch_size": 50}
-    info |= {"max_input_length": spec.max_tokens} | facts
+    info |= {"max_input_length": spec.max_tokens, "template": {"text": spec.template}} | facts
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -221,3 +221,25 @@ def test_the_precision_is_that_of_the_server(folder: Path, url: str) -> None:
     assert Remote(url, SecretStr(KEY), Bundle.load(folder)).precision == "fp32"
     with pytest.raises(OptionError, match=r"answered 404: .*; give the address, and the key, of a service of Cloze"):
         Remote(url + "/nothing", SecretStr(KEY), Bundle.load(folder))
+
+
+def test_an_alias_of_another_template_is_named(folder: Path) -> None:
+    """Its own vectors are those of the named template, which the record of the job would not say."""
+    settings = Settings(bundle=folder, provider="cpu", threads=1, alias="store=tiny:document")
+    with served(create_app(settings)) as address:
+        alias = f"{address}/models/store"
+        with pytest.raises(OptionError, match="is an alias that stands for another template of the model; name the"):
+            Embed(folder, server=alias)
+        named = [Embed(folder, server=each, prompt_name="document").embed(TEXTS).vectors for each in (alias, address)]
+    np.testing.assert_array_equal(*named)
+
+
+def test_a_graph_that_changes_during_the_job_ends_it(tmp_path: Path) -> None:
+    both = write_bundle(tmp_path / "both", None, ("fp32", "int8"))
+    embed, spec = None, Bundle.load(both).spec
+    with scripted(both, [(200, {"x-embedding-shape": f"1,{spec.dimension}"}, bytes(4 * spec.dimension))]) as (url, _):
+        embed = Embed(both, server=url)
+        assert embed(pa.table({"text": ["a man"]})).num_rows == 1
+        embed._remote.precision = "int8"  # as if it had run this graph at the start
+        with pytest.raises(RemoteError, match="runs fp32 now, and ran int8 before; complete parts are kept"):
+            embed(pa.table({"text": ["a man"]}))

@@ -17,7 +17,7 @@ ROWS = [{"text": f"text {number}, with a comma", "place": number} for number in 
 
 
 def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    kind = next(each for each in path.suffixes if each in (".parquet", ".jsonl", ".csv", ".tsv", ".txt"))
+    kind = next(each for each in map(str.lower, path.suffixes) if each in (".parquet", ".jsonl", ".csv", ".tsv", ".txt"))
     if kind == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=4)
         return path
@@ -57,7 +57,19 @@ def test_the_output_is_no_input_by_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a.parquet", "a.jsonl", "a.csv", "a.tsv", "a.txt", "a.jsonl.gz", "a.csv.zst", "a.txt.gz", "a.txt.zst"]
+    "name",
+    [
+        "a.parquet",
+        "a.PARQUET",
+        "a.jsonl",
+        "a.csv",
+        "a.tsv",
+        "a.txt",
+        "a.jsonl.gz",
+        "a.csv.zst",
+        "a.txt.gz",
+        "a.txt.zst",
+    ],
 )
 def test_every_kind_of_file(tmp_path: Path, name: str) -> None:
     source = Source.find(str(write(tmp_path / name)), rows_per_part=3)

@@ -209,6 +209,17 @@ async def test_the_loop_may_take_its_time(world: World) -> None:
     assert world.ends == [HUNG]
 
 
+async def test_a_limit_below_a_second_leaves_an_idle_service_alone(world: World) -> None:
+    """The event loop is looked at every second, so a second without a beat is no hang."""
+    world.health.stall_seconds = 0.1
+    world.now += 2
+    world.health.judge()
+    assert world.ends == []
+    world.now += 2
+    world.health.judge()
+    assert world.ends == [HUNG]
+
+
 async def test_the_watch_goes_on_after_an_error_and_readiness_shows_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

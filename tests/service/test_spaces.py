@@ -92,6 +92,11 @@ async def test_an_alias_may_be_a_name_of_the_hub(tmp_path: Path, client: MakeCli
     async with client(bundle=tmp_path / "tiny", alias="BAAI/bge-small=tiny") as http:
         answer = await http.post("/v1/embeddings", json={"input": "a man", "model": "BAAI/bge-small"})
         assert answer.status_code == 200
+        for name in ("BAAI/bge-small", "BAAI%2Fbge-small"):
+            info = await http.get(f"/models/{name}/info")
+            assert info.json()["embedding_space"] == answer.headers["x-embedding-space"]
+            under = await http.post(f"/models/{name}/v1/embeddings", json={"input": "a man"})
+            assert under.json()["data"] == answer.json()["data"]
         for path in ("/v1/models/BAAI/bge-small", "/v1/models/BAAI%2Fbge-small"):
             card = (await http.get(path)).json()
             assert (card["id"], card["root"]) == ("BAAI/bge-small", "tiny")

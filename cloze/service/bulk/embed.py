@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from cloze.encoding.bundle import Bundle
 from cloze.encoding.chunks import chunked, least_tokens
-from cloze.encoding.errors import OptionError, TextError
+from cloze.encoding.errors import OptionError, TextError, first_line
 from cloze.encoding.text import TextEncoder, Tokens, token_batches
 from cloze.service.bulk.remote import CONNECTIONS, REQUEST_TOKENS, Remote
 from cloze.service.errors import BackendFailed
@@ -89,8 +89,9 @@ class Embed:
         check_chunks(chunk_tokens, self._text_encoder)
         shared = share_threads(threads)
         self._compute: Callable[[list[str], list[Tokens]], NDArray[np.float32]]
+        self._remote: Remote | None = None
         if server:
-            remote = Remote(server, key, self.bundle, prompt_name)
+            self._remote = remote = Remote(server, key, self.bundle, prompt_name)
             self._compute = lambda texts, tokens: remote.embed(texts)
             self._limits, batches, on_cpu = (REQUEST_TOKENS, remote.most_texts), CONNECTIONS, False
         else:
@@ -111,6 +112,8 @@ class Embed:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Return the table with the columns ADDED. Raises OptionError where its columns do not allow that."""
         check_columns(table.schema, self.text_column)
+        if self._remote is not None:
+            self._remote.check()
         embedded = self.embed(as_texts(table.column(self.text_column)))
         failed = np.isin(np.arange(len(table)), list(embedded.errors))
         _, number_type = FORMATS[self.dtype]
@@ -198,7 +201,7 @@ class Embed:
                 )
             except BackendFailed as error:
                 if len(indices) == 1:
-                    errors[indices[0]] = str(error)
+                    errors[indices[0]] = first_line(error.__cause__ or error)
                     return
                 run(indices[: len(indices) // 2])
                 run(indices[len(indices) // 2 :])

@@ -35,12 +35,13 @@ class Remote:
     def __init__(self, url: str, key: SecretStr, bundle: Bundle, prompt_name: str | None = None) -> None:
         """Ask the service what it serves; `url` may end in /models/NAME.
 
-        Raises OptionError where it does not answer, or serves another graph than one of the bundle's.
+        Raises OptionError where it does not answer, or serves another graph than one of the bundle's, or where the
+        model's name is an alias that stands for another template.
         """
         if not url.startswith(("http://", "https://")):
             raise OptionError(f"server is {url!r:.200}, which is not a URL; write http://HOST:PORT")
         self.url = url.rstrip("/")
-        self._dimension = bundle.spec.dimension
+        self._bundle, self._prompt_name = bundle, prompt_name
         self._options = {"truncate": True, "normalize": False, "prompt_name": prompt_name}
         headers = {"accept": "application/octet-stream", "content-type": "application/json", "x-priority": "bulk"}
         if key:
@@ -62,7 +63,7 @@ class Remote:
         self._pool = PoolManager(maxsize=CONNECTIONS, headers=headers, retries=retries, timeout=timeout)
         self._in_space = headers | {"if-match": bundle.spec.space}
         info = self._info()
-        self.precision = _served(self.url, info, bundle)
+        self.precision = self._served(info)
         self.most_texts = int(info["max_client_batch_size"])  # of one request
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -79,11 +80,18 @@ class Remote:
             raise RemoteError(f"{self.url} cannot be reached ({error}); {RESUME} when it answers") from error
         if response.status in BISECTED and not lost:
             raise BackendFailed(_reason(response))
-        shape = (len(texts), self._dimension)
+        shape = (len(texts), self._bundle.spec.dimension)
         if response.status != 200 or response.headers.get("x-embedding-shape") != "{},{}".format(*shape):
             advice = f"{RESUME} when it answers" if response.status in RETRIED else f"correct this; {RESUME}"
             raise RemoteError(f"{self.url}/embed answered {response.status}: {_reason(response)}; {advice}")
         return np.frombuffer(response.data, "<f4").reshape(shape)
+
+    def check(self) -> None:
+        """Raise RemoteError, or OptionError, where the service has begun to serve another graph since the start."""
+        if (precision := self._served(self._info())) != self.precision:
+            raise RemoteError(
+                f"{self.url} runs {precision} now, and ran {self.precision} before; {RESUME} when it does"
+            )
 
     def _healthy(self) -> bool:
         """Whether the model still embeds anything: its probe tries the template alone."""
@@ -105,18 +113,22 @@ class Remote:
             ) from error
         return info
 
-
-def _served(url: str, info: dict[str, Any], bundle: Bundle) -> Precision:
-    """Return the precision of the graph that is served. Raises OptionError where it is not one of the bundle's."""
-    spec = bundle.spec
-    precisions = [precision for precision in bundle.precisions if spec.files[GRAPHS[precision]] == info["model_sha"]]
-    if precisions and (info["embedding_space"], info["max_input_length"]) == (spec.space, spec.max_tokens):
+    def _served(self, info: dict[str, Any]) -> Precision:
+        """Return the precision of the graph that is served. Raises OptionError where it is not one of the bundle's."""
+        bundle, spec = self._bundle, self._bundle.spec
+        precisions = [each for each in bundle.precisions if spec.files[GRAPHS[each]] == info["model_sha"]]
+        if not precisions or (info["embedding_space"], info["max_input_length"]) != (spec.space, spec.max_tokens):
+            raise OptionError(
+                f"{self.url} serves another model or graph than {bundle.path}: space {info['embedding_space']}, at "
+                f"most {info['max_input_length']} tokens, and the bundle has {spec.space} and {spec.max_tokens}; give "
+                "the bundle that is served, and serve it without a bridge"
+            )
+        if self._prompt_name is None and info["template"]["text"] != spec.template:
+            raise OptionError(
+                f"{self.url} is an alias that stands for another template of the model; name the model itself, or a "
+                "template with --prompt-name"
+            )
         return precisions[0]
-    raise OptionError(
-        f"{url} serves another model or graph than {bundle.path}: space {info['embedding_space']}, at most "
-        f"{info['max_input_length']} tokens, and the bundle has {spec.space} and {spec.max_tokens}; give the bundle "
-        "that is served, and serve it without a bridge"
-    )
 
 
 def _reason(response: BaseHTTPResponse) -> str:

@@ -27,7 +27,7 @@ from cloze.service.bulk.embed import check_columns
 
 BUFFER: Final = 2**16  # bytes
 SAMPLE: Final = 1000  # rows of a file of text that decide its columns
-KNOWN: Final = (".parquet", *ENDINGS)
+PARQUET: Final = ".parquet"
 
 
 class SourceError(OptionError):
@@ -104,7 +104,7 @@ class Source:
         """Yield the parts of a file, less those that `skip` names. Raises SourceError where it cannot be read."""
         path = self.files[file].path
         with _opened(self.filesystem, path) as raw:
-            read = self._parquet_parts if path.endswith(".parquet") else self._text_parts
+            read = self._parquet_parts if _is_parquet(path) else self._text_parts
             yield from read(file, raw, skip)
 
     def identity(self) -> dict[str, Any]:
@@ -203,11 +203,11 @@ def _find(location: str, out: str) -> tuple[fs.FileSystem, tuple[File, ...]]:
         files = [info for info in files if not resolved(info.path).startswith(f"{resolved(out)}/")]
     if not files:
         raise SourceError(f"{location} is not there, or has no files of texts; name a file, a folder or a pattern")
-    unknown = [info.path for info in files if ending_of(info.path) not in KNOWN]
+    unknown = [info.path for info in files if not _is_known(info.path)]
     if unknown:
         raise SourceError(
-            f"{unknown[0]} is of no known kind; the known endings are {', '.join(KNOWN)}, all but the first also with "
-            f"{', '.join(COMPRESSIONS)}"
+            f"{unknown[0]} is of no known kind; the known endings are {', '.join((PARQUET, *ENDINGS))}, all but the "
+            f"first also with {', '.join(COMPRESSIONS)}"
         )
     files = sorted((info for info in files if info.size), key=lambda info: info.path)
     if not files:
@@ -236,11 +236,19 @@ def _list(location: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     if pattern:
         return filesystem, [info for info in inside if fnmatchcase(info.path, pattern)]
     seen = [info for info in inside if info.type == fs.FileType.File and not _hidden(relpath(info.path, path))]
-    known = [info for info in seen if ending_of(info.path) in KNOWN]
+    known = [info for info in seen if _is_known(info.path)]
     if others := sorted({info.path for info in seen} - {info.path for info in known}):
         example = relpath(others[0], path)
         print(f"{location}: {len(others):,} files of no known kind are left out, such as {example}", file=sys.stderr)
     return filesystem, known
+
+
+def _is_known(path: str) -> bool:
+    return _is_parquet(path) or ending_of(path) in ENDINGS
+
+
+def _is_parquet(path: str) -> bool:
+    return path.lower().endswith(PARQUET)  # which compresses its columns itself
 
 
 def _hidden(path: str) -> bool:
@@ -252,7 +260,7 @@ def _columns(filesystem: fs.FileSystem, path: str) -> tuple[list[str], Callable[
 
     None of a file of texts without rows, as a partition may be.
     """
-    if path.endswith(".parquet"):
+    if _is_parquet(path):
         with _opened(filesystem, path) as raw:
             schema = pq.read_schema(raw).remove_metadata()
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)

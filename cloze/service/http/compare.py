@@ -77,7 +77,7 @@ async def search(body: SearchRequest, context: Context) -> Response:
     with lease(context, body.model) as model:
         query, document = (name if name in model.bundle.named else None for name in SEARCH_NAMES)
         parts = [
-            Part([body.query], named_template(context, model, body.prompt_name or query)),
+            Part([body.query], named_template(context, model, query if body.prompt_name is None else body.prompt_name)),
             Part(body.texts, document),
         ]
         meaning = _meaning(model, body.calibrated, parts)

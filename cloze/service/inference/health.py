@@ -97,8 +97,10 @@ class Health:
         if now - self._looked > FROZEN:
             self._awake_since = now
         self._looked, awake = now, now - self._awake_since
-        for subject, seconds in (("a batch", self.busy_for()), ("the event loop", now - self._beat)):
-            if min(seconds, awake) > HUNG_AFTER * self.stall_seconds:
+        least = max(self.stall_seconds, PERIOD)  # the event loop beats no oftener
+        hung = ("a batch", self.busy_for(), self.stall_seconds), ("the event loop", now - self._beat, least)
+        for subject, seconds, limit in hung:
+            if min(seconds, awake) > HUNG_AFTER * limit:
                 logger.critical("%s has hung for %.0f s: the process ends with status %d", subject, seconds, HUNG)
                 self.end(HUNG)
         for model in self.models:
