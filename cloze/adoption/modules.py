@@ -151,7 +151,7 @@ def templates_of(prompts: Mapping[str, str], default: str | None, source: str) -
         if name in templates:
             templates.setdefault(DOCUMENT_PROMPTS[0], templates[name])
     if template != TEXT:  # a prompt that is empty is not the default one
-        templates = dict.fromkeys(prompts, TEXT) | templates
+        templates = dict.fromkeys([*prompts, DOCUMENT_PROMPTS[0]], TEXT) | templates
     return template, templates
 
 

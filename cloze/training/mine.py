@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = [*options.columns, *names]
     if twice := [name for name in header if header.count(name) > 1]:
         raise RunError(f"two columns of {options.out} would have the name {twice[0]!r}; rename one of --columns")
+    if options.corpus_columns and not options.corpus:
+        raise RunError("--corpus-columns names columns of --corpus, which is not given")
     check_new_file(options.out)
     check_not_read(options.out, [str(options.pairs), *options.corpus])
     pairs = read_corpus([str(options.pairs)], options.columns)

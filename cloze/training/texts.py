@@ -41,6 +41,7 @@ ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is 
 BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
 FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
+SENTENCE_ENDS: Final = re.compile(r"(?<=[.!?])\s+")
 FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
 QUERY_WORDS: Final = 9  # of a query, at most
 QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
@@ -75,7 +76,7 @@ class TextsOptions(Command):
     )
     held_out_queries: Count = Field(2_000, description="most queries of each source's collection")
     exclude: CliVariadicArg[list[Path]] = Field(
-        [], description="files and folders with evaluation data, whose texts must not occur"
+        [], description="files and folders with evaluation data, whose texts and sentences must not occur"
     )
     seed: Count = Field(0, description="seed of the choice")
 
@@ -93,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.single_texts and not options.singles:
         raise CorpusError(f"--single-texts is {options.single_texts:,}, and --singles does not name their file; add it")
     check_folder(options.out)
-    excluded = {digest for path in options.exclude for digest in map(_digest, _texts_of(path))}
+    excluded = {
+        digest for path in options.exclude for text in _texts_of(path) for digest in map(_digest, _with_sentences(text))
+    }
     rng, seen, singles = random.Random(options.seed), set(excluded), _read_singles(options)
     blocks: list[list[str]] = []
     collections: dict[str, list[tuple[str, str | None]]] = {}
@@ -299,6 +302,12 @@ def _texts_of(path: Path) -> Iterator[str]:
                 for rows in ([line] for line in lines):
                     yield from _cells(rows, separator)
                 yield from _cells(lines, separator)  # a quoted cell may have several lines
+
+
+def _with_sentences(text: str) -> Iterator[str]:
+    """A text, and its sentences: a document is not to be trained on sentence by sentence either."""
+    yield text
+    yield from (sentence for sentence in SENTENCE_ENDS.split(text) if len(sentence.split()) >= FEWEST_WORDS)
 
 
 def _lines(file: Path) -> list[str]:

@@ -17,7 +17,9 @@ ROWS = [{"text": f"text {number}, with a comma", "place": number} for number in 
 
 
 def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
-    kind = next(each for each in map(str.lower, path.suffixes) if each in (".parquet", ".jsonl", ".csv", ".tsv", ".txt"))
+    kind = next(
+        each for each in map(str.lower, path.suffixes) if each in (".parquet", ".jsonl", ".csv", ".tsv", ".txt")
+    )
     if kind == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=4)
         return path

@@ -148,6 +148,10 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
             for name in ("unknown", "nan", "none")
         ),
         ([one, one, "--json", f"{tmp_path}/./one.json"], "is to be written, and is one of the files that are read"),
+        *(
+            ([one, str(tmp_path / "other.json"), *words], f"{words[0]} says what models are scored on, and files have")
+            for words in (["--suite", "probes"], ["--data", "nowhere"], ["--pairs", pairs])
+        ),
         (["a", "b"], "there is nothing to score"),
         (["cloze-mini", "./nowhere", "--pairs", pairs], "nowhere is not a folder; give a run, a bundle"),
         (["cloze-mini", "cloze-mini", "--pairs", pairs], "cloze-mini is named twice; name each model once"),

@@ -205,7 +205,7 @@ def test_a_text_that_occurs_again_is_not_both_learnt_and_held_out(tmp_path: Path
     labels = np.random.default_rng(0).choice(["a", "b"], 80).tolist()
     once = write_labelled(tmp_path / "once.csv", labels)
     header, *rows = once.read_text().splitlines(keepends=True)
-    (tmp_path / "often.csv").write_text(header + 4 * "".join(rows))
+    (tmp_path / "often.csv").write_text(header + 4 * "".join(rows) + "".join(f" {row.capitalize()}" for row in rows))
     bundle = write_bundle(tmp_path / "tiny", heads={})
     for name in ("once", "often"):
         main([str(bundle), "--name", name, "--train", str(tmp_path / f"{name}.csv")])

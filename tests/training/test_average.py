@@ -17,7 +17,7 @@ from cloze.training.errors import EncoderError, RunError
 from cloze.training.export.__main__ import main as export
 from cloze.training.loop.soup import average
 from cloze.training.model.encoder import SentenceEncoder
-from cloze.training.run_folder import parent_name
+from cloze.training.run_folder import Run, parent_name
 
 RECIPE = {"method": "simcse", "encoder": "parents/tiny", "corpus": ["a.txt"]}
 
@@ -183,6 +183,14 @@ def test_what_has_no_mean_is_refused(runs: list[Path], tiny_bert: Path, tmp_path
     with pytest.raises(RunError, match="is not an empty folder"):
         average(runs, runs[0])
     assert not (tmp_path / "mean").exists()
+
+
+def test_a_run_with_a_masked_word_head_is_refused(runs: list[Path], tmp_path: Path) -> None:
+    """The mean would have none, and so could not be explained, or trained on as such a model."""
+    provenance = Run(runs[1]).provenance()
+    Run(runs[1]).write_provenance(provenance | {"recipe": provenance["recipe"] | {"method": "mlm"}})
+    with pytest.raises(RunError, match="run-2 is a run of cloze pretrain; a mean would lose its masked-word head"):
+        average(runs, tmp_path / "mean")
 
 
 def test_mistakes_are_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

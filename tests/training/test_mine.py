@@ -111,6 +111,10 @@ def test_errors_are_one_line(tmp_path: Path, tiny_bert: Path, capsys: pytest.Cap
             ["--pairs", str(pairs), "--out", str(tmp_path / "m.csv"), "--columns", "sent0", "negative"],
             "would have the name 'negative'; rename one of --columns",
         ),
+        (
+            ["--pairs", str(pairs), "--out", str(tmp_path / "m.csv"), "--corpus-columns", "text"],
+            "--corpus-columns names columns of --corpus, which is not given",
+        ),
     ):
         assert run_command(lambda words=words: mine.main([str(encoder), *words])) == 2
         assert message in capsys.readouterr().err

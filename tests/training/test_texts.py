@@ -130,13 +130,15 @@ def test_each_format_of_evaluation_data_is_excluded(corpus: str, tmp_path: Path)
         packed.write("\n".join(SENTENCES[2:900:5]))
     parquet.write_table(pa.table({"text": SENTENCES[3:900:5]}), data / "rows.parquet")
     (data / "lists.json").write_text(json.dumps([{"texts": [each]} for each in SENTENCES[4:900:5]], indent=1))
+    documents = [{"_id": "d", "text": " ".join(SENTENCES[990:1020])}]  # of which no sentence is a text of its own
+    (data / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
     (data / "semicolons.csv").write_text("text;score\n" + "".join(f"{text};4,2\n" for text in SENTENCES[900:990]))
     (data / ".hidden").write_bytes(b"\0\xff")
-    (data / "latin.neg").write_bytes("\n".join(f"{each} caf\xe9" for each in SENTENCES).encode("latin-1"))
+    (data / "latin.neg").write_bytes("\n".join(f"caf\xe9 {each}" for each in SENTENCES).encode("latin-1"))
     texts = made(tmp_path / "out", corpus, "--exclude", str(data))
     used = {sentence for each in texts for sentence in sources(each["text"])}
     assert used
-    assert used.isdisjoint(SENTENCES[:990])
+    assert used.isdisjoint(SENTENCES[:1020])
 
 
 @pytest.mark.parametrize("text", ["हिन्दी भाषा में", "தமிழ் மொழி", "re\u0301sume\u0301", "မြန်မာ", "10² ½"])

@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from cloze.training.adaptation.pairs import Judgements, read_pairs
 from cloze.training.adaptation.rounds import DOCUMENT, Rounds, loaded, made_queries, searching
 from cloze.training.bar import console
 from cloze.training.encoder_source import kind_of
-from cloze.training.errors import CorpusError
+from cloze.training.errors import CorpusError, EncoderError
 from cloze.training.evaluation.measures import mean_interval
 from cloze.training.loop.prepare import check_ranking_devices
 from cloze.training.loop.soup import averaged
@@ -77,6 +78,11 @@ def adapt(
     _show(judged, documents, pairs)
     synthetic = None if pairs else _synthetic_queries(judged.documents, seed)
     parent = loaded(encoder)
+    if parent.token_weights is not None:
+        raise EncoderError(
+            f"{encoder} came from cloze weigh, and a mean of weights cannot hold what it added; give the encoder that "
+            "was weighed, and weigh the result"
+        )
     _warn_of_language(parent, judged.documents)
     run.make()
     try:
@@ -90,7 +96,7 @@ def adapt(
         inputs = names | {"columns": [*columns], "document_columns": [*document_columns]}
         if documents:
             _write_documents(out / DOCUMENTS_FILE, documents)
-        _write(run, result, {"method": ADAPTED, "encoder": encoder, "seed": seed} | inputs, data)
+        _write(run, result, parent, {"method": ADAPTED, "encoder": encoder, "seed": seed} | inputs, data)
         shutil.rmtree(out / FOLDER)
     except BaseException:
         _remove_unfinished(out)
@@ -140,16 +146,18 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
     All of them are in the mean, because those on parts of the queries are trained anyway.
     """
     count, everything = len(rounds.judged), range(len(rounds.judged.documents))
-    split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(count))
+    spellings = rounds.judged.spellings()  # one that is learnt would give away another that is held out
+    split = KFold(ROUNDS, shuffle=True, random_state=rounds.seed).split(np.arange(len(spellings)))
     runs, before, scores = list[Path](), list[NDArray[np.float64]](), list[dict[float, NDArray[np.float64]]]()
-    parts = [(learnt.tolist(), rounds.held_out(group.tolist())) for learnt, group in split]
+    halves = ([sorted(chain(*(spellings[place] for place in part))) for part in both] for both in split)
+    parts = [(learnt, rounds.held_out(group)) for learnt, group in halves]
     for number, (learnt, held_out) in enumerate(parts, 1):
         console.print(
             f"round {number} of {ROUNDS}: {len(learnt)} queries to learn from, {len(held_out.queries)} held out"
         )
         before.append(held_out.scores(*searching(rounds.parent)))
         runs.append(rounds.train(f"round-{number}", learnt, everything, held_out.queries))
-        scores.append({share: _scores(runs[-1], held_out, share) for share in SHARES})
+        scores.append({share: _scores(runs[-1], held_out, share, rounds.parent) for share in SHARES})
     after = {share: np.concatenate([score[share] for score in scores]) for share in SHARES}
     result = AdaptationResult([], np.concatenate(before), after, judged=True)
     if result.share == 1:
@@ -157,15 +165,24 @@ def _with_labels(rounds: Rounds) -> AdaptationResult:
     if len(everything) <= MOST_FOR_GROWTH:
         (learnt, held_out), half = parts[0], parts[0][0][::2]
         console.print(f"a round with {len(half)} of these queries, for what more of them bring")
-        half_scores = _scores(rounds.train("half", half, everything, held_out.queries), held_out, result.share)
+        half_scores = _scores(
+            rounds.train("half", half, everything, held_out.queries), held_out, result.share, rounds.parent
+        )
         result = replace(result, growth=float((scores[0][result.share] - half_scores).mean()))
     console.print(f"last round: all {count} queries to learn from")
     return replace(result, runs=[*runs, rounds.train("last", range(count), everything)])
 
 
-def _scores(run: Path, held_out: HeldOutQueries, share: float) -> NDArray[np.float64]:
+def _scores(run: Path, held_out: HeldOutQueries, share: float, parent: SentenceEncoder) -> NDArray[np.float64]:
     """nDCG@10 of each query, of the mean of a round and the parent, which has this share."""
-    return held_out.scores(*searching(averaged([run], parent_share=share)[0]))
+    return held_out.scores(*searching(_mean_of([run], share, parent)[0]))
+
+
+def _mean_of(runs: Sequence[Path], share: float, parent: SentenceEncoder) -> tuple[SentenceEncoder, dict[str, Any]]:
+    """The mean of rounds and the parent, which reads as many tokens as the parent, and its provenance."""
+    mean, provenance = averaged(runs, parent_share=share)
+    mean.reconfigure(mean.config.model_copy(update={"max_tokens": parent.config.max_tokens}))
+    return mean, provenance
 
 
 def _synthetic_queries(documents: Sequence[str], seed: int) -> tuple[Judgements, list[int]]:
@@ -190,17 +207,19 @@ def _without_labels(rounds: Rounds, synthetic: Judgements, queried: Sequence[int
     vectors[queried] = rounds.embedded(DOCUMENT, shortened)
     held_out = rounds.held_out_of(synthetic, list(range(len(synthetic))), vectors)
     before, run = held_out.scores(*searching(rounds.parent)), rounds.train("round-1", [], sources)
-    scores = {share: _scores(run, held_out, share) for share in CAUTIOUS}
+    scores = {share: _scores(run, held_out, share, rounds.parent) for share in CAUTIOUS}
     return AdaptationResult([run], before, scores, judged=False)
 
 
-def _write(run: Run, result: AdaptationResult, recipe: dict[str, Any], data: Sequence[Source]) -> None:
+def _write(
+    run: Run, result: AdaptationResult, parent: SentenceEncoder, recipe: dict[str, Any], data: Sequence[Source]
+) -> None:
     """The run: the mean of the rounds and the parent, or the parent as it is."""
     encoder = recipe["encoder"]
     if result.share < 1:
-        mean, provenance = averaged(result.runs, parent_share=result.share)
+        mean, provenance = _mean_of(result.runs, result.share, parent)
     else:
-        mean, provenance = loaded(encoder), provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
+        mean, provenance = parent, provenance_of_encoder(encoder) | {"seeds": [recipe["seed"]]}
     gains = result.gains(result.share)
     low, high = mean_interval(gains)
     figures = {
@@ -228,9 +247,9 @@ def _judgements(pairs: Path | None, documents: Sequence[Document], columns: Sequ
         raise CorpusError("nothing to learn from; give --documents, and --pairs with queries and what answers them")
     texts = list(dict.fromkeys(document.text for document in documents))
     judged = Judgements([], texts, []) if pairs is None else read_pairs(pairs, documents, columns)
-    if pairs is not None and len(judged) < FEWEST_QUERIES:
+    if pairs is not None and (count := len(judged.spellings())) < FEWEST_QUERIES:
         raise CorpusError(
-            f"{pairs} has {len(judged)} queries with a document that answers them, of which a part has to be held out; "
+            f"{pairs} has {count} queries with a document that answers them, of which a part has to be held out; "
             f"give {FEWEST_QUERIES} or more, better a hundred, or leave out --pairs"
         )
     if len(judged.documents) < FEWEST_DOCUMENTS:

@@ -64,6 +64,8 @@ def read_documents(paths: Sequence[Path], columns: Sequence[str] = ()) -> list[D
 
     Hidden files are left out. Documents of one text are there by each of their names. Raises CorpusError.
     """
+    if columns and all(path.is_dir() or path.suffix.lower() in TEXT_FILES for path in paths):
+        raise CorpusError("--document-columns names columns of tables, and there is no table in --documents")
     documents = dict.fromkeys(chain.from_iterable(_read(path, columns) for path in paths))
     if not documents:
         raise CorpusError(

@@ -66,6 +66,13 @@ class Judgements:
     def __len__(self) -> int:
         return len(self.queries)
 
+    def spellings(self) -> list[list[int]]:
+        """The queries, by their indices, that differ only in capitals and blanks."""
+        same: dict[str, list[int]] = defaultdict(list)
+        for number, query in enumerate(self.queries):
+            same[" ".join(query.casefold().split())].append(number)
+        return list(same.values())
+
     def relevant(self, query: int) -> list[int]:
         return [document for document, grade in self.grades[query].items() if grade > 0]
 
@@ -73,6 +80,8 @@ class Judgements:
 def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str] = ()) -> Judgements:
     """Queries that have a document which answers them, and all documents. Raises CorpusError."""
     if path.is_dir():
+        if columns:
+            raise CorpusError(f"{path} is a folder in BEIR's layout, whose names are known; leave out --columns")
         collection = load_collection(path, "train")
         grades = [
             {place: float(grade or -1) for place, grade in relevance.items()} for relevance in collection.relevance
@@ -86,7 +95,8 @@ def read_pairs(path: Path, documents: Sequence[Document], columns: Sequence[str]
     kind, names = _kind(rows[0][1], columns, path)
     cells = [(f"{path}, line {number}", _cells(record, names, f"{path}, line {number}")) for number, record in rows]
     if kind == "classes":
-        return _classes([tuple(texts) for _, texts in cells], path)
+        classes = _classes([tuple(texts) for _, texts in cells], path)
+        return _joined(classes.queries, classes.documents, classes.grades, documents)
     return _pairs(cells, documents, path)
 
 
@@ -123,7 +133,7 @@ def _pairs(cells: Sequence[tuple[str, list[str]]], documents: Sequence[Document]
     judged = [  # of the others nobody has written a query yet, or judged it
         (query, answer, _grade(score[0], location) if score else 1.0)
         for location, (query, answer, *score) in cells
-        if query and answer and score != [""]
+        if query and answer and query != answer and score != [""]  # no search is to find its own query
     ]
     texts = dict.fromkeys(document.text for document in documents)
     texts_by_name = _texts_by_name(documents)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cloze.adoption.hub import model_folder
+from cloze.adoption.modules import limit_of
 from cloze.encoding.bundle import SEARCH_NAMES
 from cloze.training.adaptation.held_out import HeldOutQueries, best_lexical_weight
 from cloze.training.adaptation.pairs import Judgements
@@ -129,6 +131,7 @@ class Rounds:
         _write(folder / "documents.jsonl", ({"document": text} for text in self.judged.documents))
         keys = {
             "encoder": self.encoder,
+            **self.parent.config.model_dump(include={"template", "pooling", "final_period"}),
             "corpus": list(map(str, files)),
             "weights": [weight for _, weight in files.values()],
             "columns": ["query", "document", "grade"] if queries else ["query", "document"],
@@ -164,6 +167,7 @@ def loaded(encoder: str) -> SentenceEncoder:
         )
     if of_library(encoder):
         refuse_layers_behind(encoder)
+        reading["max_tokens"], _ = limit_of(model_folder(encoder))
     return SentenceEncoder.load(encoder, **reading)
 
 

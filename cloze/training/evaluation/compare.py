@@ -18,7 +18,7 @@ from cloze.encoding.files import check_new_file, write_whole
 from cloze.training.bar import bar
 from cloze.training.encoder_source import kind_of
 from cloze.training.errors import RunError
-from cloze.training.evaluation.options import NOT_COMPARED, CompareOptions, ScoringOptions
+from cloze.training.evaluation.options import NOT_COMPARED, OWN, CompareOptions, ScoringOptions
 from cloze.training.evaluation.sts import STS_TASKS
 from cloze.training.evaluation.subjects import fitting, is_server, subjects
 from cloze.training.evaluation.suites import load_suites
@@ -163,7 +163,10 @@ def compare(options: CompareOptions) -> None:
     if options.out:
         check_new_file(options.out)
     tasks: list[Task] = []
-    if not all(_is_file(model) for model in options.models):
+    if all(map(_is_file, options.models)):
+        if given := [name for name in ("suite", "data", *OWN) if name in options.model_fields_set]:
+            raise RunError(f"--{given[0]} says what models are scored on, and files have their figures; leave it out")
+    elif not all(_is_file(model) for model in options.models):
         if without := [name for name in options.suite if name in NOT_COMPARED]:
             raise RunError(f"an interval needs figures of many items, which {without[0]} does not have: use evaluate")
         tasks = load_suites(options.data, options.suite, options.own)

@@ -10,9 +10,9 @@
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ __all__ = [
 
 Triplets: TypeAlias = list[tuple[str, str, str]]
 """Anchor, positive and negative."""
+
+Label = TypeVar("Label", bound=Hashable)
 
 TRIPLETS: Final = (("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg"))
 TRUTH: Final = {"1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0, "true": 1.0, "false": 0.0}
@@ -90,9 +92,9 @@ def shares_right(margins: NDArray[np.float64]) -> NDArray[np.float64]:
 def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
     """Texts and their labels; at least two labels, with `minimum` texts each. Raises CorpusError.
 
-    Equal rows are one: a text that is learnt from and held out would be found right.
+    Rows that differ only in capitals and blanks are one: a text that is learnt from and held out would be found right.
     """
-    rows = list(dict.fromkeys((text, label) for _, (text, label) in _cells(path, ("text", "label"))))
+    rows = _distinct((text, label) for _, (text, label) in _cells(path, ("text", "label")))
     counts = Counter(label for _, label in rows)
     rarest = min(counts, key=counts.__getitem__)
     if len(counts) < 2 or counts[rarest] < minimum:
@@ -106,11 +108,12 @@ def load_labels(path: Path, minimum: int) -> tuple[list[str], list[str]]:
 def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str], list[frozenset[str]]]:
     """Texts and the labels of each, none or several of them between separators.
 
-    Each label has `minimum` texts or more, and as many texts are without it. Equal rows are one. Raises CorpusError.
+    Each label has `minimum` texts or more, and as many texts are without it. Rows that differ only in capitals and
+    blanks are one. Raises CorpusError.
     """
     cells = _cells(path, ("text", "label"), may_be_empty=("label",))
     split = ((text, frozenset(map(str.strip, cell.split(separator))) - {""}) for _, (text, cell) in cells)
-    rows = list(dict.fromkeys(split))  # the same labels in another order too
+    rows = _distinct(split)  # the same labels in another order too
     labels = [text_labels for _, text_labels in rows]
     counts = Counter(label for text_labels in labels for label in text_labels)
     for label, count in counts.items():
@@ -122,6 +125,14 @@ def load_label_sets(path: Path, separator: str, minimum: int) -> tuple[list[str]
     if not counts:
         raise CorpusError(f"{path} has no labels; write them into the column label")
     return [text for text, _ in rows], labels
+
+
+def _distinct(rows: Iterable[tuple[str, Label]]) -> list[tuple[str, Label]]:
+    """The first of the rows whose labels are equal and whose texts differ only in capitals and blanks."""
+    first: dict[tuple[str, Label], tuple[str, Label]] = {}
+    for text, label in rows:
+        first.setdefault((" ".join(text.casefold().split()), label), (text, label))
+    return list(first.values())
 
 
 def _cells(path: Path, names: Sequence[str], may_be_empty: Sequence[str] = ()) -> list[tuple[str, list[str]]]:

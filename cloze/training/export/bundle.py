@@ -34,6 +34,7 @@ from cloze.encoding.bundle import (
 from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.heads import HEAD_FOLDER
+from cloze.encoding.rows import ENDINGS, ending_of
 from cloze.encoding.text import TOKENIZER_FILES
 from cloze.training.bar import console
 from cloze.training.data.corpus import read_lines
@@ -138,6 +139,8 @@ def export(
     write_bundle(out, load, provenance, parent, options, tasks, sentence_transformers=sentence_transformers)
     if kind_of(str(run)) == "run" and (warning := Run(run).warning()):
         console.print(warning)
+    if kind_of(str(run)) == "bundle" and "fp32" not in Bundle.load(run).precisions:
+        console.print(f"note: the weights are those of the int8 graph of {run}, of 7 bits; those of its run are exact")
 
 
 def _source(run: Path) -> tuple[Path, dict[str, Any]]:
@@ -180,6 +183,11 @@ def write_bundle(
         encoder = load(folder)
         if sentence_transformers:
             check_words_only(encoder)
+        if encoder.continuous is not None and encoder.config.templates:
+            raise ExportError(
+                f"trained vectors replace the words of the template, and there are others, for "
+                f"{', '.join(encoder.config.templates)}; train without them"
+            )
         findings, canaries = _graphs(encoder, folder, precisions, tasks, texts, force=options.force)
         Canaries.write(folder, canaries)
         if options.calibrate:
@@ -322,6 +330,8 @@ def _calibration(path: Path, precisions: Sequence[Precision]) -> list[str]:
         raise ExportError("--calibrate fits the int8 graph; add int8 to --precision")
     if not path.is_file():
         raise ExportError(f"{path} is not a file; give --calibrate a text file with one text per line")
+    if (ending := ending_of(path.name)) in ENDINGS and ending != ".txt":
+        raise ExportError(f"{path} is a table; give --calibrate a text file with one text per line")
     texts = [line.strip() for line in read_lines(path) if line.strip()]
     if len(texts) < LEAST_CALIBRATED:
         raise ExportError(f"{path} has {len(texts)} texts; --calibrate needs at least {LEAST_CALIBRATED}")

@@ -51,6 +51,8 @@ class PromptedTransformer(InputModule):
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
         """Give `input_ids` and `attention_mask`, (n, L), and the place in each row to read the vector at, (n)."""
         template, prompt = self.config["template"], prompt or ""
+        if self.config.get("denoising") and TEXT in prompt and prompt != template:
+            raise ValueError("this model subtracts the vector of its own template, so a prompt cannot be another one")
         template = prompt if TEXT in prompt else template.replace(TEXT, prompt + TEXT)
         prefix, suffix = self._around(template)
         room = self.max_seq_length - len(prefix) - len(suffix)

@@ -52,6 +52,11 @@ def averaged(
         raise RunError(
             f"a mean needs two runs or more, or --parent-share; found {len(runs)}: {', '.join(map(str, runs))}"
         )
+    for run in runs:
+        if Run(run).finished and Run(run).provenance()["recipe"].get("method") == "mlm":
+            raise RunError(
+                f"{run} is a run of cloze pretrain; a mean would lose its masked-word head: train it on first"
+            )
     shares = torch.tensor(weights or [1.0] * len(runs), dtype=torch.float64)
     if len(shares) != len(runs):
         raise RunError(f"{len(shares)} weights for {len(runs)} runs; give one per run, or none")

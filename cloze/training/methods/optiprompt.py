@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from cloze.training.bar import console
 from cloze.training.data.corpus import Row
 from cloze.training.methods.contrastive import Contrastive, transform
 from cloze.training.methods.losses import info_nce
@@ -32,6 +33,11 @@ class OptiPrompt(Contrastive):
         super().__init__(encoder, recipe)
         self.head = transform(encoder, recipe.encoder)
         encoder.requires_grad_(False)
+        if encoder.config.templates:
+            console.print(
+                f"left out: the templates for {', '.join(encoder.config.templates)}; trained vectors replace one"
+            )
+            encoder.reconfigure(encoder.config.model_copy(update={"templates": {}}))
         if encoder.continuous is None:
             encoder.continuous = ContinuousTemplate(encoder.text_encoder, encoder.word_embeddings)
         encoder.continuous.requires_grad_(True)

@@ -39,7 +39,10 @@ def pool(
         return hidden.masked_fill(weights == 0, -torch.inf).amax(1)
     if mode == "weightedmean":
         weights = weights * weights.cumsum(1)
-    total, divisor = (hidden if token_weights is not None else hidden * weights).sum(1), weights.sum(1)
+    weighed, divisor = hidden if token_weights is not None else hidden * weights, weights.sum(1)
+    if rounded and mode == "weightedmean":
+        weighed = weighed.double()  # rounded states times 1 to L: their sum is exact in 53 bits, but not in 24
+    total = weighed.sum(1).to(hidden.dtype)
     return total / (divisor.sqrt() if mode == "mean_sqrt_len_tokens" else divisor)
 
 

@@ -31,6 +31,8 @@ from cloze.training.fit import main as fit
 from cloze.training.hub.adoption import served
 from cloze.training.loop.soup import averaged
 from cloze.training.model.encoder import SentenceEncoder
+from cloze.training.model.token_weights import TokenWeights
+from cloze.training.pretrain import main as pretrain
 from cloze.training.run_folder import Run
 
 THINGS = ("dog", "man", "letter", "city", "rain", "guitar", "field", "house")
@@ -117,6 +119,59 @@ def test_the_result_is_the_mean_of_all_rounds(
     words = ["--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
     main(["--encoder", encoder, *words, "--out", str(tmp_path / "run")])
     assert means[-1] == ["round-1", "round-2", "last"]
+
+
+@pytest.mark.usefixtures("short")
+def test_spellings_of_one_query_are_never_apart(
+    encoder: str, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder without capitals reads them alike: one that is learnt would give the other away."""
+    file, seen = pairs(tmp_path / "pairs.csv"), list[tuple[set[str], set[str]]]()
+    with file.open(encoding="utf-8", newline="") as rows:
+        header, *asked = csv.reader(rows)
+    with file.open("w", encoding="utf-8", newline="") as out:
+        spelt = [(spelling, text) for query, text in asked for spelling in (query, query.title(), f" {query}  now")]
+        csv.writer(out).writerows([header, *spelt, *((query.replace(" ", "  "), text) for query, text in asked)])
+    train = rounds.Rounds.train
+
+    def recorded(self: Any, name: str, queries: Sequence[int], *others: Any) -> Path:
+        if others[1:]:
+            keys = [" ".join(query.lower().split()) for query in self.judged.queries]
+            seen.append(({keys[query] for query in queries}, {keys[query] for query in others[1]}))
+        return train(self, name, queries, *others)
+
+    monkeypatch.setattr(rounds.Rounds, "train", recorded)
+    main(["--encoder", encoder, "--pairs", str(file), "--documents", str(documents), "--out", str(tmp_path / "run")])
+    assert [(len(learnt), len(held_out)) for learnt, held_out in seen[:2]] == [(12, 12), (12, 12)]
+    for learnt, held_out in seen:
+        assert not learnt & held_out
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_without_sentences_keeps_its_template(
+    masked_bert: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sentences.txt").write_text("\n".join(DOCUMENTS), encoding="utf-8")
+    words = ["--corpus", str(tmp_path / "sentences.txt"), "--max-steps", "2", "--batch-size", "8", "--held-out", "0"]
+    parent = str(tmp_path / "mlm")
+    assert pretrain(["--encoder", str(masked_bert), *words, "--out", parent]) == 0
+    monkeypatch.setattr(adapting.AdaptationResult, "_is_sure", lambda *_: True)
+    words = ["--encoder", parent, "--pairs", str(pairs(tmp_path / "pairs.csv")), "--documents", str(documents)]
+    main([*words, "--out", str(tmp_path / "run")])
+    before, after = (SentenceEncoder.load(run).config for run in (parent, str(tmp_path / "run")))
+    assert (after.template, after.pooling) == (before.template, before.pooling)
+
+
+def test_a_weighed_encoder_is_refused_before_the_first_round(
+    tiny_bert: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weighed = SentenceEncoder.load(str(tiny_bert), template="[X]", pooling="mean")
+    weighed.token_weights = TokenWeights(np.ones((weighed.word_embeddings.num_embeddings, 1)))
+    weighed.save(tmp_path / "weighed")
+    words = ["--encoder", str(tmp_path / "weighed"), "--documents", str(documents), "--out", str(tmp_path / "run")]
+    assert run_command(lambda: main(words)) == 2
+    assert "weighed came from cloze weigh, and a mean of weights cannot hold what it added" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("short")
@@ -248,15 +303,25 @@ def test_an_encoder_with_layers_behind_its_pooling_is_refused(
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("sure", [True, False])
 def test_an_encoder_of_sentence_transformers_is_adapted(
-    tiny_bert: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sure: bool,
+    tiny_bert: Path,
+    documents: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With its own limit, which is lower than its positions, whether a gain was sure or it stays as it was."""
+    monkeypatch.setattr(adapting.AdaptationResult, "_is_sure", lambda *_: sure)
     saved = model_of(tmp_path / "saved", tiny_bert)
+    settings = saved / "sentence_bert_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_seq_length": 24}))
     words = ["--documents", str(documents), "--pairs", str(pairs(tmp_path / "pairs.csv"))]
     main(["--encoder", str(saved), *words, "--out", str(tmp_path / "run")])
     assert "12 queries held out" in capsys.readouterr().err
-    config = SentenceEncoder.load(str(tmp_path / "run")).config
-    assert (config.pooling, config.templates) == ("mean", served(str(saved)).config.templates)  # type: ignore[union-attr]
+    config, parent = SentenceEncoder.load(str(tmp_path / "run")).config, served(str(saved)).config  # type: ignore[union-attr]
+    assert (config.pooling, config.templates, config.max_tokens) == ("mean", parent.templates, parent.max_tokens)
 
 
 def test_a_round_is_scored_as_trec_eval_scores_all_documents(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,26 @@ def test_of_many_texts_with_labels_a_sample_is_taken(tmp_path: Path) -> None:
         assert {int(found.documents[place].split()[1]) % 2 for place in grades} == {int(query.split()[1]) % 2}
 
 
+def test_texts_with_labels_are_ranked_among_the_documents_too(tmp_path: Path) -> None:
+    rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky")]
+    found = read_pairs(table(tmp_path / "classes.csv", ("text", "label"), rows), [Document("a", "a fee")])
+    assert found.documents == ["pay", "card", "rain", "snow", "a fee"]
+
+
+def test_a_query_does_not_answer_itself(tmp_path: Path) -> None:
+    rows = [("pay", "pay"), ("rain", "rain"), ("rain", "it rains")]
+    found = read_pairs(table(tmp_path / "pairs.csv", ("query", "document"), rows), [])
+    assert (found.queries, found.documents) == (["rain"], ["it rains"])
+
+
+def test_columns_where_there_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("A page with words.")
+    with pytest.raises(CorpusError, match="--document-columns names columns of tables, and there is no table"):
+        read_documents([tmp_path], ["body"])
+    with pytest.raises(CorpusError, match="is a folder in BEIR's layout, whose names are known; leave out --columns"):
+        read_pairs(tmp_path, [], ["a", "b"])
+
+
 def test_columns_of_known_names_keep_their_meaning(tmp_path: Path) -> None:
     rows = [("pay", "bank"), ("card", "bank"), ("rain", "sky"), ("snow", "sky")]
     file = table(tmp_path / "classes.csv", ("text", "label"), rows)

@@ -485,6 +485,13 @@ def test_texts_that_int8_cannot_be_fitted_to_are_refused(
     assert nothing_left(tmp_path / "out")
 
 
+def test_int8_is_not_fitted_to_the_rows_of_a_table(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text\n" + "one\n" * 9, encoding="utf-8")
+    words = ["--precision", "int8", "--calibrate", str(tmp_path / "texts.csv")]
+    with pytest.raises(ExportError, match=r"\.csv is a table; give --calibrate a text file with one text per line"):
+        export.main([str(run), str(tmp_path / "out"), *words])
+
+
 def test_a_run_without_provenance_is_refused(run: Path, tmp_path: Path) -> None:
     whole = json.loads((run / "run.json").read_text())
     for content in (

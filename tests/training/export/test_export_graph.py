@@ -51,6 +51,7 @@ CASES = {
     "prefix-mask": ("[MASK] is what [X] says", "mask", False),
     "cls": ("[X]", "cls", False),
     "mean": ("[X]", "mean", False),
+    "weightedmean": ("[X]", "weightedmean", False),
     "mean-denoised": ("say [X] !", "mean", True),
 }
 
@@ -273,6 +274,15 @@ def test_int8_is_near_and_the_same_in_any_batch(family: str, request: pytest.Fix
     assert difference(encoder, graph, texts).largest < 0.05
     alone = np.concatenate([graph.embed([text]) for text in texts])
     np.testing.assert_allclose(graph.embed(texts, 10**9), alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weightedmean"])
+def test_an_int8_mean_has_the_same_bits_in_any_batch(pooling: PoolingMode, tiny_bert: Path, tmp_path: Path) -> None:
+    """Also of long texts, whose states are weighed by 1 to L before they are added up."""
+    encoder, exact = traced(tiny_bert, pooling, "exact")
+    graph = runner(int8(encoder, exact), encoder, tmp_path)
+    texts = ["two dogs run in the rain " * count for count in (1, 2, 4, 9)]
+    np.testing.assert_array_equal(graph.embed(texts, 10**9), np.concatenate([graph.embed([text]) for text in texts]))
 
 
 @pytest.mark.parametrize("hidden", ["Identity", "Gelu"])

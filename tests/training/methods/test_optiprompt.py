@@ -8,7 +8,7 @@ import torch
 from recipes import load_recipe
 
 from cloze.encoding.errors import TemplateError
-from cloze.training.errors import EncoderError
+from cloze.training.errors import EncoderError, RecipeError
 from cloze.training.methods import objective_of
 from cloze.training.methods.optiprompt import OptiPrompt
 from cloze.training.model.continuous_template import CONTINUOUS_FILE, ContinuousTemplate
@@ -160,3 +160,18 @@ def test_training_goes_on_from_trained_vectors(masked_bert: Path, tmp_path: Path
     objective.save(tmp_path)
     save_masked_lm(objective.encoder.backbone, MaskedHead.load(str(masked_bert)), tmp_path)
     assert torch.equal(build(tmp_path).encoder.continuous.vectors, objective.encoder.continuous.vectors)
+
+
+def test_named_templates_are_left_out(masked_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A graph has the vectors at the places of one template, and would put them into the words of another."""
+    named = SentenceEncoder.load(str(masked_bert), template="[X] means [MASK].", pooling="mask")
+    named.reconfigure(named.config.model_copy(update={"templates": {"query": 'The question "[X]" means [MASK].'}}))
+    named.save(tmp_path)
+    save_masked_lm(named.backbone, MaskedHead.load(str(masked_bert)), tmp_path)
+    objective = build(tmp_path)
+    assert objective.encoder.config.templates == {}
+    assert "left out: the templates for query; trained vectors replace" in capsys.readouterr().err
+    words = {"corpus": ["unused.csv"], "columns": ["a", "b"], "query_template": ["ask [X]"]}
+    recipe = load_recipe("simcse-supervised", {"encoder": [str(masked_bert)], **words})
+    with pytest.raises(RecipeError, match="so it can have no other, for query; leave them out, or choose another"):
+        objective_of("simcse")(objective.encoder, recipe)
