@@ -80,7 +80,9 @@ class Settings(Options):
     max_concurrent_requests: int = Field(
         1024, ge=1, description="POST requests in flight. A request beyond the limit gets 429."
     )
-    max_client_batch_size: int = Field(16_384, ge=1, description="Texts in one request, with a query. A request with more gets 422.")
+    max_client_batch_size: int = Field(
+        16_384, ge=1, description="Texts in one request, with a query. A request with more gets 422."
+    )
     payload_limit: int = Field(16_777_216, ge=1, description="Bytes of a request's body. A larger body gets 413.")
     token_ids: bool = Field(False, description="Accept token ids of the model's own vocabulary instead of texts.")
     auto_truncate: bool = Field(
