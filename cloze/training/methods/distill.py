@@ -29,6 +29,7 @@ from cloze.training.methods.gather import gather
 from cloze.training.methods.losses import cosine_distance, similarity_divergence
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.teacher import embed_of, embedded, parts, read_by_itself
+from cloze.training.model.attention import train_on_cpu
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.views import View, encode_trimmed, view
 from cloze.training.recipes.methods import DistillRecipe
@@ -51,8 +52,7 @@ class Distill(Objective):
             self._taught = _fitting(_read(recipe), encoder, len(recipe.teacher_vectors))
         else:
             self._teacher = _teacher(recipe)
-        if not torch.cuda.is_available():  # in bf16 its gradient takes half the time of the fused kernel's on a CPU
-            encoder.backbone.set_attn_implementation("eager")
+        train_on_cpu(encoder.backbone)
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
         """Check that each text has a vector of every teacher, or embed it with the one teacher. Raises CorpusError."""
