@@ -42,7 +42,17 @@ from cloze.adoption.modules import (
     settings_of,
     templates_of,
 )
-from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, EmbeddingConfig, Provenance, seal, sha256, staging
+from cloze.encoding.bundle import (
+    GRAPHS,
+    INPUTS,
+    OUTPUT,
+    EmbeddingConfig,
+    Provenance,
+    learnt_parts,
+    seal,
+    sha256,
+    staging,
+)
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.errors import first_line
 from cloze.encoding.template import TEXT, PoolingMode, Template
@@ -76,6 +86,8 @@ def write(source: str, folder: Path, out: Path, max_tokens: int | None = None) -
     if behind and behind[-1][0].kind == "Normalize":  # a bundle's graph does not normalise
         behind.pop()
     graph = repository_graph(folder, source)
+    if lost := learnt_parts(out):
+        _show(lost)
     with staging(out) as staged:
         _copy_tokenizer(folder, staged, source)
         shutil.copyfile(folder / "config.json", staged / "config.json")

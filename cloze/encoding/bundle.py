@@ -54,6 +54,7 @@ __all__ = [
     "alterable",
     "altered",
     "default_bundle",
+    "learnt_parts",
     "located",
     "seal",
     "sha256",
@@ -283,6 +284,13 @@ class Bundle:
                 f"or make it with `{EXPORT_COMMAND} --precision {precision}`"
             )
         return self.path / GRAPHS[precision]
+
+
+def learnt_parts(out: Path) -> str | None:
+    """What is to be said before a bundle at `out` is replaced by another model's: its heads and its calibration go."""
+    if (out / HEAD_FOLDER).is_dir() or (out / CALIBRATION_FILE).is_file():
+        return f"{out}: its heads and its calibration do not fit the new model; learn them again (docs/upgrade.md)"
+    return None
 
 
 @contextmanager

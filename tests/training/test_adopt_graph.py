@@ -264,6 +264,15 @@ def test_max_tokens_may_be_lower(model: Path, tmp_path: Path) -> None:
         write(str(model), model, tmp_path / "other", 67)
 
 
+def test_heads_that_are_replaced_are_said(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(str(model), model, tmp_path / "bundle", 16)
+    (tmp_path / "bundle" / "heads").mkdir()
+    capsys.readouterr()
+    write(str(model), model, tmp_path / "bundle", 16)
+    assert "bundle: its heads and its calibration do not fit the new model; learn them again" in capsys.readouterr().err
+    assert not (tmp_path / "bundle" / "heads").exists()
+
+
 def test_a_model_that_lowers_its_text_itself_is_lowered_in_the_bundle(tmp_path: Path, tiny_roberta: Path) -> None:
     """Its tokenizer tells cases apart."""
     model = saved(tmp_path, tiny_roberta, "roberta", {}, "mean", [])

@@ -27,13 +27,12 @@ from cloze.encoding.bundle import (
     Bundle,
     Precision,
     Provenance,
+    learnt_parts,
     seal,
     sha256,
     staging,
 )
-from cloze.encoding.calibration import CALIBRATION_FILE
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
-from cloze.encoding.heads import HEAD_FOLDER
 from cloze.encoding.rows import ENDINGS, ending_of
 from cloze.encoding.text import TOKENIZER_FILES
 from cloze.training.bar import console
@@ -175,10 +174,8 @@ def write_bundle(
     notes = _read(options.notes) if options.notes else ""
     precisions = options.precisions
     texts = _calibration(options.calibrate, precisions) if options.calibrate else []
-    if (out / HEAD_FOLDER).is_dir() or (out / CALIBRATION_FILE).is_file():
-        console.print(
-            f"{out}: its heads and its calibration do not fit the new model; learn them again (docs/upgrade.md)"
-        )
+    if lost := learnt_parts(out):
+        console.print(lost)
     with staging(out) as folder:
         encoder = load(folder)
         if sentence_transformers:

@@ -21,7 +21,18 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from torch.nn.functional import cosine_similarity, embedding_bag
 
-from cloze.encoding.bundle import GRAPHS, INPUTS, OUTPUT, Bundle, EmbeddingConfig, Provenance, Source, seal, staging
+from cloze.encoding.bundle import (
+    GRAPHS,
+    INPUTS,
+    OUTPUT,
+    Bundle,
+    EmbeddingConfig,
+    Provenance,
+    Source,
+    learnt_parts,
+    seal,
+    staging,
+)
 from cloze.encoding.canaries import CANARY_TEXTS, Canaries
 from cloze.encoding.errors import OptionError
 from cloze.encoding.text import TOKENIZER_FILES, TextEncoder
@@ -75,6 +86,8 @@ def distil(path: Path, out: Path, files: Sequence[str], columns: Sequence[str] =
         final_period=False,
         denoising=False,
     )
+    if lost := learnt_parts(out):
+        console.print(lost)
     with staging(out) as folder:
         encoder = GraphEncoder.of(bundle, bundle.precisions[0])
         text_encoder = config.text_encoder(bundle.path)

@@ -32,6 +32,7 @@ from cloze.training.hub.adoption import served
 from cloze.training.methods.losses import cosine_matrix, ranking_divergence
 from cloze.training.methods.objective import Objective
 from cloze.training.methods.teacher import by_itself, embed_of, embedded_list
+from cloze.training.model.attention import train_on_cpu
 from cloze.training.model.encoder import SentenceEncoder
 from cloze.training.model.graph_encoder import GraphEncoder
 from cloze.training.model.views import View, encode_trimmed, view
@@ -78,7 +79,11 @@ class Judge:
 
 
 class Ranking(Objective):
-    """The columns are a query, a document and, optionally, a grade: 1 relevant, 0 not judged, -1 not relevant."""
+    """The columns are a query, a document and, optionally, a grade: 1 relevant, 0 not judged, -1 not relevant.
+
+    There is no dropout: the judge's scores of all documents of a batch keep a query's few judgements from being learnt
+    by heart, and a step without it is faster by a fifth to a third on a CPU.
+    """
 
     recipe: RankingRecipe
 
@@ -87,6 +92,7 @@ class Ranking(Objective):
         templates = (encoder.config.templates.get(name, recipe.template) for name in SEARCH_NAMES)
         self.text_encoders = [encoder.make_text_encoder(template, recipe.max_tokens) for template in templates]
         self._judge: Judge | None = None
+        train_on_cpu(encoder.backbone)
 
     def begin(self, corpus: Corpus, folder: Path) -> None:
         embed_as = _judging(self.recipe) or search_embed(
@@ -125,6 +131,7 @@ class Ranking(Objective):
         return np.random.default_rng([self.recipe.seed, *digest])
 
     def forward(self, queries: View, documents: View) -> dict[str, Tensor]:
+        self.encoder.eval()
         vectors = [
             encode_trimmed(partial(self.encoder.vectors, text_encoder=text_encoder), batch)
             for text_encoder, batch in zip(self.text_encoders, (queries, documents), strict=True)
