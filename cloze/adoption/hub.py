@@ -64,7 +64,9 @@ def explained(error: BaseException, name: str, revision: str | None = None) -> s
     endpoint = constants.ENDPOINT
     for cause in _chain(error):
         if isinstance(cause, errors.HFValidationError):
-            return f"{name!r} is no folder, and no name of the hub; give NAME, OWNER/NAME or a folder that exists"
+            return (
+                f"{name!r} cannot be a name of the hub, and there is no such folder; give NAME, OWNER/NAME or a folder"
+            )
         if isinstance(cause, errors.RevisionNotFoundError):
             return f"{name} has no revision {revision!r} at {endpoint}; name a branch, a tag or a commit"
         if isinstance(cause, errors.GatedRepoError):

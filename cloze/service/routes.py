@@ -56,7 +56,7 @@ ALIASES: Final = {"/embeddings": OPENAI.path, "/models": MODELS.path}
 PATTERNS: Final = {route.path[: route.path.index("{")]: route.path for route in ROUTES if "{" in route.path}
 UNDER_MODEL: Final = "|".join([*(route.path for route in ROUTES if route.of_model), *ALIASES, f"{MODELS.path}/.+"])
 NAME: Final = "[^/]+(?:/[^/]+)*?"  # of a model; that of an alias may have slashes
-OF_MODEL: Final = re.compile(f"/models/({NAME})({UNDER_MODEL})?")
+OF_MODEL: Final = re.compile(f"/models/(?:({NAME})({UNDER_MODEL})|([^/]+))")
 
 
 def resolve(method: str, path: str) -> tuple[str, str | None]:
@@ -64,7 +64,8 @@ def resolve(method: str, path: str) -> tuple[str, str | None]:
     if not path.isprintable():  # Starlette's patterns end before a last newline
         return OTHER, None
     if path.startswith("/models/") and (match := OF_MODEL.fullmatch(path)):
-        name, route_path = match.groups()
+        under, route_path, alone = match.groups()
+        name = alone or under
         if not route_path and method != "POST":
             return f"{MODELS.path}/{name}", None
         route_path = ALIASES.get(route_path, route_path) or ROOT.path

@@ -210,7 +210,7 @@ async def test_the_loop_may_take_its_time(world: World) -> None:
 
 
 async def test_a_limit_below_a_second_leaves_an_idle_service_alone(world: World) -> None:
-    """The event loop is looked at every second, so a second without a beat is no hang."""
+    """The event loop is looked at every second, so a second without a beat says nothing."""
     world.health.stall_seconds = 0.1
     world.now += 2
     world.health.judge()

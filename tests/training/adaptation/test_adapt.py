@@ -130,8 +130,10 @@ def test_spellings_of_one_query_are_never_apart(
     with file.open(encoding="utf-8", newline="") as rows:
         header, *asked = csv.reader(rows)
     with file.open("w", encoding="utf-8", newline="") as out:
-        spelt = [(spelling, text) for query, text in asked for spelling in (query, query.title(), f" {query}  now")]
-        csv.writer(out).writerows([header, *spelt, *((query.replace(" ", "  "), text) for query, text in asked)])
+        rows_of_all = [
+            (spelling, text) for query, text in asked for spelling in (query, query.title(), f" {query}  now")
+        ]
+        csv.writer(out).writerows([header, *rows_of_all, *((query.replace(" ", "  "), text) for query, text in asked)])
     train = rounds.Rounds.train
 
     def recorded(self: Any, name: str, queries: Sequence[int], *others: Any) -> Path:

@@ -171,7 +171,8 @@ def test_named_templates_are_left_out(masked_bert: Path, tmp_path: Path, capsys:
     objective = build(tmp_path)
     assert objective.encoder.config.templates == {}
     assert "left out: the templates for query; trained vectors replace" in capsys.readouterr().err
-    words = {"corpus": ["unused.csv"], "columns": ["a", "b"], "query_template": ["ask [X]"]}
-    recipe = load_recipe("simcse-supervised", {"encoder": [str(masked_bert)], **words})
+    words = {"corpus": ["unused.csv"], "columns": ["a", "b"], "query_template": ["ask [X] [MASK]"]}
+    reading = {"template": ["[X] means [MASK]."], "pooling": ["mask"]}
+    recipe = load_recipe("simcse-supervised", {"encoder": [str(masked_bert)], **words, **reading})
     with pytest.raises(RecipeError, match="so it can have no other, for query; leave them out, or choose another"):
         objective_of("simcse")(objective.encoder, recipe)
