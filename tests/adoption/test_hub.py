@@ -104,7 +104,8 @@ FAILURES = {
     "rain/none": f"{{url}} has no repository rain/none, {UNKNOWN}",
     "rain/private": f"{{url}} has no repository rain/private, {UNKNOWN}",
     "rain/gated": "rain/gated is gated at {url}; accept its terms at {url}/rain/gated, and set HF_TOKEN to your token",
-    "rain model/": "'rain model/' cannot be a name of the hub, and there is no such folder; give NAME, OWNER/NAME or a folder",
+    "rain model/": "'rain model/' cannot be a name of the hub, and there is no such folder; give NAME, OWNER/NAME or a "
+    "folder",
     "rain/model": "rain/model has no revision 'v9' at {url}; name a branch, a tag or a commit",
 }
 
