@@ -41,8 +41,8 @@ ARTICLE: Final = 400  # sentences between empty lines, at most; a longer run is 
 BLOCK: Final = 40  # its consecutive sentences; texts are made inside one block, which is trained on or held out
 PASSAGE_WORDS: Final = (50, 400)
 FEWEST_SENTENCES: Final = 3  # of a held-out passage, of which one becomes the query
-SENTENCE_ENDS: Final = re.compile(r"(?<=[.!?])\s+")
 FEWEST_WORDS: Final = 4  # of its query: fewer would fit many passages
+SENTENCE_ENDS: Final = re.compile(r"(?<=[.!?])\s+")
 QUERY_WORDS: Final = 9  # of a query, at most
 QUESTION_SHARE: Final = 0.25  # of the queries: begin with a question word
 BARE_SHARE: Final = 0.25  # of the queries: without the punctuation around them

@@ -88,7 +88,11 @@ class Remote:
 
     def check(self) -> None:
         """Raise RemoteError, or OptionError, where the service has begun to serve another graph since the start."""
-        if (precision := self._served(self._info())) != self.precision:
+        try:
+            response = self._pool.request("GET", f"{self.url}/info")  # again and again, as the texts
+        except HTTPError as error:
+            raise RemoteError(f"{self.url} cannot be reached ({error}); {RESUME} when it answers") from error
+        if (precision := self._served(self._facts(response))) != self.precision:
             raise RemoteError(
                 f"{self.url} runs {precision} now, and ran {self.precision} before; {RESUME} when it does"
             )
@@ -103,6 +107,9 @@ class Remote:
             response = self._pool.request("GET", f"{self.url}/info", retries=False)
         except HTTPError as error:
             raise OptionError(f"{self.url} cannot be reached ({error}); start the server first") from error
+        return self._facts(response)
+
+    def _facts(self, response: BaseHTTPResponse) -> dict[str, Any]:
         try:
             info: dict[str, Any] = orjson.loads(response.data)
             _ = info["model_sha"], info["embedding_space"], info["max_input_length"], int(info["max_client_batch_size"])
