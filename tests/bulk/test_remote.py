@@ -243,3 +243,16 @@ def test_a_graph_that_changes_during_the_job_ends_it(tmp_path: Path) -> None:
         embed._remote.precision = "int8"  # as if it had run this graph at the start
         with pytest.raises(RemoteError, match="runs fp32 now, and ran int8 before; complete parts are kept"):
             embed(pa.table({"text": ["a man"]}))
+
+
+def test_a_server_that_is_lost_between_two_parts_ends_the_job_with_the_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Bundle.load(folder).spec
+    answer = (200, {"x-embedding-shape": f"1,{spec.dimension}"}, bytes(4 * spec.dimension))
+    with scripted(folder, [answer]) as (url, _):
+        embed = Embed(folder, server=url)
+        monkeypatch.setattr(embed._remote, "url", "http://127.0.0.1:1")
+        embed._remote._pool.connection_pool_kw["retries"] = 1
+        with pytest.raises(RemoteError, match=r"cannot be reached .*start the same command again when it answers"):
+            embed(pa.table({"text": ["a man"]}))
